@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make serve` and `make test`.
+# PYTHON picks the interpreter (3.11 or newer), VENV the environment's folder.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PORT ?= 8000
+# Tests run on one thread a process; two processes share the two cores of a small machine.
+WORKERS ?= 2
+
+.PHONY: serve test test-quick lint docs bench clean
+
+serve: $(VENV)/.serve
+	@echo 'When it is ready, ask it something:'
+	@echo "  curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
+	@echo "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}'"
+	$(BIN)/dovetail serve --port $(PORT)
+
+test: $(VENV)/.test lint
+	PYTHONPATH=core:kernels OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core -q -p no:cacheprovider -m "not needs_plugins" --without-plugins -x -n $(WORKERS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/dovetail plugins check
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=core:plugins:kernels $(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.test
+	$(BIN)/python docs/generate.py
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
+	@touch $@ $(VENV)/.serve
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

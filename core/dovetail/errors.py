@@ -1,0 +1,100 @@
+"""The exception tree: every error says what went wrong, where, and how to mend it.
+
+Knows nothing of processes or HTTP bodies; a request error carries the status it should become.
+"""
+
+from __future__ import annotations
+
+
+class DovetailError(Exception):
+    """Root of every error dovetail raises on purpose.
+
+    `what` is one sentence, `where` a flag, field, file or request id, `fix` the next thing to try.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head} Fix: {self.fix}" if self.fix else head
+
+
+class ConfigError(DovetailError):
+    """A flag, file or checkpoint asks for something that cannot be. Exit status 2."""
+
+
+class PluginError(ConfigError):
+    """A named plugin cannot be used."""
+
+
+class UnknownPlugin(PluginError):
+    """No registered entry has this name."""
+
+
+class AmbiguousPlugin(PluginError):
+    """Two distributions offer the name; write name@distribution."""
+
+
+class UnavailablePlugin(PluginError):
+    """The entry exists, but this machine lacks a package or a device."""
+
+
+class BrokenPlugin(PluginError):
+    """The entry exists, but its code cannot be imported or breaks the interface."""
+
+
+class RequestError(DovetailError):
+    """The client asked for something that cannot be done. Ends that request only."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        fix: str | None = None,
+        code: str | None = None,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.code = code
+        if status is not None:
+            self.status = status
+
+
+class NotFound(RequestError):
+    """The named model or object does not exist here."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class Overloaded(RequestError):
+    """The queue is full or the server drains; try again after `retry_after_s` seconds."""
+
+    status = 503
+    kind = "overloaded_error"
+
+    def __init__(self, what: str, *, retry_after_s: float = 1.0, status: int = 503) -> None:
+        super().__init__(what, status=status, code="overloaded")
+        self.retry_after_s = retry_after_s
+
+
+class RequestFault(DovetailError):
+    """A fault inside the engine that ends one request (NaN logits, a plugin that raised)."""
+
+    status = 500
+    kind = "internal_error"
+
+
+class EngineDead(DovetailError):
+    """The engine process or a worker is gone; nothing can be generated any more."""
+
+    status = 503
+    kind = "engine_dead"

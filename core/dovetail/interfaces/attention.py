@@ -1,0 +1,120 @@
+"""AttentionBackend: attention of one step's queries over a paged KV cache.
+
+Shape letters: T tokens of the step, R rows, H query heads, K kv heads, D head size, N blocks,
+P tokens per block. Imports torch for type checking only.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionQuery:
+    """What is asked of a backend before one is chosen."""
+
+    device: str
+    dtype: str
+    kv_dtype: str
+    head_size: int
+    block_tokens: int
+    uses_window: bool = False
+    uses_soft_cap: bool = False
+    uses_sinks: bool = False
+    uses_alibi: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """One attention layer. `scale` multiplies q.k; `window_tokens` w lets a query at position p
+    see keys at p - w + 1 .. p; `soft_cap` c turns scores s into c * tanh(s / c) before the
+    softmax; `is_causal` False lets every query see all keys of its own row."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    window_tokens: int | None = None
+    soft_cap: float | None = None
+    is_causal: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """How one step lies in memory, for one KV group. Index tensors are on the compute device.
+
+    Shapes: query_start [R + 1] int32, seq_lens [R] int32 (cached tokens plus this step's),
+    block_table [R, B] int32 (unused entries are 0), slots [T] int64 (block * P + offset, where
+    each token's key and value go). `query_start_host` and `seq_lens_host` are lists on the host.
+    Rows lie in order; row r's tokens are query_start[r] : query_start[r + 1].
+    """
+
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slots: torch.Tensor
+    query_start_host: list[int]
+    seq_lens_host: list[int]
+    block_tokens: int
+    max_query_tokens: int
+    max_seq_tokens: int
+
+    @property
+    def num_rows(self) -> int:
+        """Return R."""
+        return len(self.seq_lens_host)
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Return whether every row computes exactly one token."""
+        return self.max_query_tokens == 1
+
+
+class AttentionBackend(Plugin):
+    """One object per runner; stateless between steps. `why_not` takes an AttentionQuery."""
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "window": "sliding-window attention",
+        "soft_cap": "tanh soft cap on scores",
+        "sinks": "one extra learned logit per head in the softmax denominator",
+        "non_causal": "encoder attention without a causal mask",
+    }
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
+    def kv_shape(
+        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
+    ) -> tuple[int, ...]:
+        """Return the shape of one layer's cache tensor; the first or second axis is the block."""
+
+    @abstractmethod
+    def prepare(self, layout: BatchLayout) -> Any:
+        """Return what `forward` needs of a layout. Called once per step and KV group."""
+
+    @abstractmethod
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v into the cache, then attend.
+
+        Shapes: q [T, H, D], k and v [T, K, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        Mutates: cache (the slots of this step's tokens only)
+        """

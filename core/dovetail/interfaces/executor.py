@@ -1,0 +1,57 @@
+"""Executor: calls the workers of every rank and gathers their answers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+
+
+class PendingStep(Protocol):
+    """A step under way."""
+
+    def result(self) -> StepResult:
+        """Wait for the result. Raises: EngineDead when a worker is gone."""
+
+
+class Executor(Plugin):
+    """Owns the workers. One thread calls it; steps run in the order they were submitted."""
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "async_steps": "submit returns before the step has run",
+    }
+
+    @abstractmethod
+    def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
+        """Start the workers and load the model (on return the weights are in place)."""
+
+    @abstractmethod
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """Return what the model's attention layers cache, in layer order."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory free for the KV cache on the fullest rank."""
+
+    @abstractmethod
+    def allocate(self, layout: KVLayout) -> None:
+        """Create the KV cache on every rank and warm up. Raises: ConfigError when it cannot."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Hand a step to every rank."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End all workers and give their memory back. May be called twice."""
+
+    def check(self) -> None:
+        """Raise EngineDead when a worker is gone. Cheap; called while idle."""
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Ask to be told (from any thread) when a worker dies on its own."""

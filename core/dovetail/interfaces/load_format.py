@@ -1,0 +1,58 @@
+"""LoadFormat: a checkpoint folder as a stream of named tensors. Knows no model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    import torch
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read so far, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Where the weights lie and how they may be read.
+
+    `shapes` holds the wanted name -> (shape, dtype name) pairs; only formats that invent
+    weights (dummy) use it. `ignore_patterns` are glob patterns of files to leave out.
+    """
+
+    path: str
+    device: str = "cpu"
+    ignore_patterns: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[tuple[int, ...], str]] | None = None
+    seed: int = 0
+    download_dir: str | None = None
+    progress: Progress | None = None
+
+
+class LoadFormat(Plugin):
+    """Reads one family of files. `why_not(Checkpoint)` says why the folder is not of this format.
+
+    Nothing outside the folder is read, no pickled code runs, and sizes in headers are checked
+    against the file before anything is mapped.
+    """
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "lazy": "holds at most one tensor beyond those the caller keeps",
+        "invents": "makes weights up instead of reading them",
+        "writes_cache": "writes converted files into the checkpoint folder",
+    }
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every (name, tensor) of the checkpoint once, in any order.
+
+        Raises: ConfigError naming the file that is missing, short or malformed.
+        """

@@ -1,0 +1,70 @@
+"""LogitsProcessor: changes the logits of the rows that asked for it.
+
+Built-in bans and biases are processors like any other. A processor that no row of a step uses is
+not called. Shape letters: S rows that draw a token in this step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTokens:
+    """What a processor may know of one row. `output_ids` is a live view that grows."""
+
+    row: int
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+
+
+class LogitsProcessor(Plugin):
+    """One object per runner; state of a row lives from add_row to remove_row.
+
+    `stage` fixes the order: "allow" (allowed ids), "ban" (bad words), "bias" (anything that adds
+    to logits), then penalties and, for rows that are not greedy, temperature, then "filter"
+    (may remove tokens but never the most likely one).
+    """
+
+    interface_version: ClassVar[int] = 1
+    stage: ClassVar[str] = "bias"
+
+    def __init__(self, options: Any, vocab_size: int) -> None:
+        self.options = options
+        self.vocab_size = vocab_size
+
+    @classmethod
+    @abstractmethod
+    def wants(cls, params: SamplingParams) -> bool:
+        """Return whether a request with these params uses this processor."""
+
+    @classmethod
+    def verify(cls, params: SamplingParams, vocab_size: int) -> None:
+        """Check the request's use of this processor. Raises: RequestError. Runs in the API
+        process before the request is queued."""
+
+    @abstractmethod
+    def add_row(self, tokens: RowTokens) -> None:
+        """Start a row that wants this processor."""
+
+    @abstractmethod
+    def remove_row(self, row: int) -> None:
+        """Forget a row; unknown rows are ignored."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Change logits in place. `rows` pairs (index into logits, row number), only rows added.
+
+        Shapes: logits [S, V] float32
+        Mutates: logits, only at the given indices
+        """

@@ -1,0 +1,96 @@
+"""Model: one family of checkpoints as a module that computes hidden states and logits.
+
+A model plugin is a torch.nn.Module built from `dovetail.layers` that also derives from Model; this
+file itself imports torch for type checking only. Shape letters: T tokens of the step, S selected
+tokens, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.quantization import QuantMethod
+from dovetail.interfaces.spec import ModelSpec, RankSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RowView(Protocol):
+    """One row of the running step, for models that look beyond tensors (test models do)."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """What a model's constructor may use. `quant` gives every linear layer its weights."""
+
+    model: ModelSpec
+    quant: QuantMethod
+    device: str
+    rank: RankSpec = RankSpec()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMap:
+    """How checkpoint names become parameter names. Applied in this order.
+
+    `prefixes`: (old, new) replacements at the start of a name, first match wins.
+    `renames`: (old, new) replacements of a substring anywhere, all applied.
+    `fused`: checkpoint leaf -> (parameter leaf, part), e.g. "q_proj" -> ("qkv_proj", "q").
+    `transposed`: suffixes of checkpoint names stored as [in, out] (GPT-2's Conv1D).
+    `ignored`: substrings of names that hold no weight (rotary tables, masks).
+    `tied`: parameter -> the parameter it shares memory with; a checkpoint need not have it.
+    """
+
+    prefixes: tuple[tuple[str, str], ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    fused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    transposed: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+
+class Model(Plugin):
+    """Also a torch.nn.Module. The entry point's name is the checkpoint's architecture.
+
+    Attention layers (`dovetail.layers.attention.Attention`) are found by walking the module; they
+    read the step's layout from the forward context, so `forward` takes plain tensors.
+    """
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "tensor_parallel": "layers may be divided over ranks",
+        "no_weights": "needs no checkpoint tensors (test models)",
+    }
+
+    @abstractmethod
+    def __init__(self, options: Any, context: BuildContext) -> None:
+        """Create all layers with empty parameters on context.device.
+
+        Raises: ConfigError when the checkpoint's config asks for something not built.
+        """
+
+    @abstractmethod
+    def weight_map(self) -> WeightMap:
+        """Return how checkpoint names map to this module's parameters."""
+
+    @abstractmethod
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states. Shapes: token_ids, positions [T] int64 -> [T, E]"""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""

@@ -1,0 +1,31 @@
+"""ReasoningParser: how a model family marks its thinking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.text import Markers, Sample
+
+
+class ReasoningParser(Plugin):
+    """Immutable and shared by all requests. Core finds the regions by `markers`."""
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "implicit_start": "thinking may begin without the opening marker",
+    }
+    markers: ClassVar[Markers]
+    samples: ClassVar[tuple[Sample, ...]] = ()
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def starts_inside(self, prompt: str) -> bool:
+        """Return whether the rendered prompt leaves the model inside a thinking region.
+
+        The default: the last opening marker in the prompt is not followed by a closing one.
+        """
+        opened = prompt.rfind(self.markers.start)
+        return opened >= 0 and prompt.find(self.markers.end, opened) < 0

@@ -1,0 +1,112 @@
+"""SamplingParams: how one request wants its tokens drawn. Pure data with bounds.
+
+Crosses processes, so it is a msgspec struct. Knows no tokenizer: stop strings, bad words and the
+like arrive here as text *and*, once the input processor has run, as token ids.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+
+MAX_N = 128
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_BIASES = 1024
+SEED_BOUND = 1 << 64
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling fields of one request. Units: tokens, natural logarithms.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `seed` None
+    draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
+    for the n most likely tokens beside the drawn one (-1: the whole vocabulary).
+    `logits_processors` maps a registered processor's name to its JSON options.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    detokenize: bool = True
+    logits_processors: dict[str, dict[str, Any]] = {}
+    eos_token_ids: tuple[int, ...] = ()
+
+    def verify(self) -> None:
+        """Check every bound. Raises: RequestError naming the first field that is out of range."""
+        for field, low, high in _INT_BOUNDS:
+            _check_int(field, getattr(self, field), low, high)
+        for field, low, high in _FLOAT_BOUNDS:
+            _check_float(field, getattr(self, field), low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError("min_tokens is above max_tokens.", where="min_tokens")
+        self._verify_lists()
+
+    def _verify_lists(self) -> None:
+        if len(self.stop) > MAX_STOPS or any(len(s) > MAX_STOP_CHARS for s in self.stop):
+            raise RequestError(
+                f"at most {MAX_STOPS} strings of {MAX_STOP_CHARS} characters.", where="stop"
+            )
+        if any(not s for s in self.stop):
+            raise RequestError("an empty stop string would stop everything.", where="stop")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise RequestError(f"at most {MAX_BIASES} entries.", where="logit_bias")
+        for token_id, bias in self.logit_bias.items():
+            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("an empty list allows no token.", where="allowed_token_ids")
+
+
+_INT_BOUNDS: tuple[tuple[str, int, int], ...] = (
+    ("n", 1, MAX_N),
+    ("max_tokens", 1, 1 << 31),
+    ("min_tokens", 0, 1 << 31),
+    ("top_k", -1, 1 << 31),
+    ("seed", -(1 << 63), SEED_BOUND - 1),
+    ("logprobs", -1, 1 << 20),
+    ("prompt_logprobs", -1, 1 << 20),
+    ("truncate_prompt_tokens", -1, 1 << 31),
+)
+_FLOAT_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 1e-6, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 1e-3, 100.0),
+)
+
+
+def _check_int(field: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise RequestError(f"must be from {low} to {high}, not {value}.", where=field)
+
+
+def _check_float(field: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise RequestError(f"must be from {low:g} to {high:g}, not {value}.", where=field)

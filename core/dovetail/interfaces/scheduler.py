@@ -1,0 +1,134 @@
+"""Scheduler: decides in every step which request computes how many tokens.
+
+There is no prefill and no decode phase: a request has tokens and a number of computed tokens, and
+each step hands out a token budget until the two meet. Knows no tensors, text or HTTP.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail.interfaces.spec import ScheduleSpec
+from dovetail.interfaces.step import RowResult, StepPlan, StepResult
+
+
+class RequestState(Protocol):
+    """A request as the engine keeps it and a scheduler moves it along.
+
+    `num_tokens` counts prompt and drawn tokens; `num_inflight` the tokens that steps in flight
+    will still draw, so the next position to compute may be one the host does not know yet.
+    The scheduler sets `row`, `status`, `num_computed_tokens`, `num_inflight`, `num_preemptions`.
+    """
+
+    request_id: str
+    sampling: SamplingParams
+    seed: int
+    priority: int
+    arrival_s: float
+    status: str
+    row: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_inflight: int
+    num_cached_tokens: int
+    num_preemptions: int
+    token_ids: list[int]
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def append(self, result: RowResult) -> None:
+        """Record drawn tokens and set the finish reason when one of them ends the request."""
+
+    def finish(self, reason: str, detail: str | None = None) -> None:
+        """End the request: reason is "stop", "length", "abort" or "error"."""
+
+
+class KVCache(Protocol):
+    """The block accounting a scheduler draws on. Every call leaves the cache consistent."""
+
+    num_blocks: int
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    def find_prefix(self, request: RequestState) -> int:
+        """Return how many leading tokens of the request are cached (whole blocks, at most
+        num_tokens - 1). Changes nothing."""
+
+    def allocate(
+        self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """Make room up to position `num_tokens`; return the new block ids per group, or None
+        (and change nothing) when too few blocks are free. On first allocation `cached_tokens`
+        takes the prefix found by find_prefix; its block ids come first in the answer."""
+
+    def commit(self, request: RequestState, num_tokens: int) -> None:
+        """Say that the first `num_tokens` tokens are computed and known: full blocks among them
+        become findable by other requests."""
+
+    def free(self, request: RequestState, *, forget: bool = False) -> None:
+        """Give all blocks of the request back. `forget` also removes the blocks that only this
+        request computed from the prefix index (their content is suspect)."""
+
+
+class Scheduler(Plugin):
+    """Plans steps and records their results.
+
+    Invariants, checked by the conformance kit: every plan keeps `max_step_tokens` and `max_rows`;
+    no block is used by two requests unless it is a shared full prefix block; each unfinished
+    request is either waiting or running; while a request can run, a plan is not empty; a
+    finished request owns no row and no block. `plan` may be called again before `update` of the
+    previous plan when `spec.async_steps` is set, at most one plan ahead.
+    """
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "chunked_prefill": "splits a prompt over several steps when the budget is short",
+        "preemption": "frees a running request's blocks and recomputes it later",
+        "async_steps": "can plan a step before the previous result is known",
+        "priority": "honours the scheduling policy's order",
+    }
+
+    @abstractmethod
+    def __init__(
+        self, options: Any, spec: ScheduleSpec, cache: KVCache, policy: SchedulingPolicy
+    ) -> None:
+        """Keep the limits, the block accounting and the policy. Mutates: cache, by later calls."""
+
+    @abstractmethod
+    def add(self, request: RequestState) -> None:
+        """Queue a new request. Raises: RequestError when it can never fit."""
+
+    @abstractmethod
+    def plan(self) -> StepPlan:
+        """Return the next step; `rows` is empty when nothing can run now.
+
+        Mutates: requests (row, status, computed and in-flight counts) and the cache.
+        """
+
+    @abstractmethod
+    def update(self, plan: StepPlan, result: StepResult) -> Sequence[RequestState]:
+        """Record a result; return the requests that changed (got tokens, or ended).
+
+        Results of requests that ended meanwhile are ignored. Ended requests have been freed.
+        """
+
+    @abstractmethod
+    def abort(self, request_ids: Sequence[str], reason: str = "abort") -> Sequence[RequestState]:
+        """End these requests now, at whatever stage they are; unknown ids are ignored.
+
+        Returns the requests ended. Their rows are freed in the next plan.
+        """
+
+    @abstractmethod
+    def counts(self) -> tuple[int, int]:
+        """Return (running, waiting)."""

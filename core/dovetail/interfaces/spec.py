@@ -1,0 +1,130 @@
+"""The resolved facts of one engine: what `config.resolve` decides once and every process reads.
+
+Pure data (msgspec structs, so they cross processes as they are). Nothing here is chosen again
+later: plugins are named by `Selection`, sizes are final numbers, "auto" no longer occurs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """One chosen plugin as data: children load `target`, they never search for the name again.
+
+    `target` is "package.module:attribute", or "/path/file.py:attribute" for a plugin file.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str = ""
+    options: dict[str, Any] = {}
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
+
+    `hf_config` is the text model's config.json content (overrides applied); a model plugin reads
+    what it alone needs from there. `dtype` is the compute dtype's torch name ("float32").
+    """
+
+    path: str
+    architecture: str
+    hf_config: dict[str, Any]
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_position_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one worker stands. All zeros and ones when a single rank runs."""
+
+    rank: int = 0
+    world_size: int = 1
+    tensor_rank: int = 0
+    tensor_size: int = 1
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one worker needs to load a model and run steps.
+
+    `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
+    torch's default. `async_steps` says that a plan may arrive before the previous result was read.
+    """
+
+    model: ModelSpec
+    device: str
+    kv_dtype: str
+    block_tokens: int
+    max_rows: int
+    max_step_tokens: int
+    max_model_tokens: int
+    seed: int
+    model_plugin: Selection
+    load_format: Selection
+    quantization: Selection
+    attention: Selection
+    logits_processors: tuple[Selection, ...] = ()
+    rank: RankSpec = RankSpec()
+    num_threads: int = 0
+    async_steps: bool = False
+    shows_progress: bool = True
+    load_options: dict[str, Any] = {}
+
+
+class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How much KV cache there is and how blocks are shared.
+
+    `num_blocks` None means: as many as `memory_bytes` holds, or, when that is None too, as many
+    as `memory_share` of the device's free memory holds.
+    `hash_algorithm` is the name understood by `engine.prefix_hash`.
+    """
+
+    block_tokens: int
+    num_blocks: int | None
+    memory_bytes: int | None
+    memory_share: float
+    uses_prefix_cache: bool
+    hash_algorithm: str
+
+
+class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the scheduler. Counts of requests and tokens; `max_queued` 0 is unbounded."""
+
+    max_rows: int
+    max_step_tokens: int
+    max_model_tokens: int
+    uses_chunked_prefill: bool
+    long_prefill_tokens: int
+    async_steps: bool
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, resolved: shipped whole to the engine process."""
+
+    run: RunSpec
+    cache: CacheSpec
+    schedule: ScheduleSpec
+    scheduler: Selection
+    policy: Selection
+    executor: Selection
+    worker: Selection
+    tokenizer: Selection
+    tokenizer_path: str
+    stat_loggers: tuple[Selection, ...] = ()
+    hooks: tuple[Selection, ...] = ()
+    served_names: tuple[str, ...] = ()
+    max_logprobs: int = 20
+    default_sampling: dict[str, Any] = {}
+    log_level: str = "INFO"
+    checks_invariants: bool = False

@@ -1,0 +1,128 @@
+"""StepPlan and StepResult: the only words that the engine and the runner share.
+
+The engine says which rows compute which tokens and where their KV blocks lie; the runner answers
+with drawn tokens. Both are msgspec structs, so a worker may live in another process or machine.
+A row is permanent: a request keeps its number from admission until it leaves or is preempted, and
+the runner keeps the row's tokens, so a plan never has to carry a token that the runner itself drew.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dovetail.interfaces.sampling_params import SamplingParams
+
+
+class NewRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A request takes a row: for the first time, or again after a preemption.
+
+    `token_ids` is the prompt followed by all tokens drawn so far; `num_computed_tokens` of them
+    are already in the KV cache (prefix hit). `blocks[g]` are the block ids in KV group g.
+    """
+
+    row: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    blocks: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    seed: int
+
+
+class RowStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What one row does in this step.
+
+    Computes the tokens at positions `start .. start + num_tokens - 1`. When `samples` is true the
+    last of them is the row's last known token, and one token is drawn after it.
+    `new_blocks[g]` are appended to the row's block list of KV group g before the step.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+    samples: bool
+    new_blocks: tuple[tuple[int, ...], ...]
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. The runner first frees `freed_rows`, then fills `new_rows`, then runs `rows`."""
+
+    step_id: int
+    rows: tuple[RowStep, ...]
+    new_rows: tuple[NewRow, ...] = ()
+    freed_rows: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens computed in this step, all rows together."""
+        return sum(r.num_tokens for r in self.rows)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Logprobs at one position: the token itself with its rank (1 = most likely), and the top n."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class RowResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one row of the plan brought. Exactly one RowResult per RowStep, in the same order.
+
+    `token_ids` holds the drawn tokens (none while a prompt is still being computed). `fault` says
+    why this row's request must end with an error; then nothing else in the result counts.
+    `prompt_logprobs` covers the prompt positions whose successor became known in this step.
+    """
+
+    row: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    fault: str | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one StepPlan. Times in seconds, measured by the runner."""
+
+    step_id: int
+    rows: tuple[RowResult, ...]
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attention layer caches. `window_tokens` None: everything back to the start."""
+
+    name: str
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+    window_tokens: int | None = None
+
+    def bytes_per_token(self, dtype_bytes: int) -> int:
+        """Return the bytes that one token takes in this layer, keys and values together."""
+        return 2 * self.num_kv_heads * self.head_size * dtype_bytes
+
+
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share one block table because they keep the same tokens.
+
+    All groups have at most `KVLayout.num_tensors` layers; layer i of every group lives in tensor i,
+    so one block id names one piece of memory whichever group owns it.
+    """
+
+    layers: tuple[str, ...]
+    window_tokens: int | None = None
+
+
+class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache of one rank: `num_tensors` tensors of `num_blocks` blocks each."""
+
+    groups: tuple[KVGroup, ...]
+    num_tensors: int
+    num_blocks: int
+    block_tokens: int
+    block_bytes: int

@@ -1,0 +1,42 @@
+"""Markers, tools and calls: the words shared by tool and reasoning parsers and the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markers:
+    """The text that opens and closes a region. `end` empty: the region ends with the text."""
+
+    start: str
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function the client offers. `parameters` is its JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call the model made. `arguments` is JSON text, the model's own bytes where it wrote JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A transcript for the conformance kit: raw text and what it must parse to."""
+
+    text: str
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    tools: tuple[Tool, ...] = ()

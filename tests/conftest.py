@@ -1,0 +1,33 @@
+"""Shared switches of the suite: run it with the built-in plugins absent, share tiny checkpoints."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+
+
+class Absent(importlib.abc.MetaPathFinder):
+    """Makes `dovetail_plugins` unimportable, as if plugins/ did not exist."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.split(".")[0] == "dovetail_plugins":
+            raise ModuleNotFoundError(f"No module named {name!r} (--without-plugins)", name=name)
+        return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-plugins", action="store_true", help="make dovetail_plugins unimportable"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-plugins"):
+        sys.meta_path.insert(0, Absent())

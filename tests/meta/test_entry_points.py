@@ -1,0 +1,42 @@
+"""The entry-point table of pyproject.toml and the plugin folders agree."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dovetail import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE: dict[str, dict[str, str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+    "entry-points"
+]
+
+
+def test_every_group_is_a_kind() -> None:
+    groups = {kind.group for kind in registry.KINDS.values()} | {"dovetail.hooks"}
+    assert set(TABLE) <= groups
+
+
+def test_every_kind_has_an_entry() -> None:
+    assert [name for name, kind in registry.KINDS.items() if kind.group not in TABLE] == []
+
+
+def test_every_public_plugin_file_is_declared() -> None:
+    plugins = ROOT / "plugins" / "dovetail_plugins"
+    declared = {target.split(":")[0] for group in TABLE.values() for target in group.values()}
+    files = {
+        ".".join(("dovetail_plugins", *path.relative_to(plugins).with_suffix("").parts))
+        for path in plugins.glob("*/*.py")
+        if not path.name.startswith("_")
+    }
+    assert files - declared == set()
+
+
+@pytest.mark.parametrize("kind", sorted(registry.KINDS))
+def test_every_declaration_loads(kind: str) -> None:
+    for entry in registry.entries(kind):
+        loaded = registry.load_selection_target(kind, entry.target)
+        assert loaded is not None

@@ -1,0 +1,63 @@
+"""Imports run one way, and the light modules stay light."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
+HEAVY = ("torch", "transformers", "fastapi", "pydantic", "uvicorn", "tokenizers", "zmq")
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the top-level modules loaded once `code` has run in a fresh interpreter."""
+    script = f"{code}\nimport sys\nprint('\\n'.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    env = os.environ | {"PYTHONPATH": PATHS}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import dovetail",
+        "import dovetail.interfaces",
+        "import dovetail.registry as r; [r.names(k) for k in r.KINDS]",
+        "import dovetail.config",
+        "import dovetail.cli.main",
+    ],
+)
+def test_light_imports(code: str) -> None:
+    loaded = modules_after(code)
+    assert not loaded & set(HEAVY)
+    assert "dovetail_plugins" not in loaded
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys, contextlib, io\n"
+        "from dovetail.cli.main import main\n"
+        "for argv in (['--help'], ['serve', '--help'], ['plugins', 'list']):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "        main(argv)\n"
+    )
+    loaded = modules_after(code)
+    assert not loaded & {"torch", "transformers", "fastapi", "pydantic"}
+    assert "dovetail_plugins" not in loaded
+
+
+def test_the_api_process_needs_no_torch() -> None:
+    loaded = modules_after("import dovetail.server.app, dovetail.server.launch")
+    assert not loaded & {"torch", "transformers"}
+
+
+def test_offline_engine_needs_no_web_server() -> None:
+    loaded = modules_after("from dovetail import LLM, SamplingParams")
+    assert not loaded & {"fastapi", "uvicorn", "starlette"}
