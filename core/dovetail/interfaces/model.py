@@ -35,12 +35,14 @@ class RowView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """What a model's constructor may use. `quant` gives every linear layer its weights."""
+    """What a model's constructor may use. `quant` gives every linear layer its weights;
+    `max_tokens` is the longest row that will be served (None: all the checkpoint allows)."""
 
     model: ModelSpec
     quant: QuantMethod
     device: str
     rank: RankSpec = RankSpec()
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,8 @@ class Plugin(ABC):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     expected_failures: ClassVar[Mapping[str, str]] = {}
     Options: ClassVar[type[Any]] = NoOptions
+    auto_rank: ClassVar[int] = 0
+    """Where "auto" finds several plugins that fit, the highest rank wins."""
 
     @classmethod
     def unavailable_reason(cls) -> str | None:

@@ -23,6 +23,8 @@ class RequestState(Protocol):
     `num_tokens` counts prompt and drawn tokens; `num_inflight` the tokens that steps in flight
     will still draw, so the next position to compute may be one the host does not know yet.
     The scheduler sets `row`, `status`, `num_computed_tokens`, `num_inflight`, `num_preemptions`.
+    `block_hashes` and `prefix_keys` are the KV cache's: hashes of the full blocks known so far,
+    and the (type, value) pairs beyond tokens that cached content depends on (salt, adapter).
     """
 
     request_id: str
@@ -38,6 +40,10 @@ class RequestState(Protocol):
     num_cached_tokens: int
     num_preemptions: int
     token_ids: list[int]
+    block_hashes: list[bytes]
+
+    @property
+    def prefix_keys(self) -> tuple[tuple[str, str], ...]: ...
 
     @property
     def num_tokens(self) -> int: ...
@@ -53,16 +59,23 @@ class RequestState(Protocol):
 
 
 class KVCache(Protocol):
-    """The block accounting a scheduler draws on. Every call leaves the cache consistent."""
+    """The block accounting a scheduler draws on. Every call leaves the cache consistent.
+
+    `num_blocks` counts the blocks that requests can own (the null block is not among them).
+    """
 
     num_blocks: int
 
     @property
     def num_free_blocks(self) -> int: ...
 
+    def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
+        """Return the most blocks a request of `num_tokens` tokens owns at any time when at most
+        `step_tokens` of them are in steps that are not yet committed."""
+
     def find_prefix(self, request: RequestState) -> int:
         """Return how many leading tokens of the request are cached (whole blocks, at most
-        num_tokens - 1). Changes nothing."""
+        num_tokens - 1; 0 for a request that wants prompt logprobs). Changes nothing."""
 
     def allocate(
         self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
@@ -76,8 +89,8 @@ class KVCache(Protocol):
         become findable by other requests."""
 
     def free(self, request: RequestState, *, forget: bool = False) -> None:
-        """Give all blocks of the request back. `forget` also removes the blocks that only this
-        request computed from the prefix index (their content is suspect)."""
+        """Give all blocks of the request back; one that owns none is ignored. `forget` also
+        removes them from the prefix index, shared ones too (their content is suspect)."""
 
 
 class Scheduler(Plugin):
@@ -110,7 +123,8 @@ class Scheduler(Plugin):
 
     @abstractmethod
     def plan(self) -> StepPlan:
-        """Return the next step; `rows` is empty when nothing can run now.
+        """Return the next step; `rows` is empty when nothing can run now. Such a plan may be
+        dropped: it names no new and no freed rows.
 
         Mutates: requests (row, status, computed and in-flight counts) and the cache.
         """

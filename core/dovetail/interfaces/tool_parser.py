@@ -18,6 +18,11 @@ class MalformedToolCall(ValueError):
     """The region's text is no call in this syntax; it is then passed on as content."""
 
 
+class UnfinishedToolCall(MalformedToolCall):
+    """The text is the beginning of a call: the end marker stood inside it (in a string, say), so
+    core reads on to the next end marker before it gives the region up."""
+
+
 class ToolParser(Plugin):
     """Immutable and shared by all requests."""
 

@@ -1,0 +1,36 @@
+"""dovetail: an engine for large language models in which every choice is a plugin.
+
+The public names are loaded when they are first used; importing dovetail loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dovetail.version import __version__
+
+if TYPE_CHECKING:
+    from dovetail.engine.async_engine import AsyncEngine
+    from dovetail.interfaces.sampling_params import SamplingParams
+    from dovetail.llm import LLM
+    from dovetail.registry import register
+
+__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__", "register"]
+
+_HOMES = {
+    "AsyncEngine": "dovetail.engine.async_engine",
+    "LLM": "dovetail.llm",
+    "SamplingParams": "dovetail.interfaces.sampling_params",
+    "register": "dovetail.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

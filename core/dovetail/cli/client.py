@@ -1,0 +1,148 @@
+"""A small client of the OpenAI HTTP API: one request at a time, answers streamed.
+
+Uses the standard library only. Format of a stream: server-sent events (WHATWG HTML, section
+9.2), each `data:` line one JSON object, the last one `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from dovetail.cli.parser import add_argument_table
+from dovetail.errors import ConfigError, DovetailError
+
+DEFAULT_URL = "http://localhost:8000/v1"
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 600.0
+
+
+class ServerError(DovetailError):
+    """The server cannot be reached, or answered with an error."""
+
+
+class Client:
+    """Talks to one server. `url` is the base address ending in /v1."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url!r} is no address.", where="--url", fix=f"e.g. {DEFAULT_URL}")
+        self._url = url.rstrip("/")
+        self._parts = parts
+        self._api_key = api_key
+
+    def first_model(self) -> str:
+        """Return the first model the server lists. Raises: ServerError."""
+        response = self._send("GET", "/models", None)
+        models = _json(response).get("data") or []
+        if not models:
+            raise ServerError("the server lists no model.", where=self._url)
+        return str(models[0]["id"])
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of a streamed answer. Raises: ServerError."""
+        response = self._send("POST", path, {**body, "stream": True})
+        try:
+            for chunk in read_events(response):
+                if "error" in chunk:
+                    raise ServerError(_message(chunk), where=self._url)
+                yield chunk
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"the answer broke off: {error}.", where=self._url) from error
+        finally:
+            response.close()
+
+    def _send(self, method: str, path: str, body: Any) -> http.client.HTTPResponse:
+        connection = self._connection()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            connection.connect()
+            connection.sock.settimeout(ANSWER_TIMEOUT_S)
+            connection.request(method, self._parts.path.rstrip("/") + path, data, headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(
+                f"no answer: {error}.", where=self._url, fix="start one with `dovetail serve`."
+            ) from error
+        if response.status >= 400:
+            raise self._refused(response)
+        return response
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = str(self._parts.hostname), self._parts.port
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+        return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+
+    def _refused(self, response: http.client.HTTPResponse) -> ServerError:
+        fix = "give the key with --api-key or OPENAI_API_KEY." if response.status == 401 else None
+        try:
+            reason = _message(_json(response))
+        except ServerError:
+            reason = response.reason
+        return ServerError(f"status {response.status}: {reason}", where=self._url, fix=fix)
+
+
+def add_client_arguments(parser: argparse.ArgumentParser, *, quick: str, quick_help: str) -> None:
+    """Add what chat and complete share. Mutates: parser."""
+    add_argument_table(
+        parser,
+        {
+            "--url": {"default": DEFAULT_URL, "help": f"base address; default {DEFAULT_URL}"},
+            "--model-name": {"metavar": "NAME", "help": "model; default the first one served"},
+            "--api-key": {"metavar": "KEY", "help": "key; default $OPENAI_API_KEY"},
+            "--max-tokens": {"type": int, "metavar": "N", "help": "most tokens per answer"},
+            "--temperature": {"type": float, "metavar": "X", "help": "0 is greedy"},
+            "-q, --quick": {"metavar": quick, "help": quick_help},
+        },
+    )
+
+
+def client_of(args: argparse.Namespace) -> tuple[Client, dict[str, Any]]:
+    """Return the client and the body fields that every request carries."""
+    client = Client(args.url, args.api_key or os.environ.get("OPENAI_API_KEY"))
+    fields = {
+        "model": args.model_name or client.first_model(),
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+    }
+    return client, {name: value for name, value in fields.items() if value is not None}
+
+
+def read_events(lines: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of an event stream until [DONE]. Raises: ServerError."""
+    for raw in lines:
+        line = raw.decode("utf-8").strip()
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        try:
+            yield json.loads(data)
+        except ValueError as error:
+            raise ServerError(f"the server sent no JSON: {data[:80]!r}.") from error
+
+
+def _json(response: http.client.HTTPResponse) -> dict[str, Any]:
+    try:
+        content = json.loads(response.read())
+    except (ValueError, OSError, http.client.HTTPException) as error:
+        raise ServerError("the answer is no JSON.", fix="check --url; it ends in /v1.") from error
+    finally:
+        response.close()
+    return content if isinstance(content, dict) else {}
+
+
+def _message(body: Mapping[str, Any]) -> str:
+    error = body.get("error")
+    return str(error.get("message", error)) if isinstance(error, Mapping) else str(error or body)

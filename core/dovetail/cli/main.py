@@ -1,0 +1,113 @@
+"""`dovetail`: finds the subcommand, prints help and errors, returns the exit status.
+
+A subcommand is a module with HELP, `add_arguments(parser)` and `run(args) -> int`; its heavy
+imports stand inside `run`. Knows nothing of what subcommands do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.errors import ConfigError, DovetailError
+
+COMMANDS = ("serve", "chat", "complete", "plugins")
+SUMMARY = "Serve large language models. Every part that has a choice is a plugin."
+TAIL = "dovetail COMMAND --help describes a command. dovetail --version prints the version."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status: 0, 1 (failed), 2 (asked for wrongly)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    is_verbose = "--verbose" in words or _is_set(os.environ.get("DOVETAIL_VERBOSE"))
+    try:
+        return _dispatch(words)
+    except ConfigError as error:
+        _report(error, is_verbose)
+        return 2
+    except DovetailError as error:
+        _report(error, is_verbose)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return _quiet_pipe()
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0].partition("=")[0] in ("-h", "--help"):
+        print(_screen())
+        return 0 if words else 2
+    if words[0] in ("-v", "--version"):
+        from dovetail.version import __version__
+
+        print(f"dovetail {__version__}")
+        return 0
+    return _run(words[0], words[1:])
+
+
+def _run(name: str, words: list[str]) -> int:
+    from dovetail.cli.helptext import first_screen, topic
+    from dovetail.cli.parser import Parser, take_help, take_switch
+
+    command = load_command(name)
+    parser = Parser(prog=f"dovetail {name}", description=command.HELP)
+    command.add_arguments(parser)
+    asked = take_help(words)
+    if asked is None:
+        rest, _ = take_switch(words, "--verbose")
+        return int(command.run(parser.parse(rest)))
+    common = getattr(command, "COMMON", ())
+    print(topic(parser, asked) if asked else first_screen(parser, common))
+    return 0
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a subcommand. Raises: ConfigError with the nearest name."""
+    if name in COMMANDS:
+        return importlib.import_module(f"dovetail.cli.{name}")
+    from dovetail.cli.extra import extra_commands
+
+    extras = extra_commands()
+    if name in extras:
+        return extras[name]
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [*COMMANDS, *extras], n=1)
+    fix = f"did you mean {near[0]}?" if near else f"commands are {', '.join(COMMANDS)}."
+    raise ConfigError(f"there is no command {name!r}.", where="dovetail", fix=fix)
+
+
+def _screen() -> str:
+    from dovetail.cli.extra import extra_commands
+    from dovetail.cli.helptext import command_screen
+
+    commands = {name: load_command(name).HELP for name in COMMANDS}
+    commands |= {name: module.HELP for name, module in extra_commands().items()}
+    return command_screen("dovetail COMMAND ...", SUMMARY, commands, TAIL)
+
+
+def _report(error: DovetailError, is_verbose: bool) -> None:
+    """Print cause and fix as the last lines of standard error."""
+    sys.stdout.flush()
+    if is_verbose:
+        traceback.print_exception(error)
+    where = f"{error.where}: " if error.where else ""
+    print(f"dovetail: error: {where}{error.what}", file=sys.stderr)
+    if error.fix:
+        print(f"fix: {error.fix}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _quiet_pipe() -> int:
+    # The reader has gone; a second write at interpreter exit would print a traceback.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _is_set(value: str | None) -> bool:
+    return (value or "").lower() not in ("", "0", "false", "no", "off")

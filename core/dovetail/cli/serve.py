@@ -1,0 +1,49 @@
+"""`dovetail serve`: flags to Config, then the server takes over."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "serve a model over the OpenAI HTTP API"
+
+COMMON = frozenset(
+    {
+        "host",
+        "port",
+        "api_key",
+        "served_model_name",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "tensor_parallel_size",
+        "tool_call_parser",
+        "reasoning_parser",
+    }
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model and every flag of the config. Mutates: parser."""
+    from dovetail.config.flags import add_flags
+
+    parser.add_argument(
+        "model_tag",
+        nargs="?",
+        metavar="MODEL",
+        help="checkpoint folder or hub id; without it the bundled demo model is served",
+    )
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; return the exit status. Raises: ConfigError."""
+    from dovetail.config.demo import with_demo_fields
+    from dovetail.config.flags import config_of
+
+    config = with_demo_fields(config_of(args, model=args.model_tag))
+    from dovetail.server import launch  # loads the HTTP stack, so only once the flags are right
+
+    return launch.run(config)

@@ -1,0 +1,106 @@
+"""How much KV cache to reserve, and whether one longest request fits into it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.dtypes import BYTES
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+CPU_CACHE_BYTES = 4 * 2**30
+"""Most cache a CPU engine takes when nobody says how much."""
+
+CPU_MEMORY_SHARE = 0.4
+
+
+def kv_bytes(model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int) -> int:
+    """Return the bytes one request of `num_tokens` takes; windowed layers forget the rest."""
+    per_token = 2 * model.num_kv_heads * model.head_size * BYTES[kv_dtype]
+    window = window_tokens(model.hf_config)
+    num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
+    kept = min(num_tokens, (window or num_tokens) + step_tokens)
+    return per_token * (num_windowed * kept + (model.num_layers - num_windowed) * num_tokens)
+
+
+def window_tokens(config: Mapping[str, Any]) -> int | None:
+    """Return the sliding window, or None where the model does not use one."""
+    window = config.get("sliding_window")
+    if config.get("use_sliding_window") is False or not isinstance(window, int) or window < 1:
+        return None
+    return window
+
+
+def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
+    """Return the cache bytes of a CPU engine: never more than could ever be `useful`.
+
+    `share` is the user's own wish; without one a modest part of the free memory is taken.
+    """
+    if share is not None:
+        return int(available * share)
+    return min(CPU_CACHE_BYTES, int(available * CPU_MEMORY_SHARE), useful)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The cache as one request sees it: `memory` bytes in blocks, one of which nobody owns."""
+
+    model: ModelSpec
+    kv_dtype: str
+    memory: int
+    block_tokens: int
+    step_tokens: int
+
+    def holds(self, num_tokens: int) -> bool:
+        """Return whether a request of this length fits."""
+        blocks = -(-num_tokens // self.block_tokens) + 1
+        tokens = blocks * self.block_tokens
+        return kv_bytes(self.model, self.kv_dtype, tokens, self.step_tokens) <= self.memory
+
+    def largest(self, wanted: int) -> int:
+        """Return the largest length up to `wanted` that fits; 0 when none does."""
+        low, high = 0, wanted
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.holds(middle) else (low, middle - 1)
+        return low
+
+
+def fit_tokens(asked: int | None, wanted: int, room: Room) -> int:
+    """Return the context length that the cache can hold, at most `wanted`.
+
+    A length nobody asked for is shortened, with a log line. Raises: ConfigError, with the largest
+    length that fits, when one was asked for.
+    """
+    if room.holds(wanted):
+        return wanted
+    largest = room.largest(wanted)
+    size = f"{room.memory / 2**20:.4g} MiB"
+    if asked is not None or largest < 1:
+        raise ConfigError(
+            f"{wanted} tokens do not fit into {size} of KV cache; {largest} do.",
+            where="--max-model-len",
+            fix=f"use --max-model-len {largest}, or more room with --kv-cache-memory-bytes.",
+        )
+    log.info(
+        "max_model_len auto: %d of the checkpoint's %d tokens, what %s of KV cache hold.",
+        largest,
+        wanted,
+        size,
+    )
+    return largest
+
+
+def _num_windowed(config: Mapping[str, Any], num_layers: int) -> int:
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return sum(kind == "sliding_attention" for kind in kinds)
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, int) and pattern > 0:
+        return num_layers - num_layers // pattern
+    return 0  # unknown: count every layer as full, so that the cache is never too small

@@ -1,0 +1,218 @@
+"""Text, YAML values and Python values become the value of a flag, or an error that names it.
+
+Knows the shapes of flags and their bounds; whether a plugin of that name exists is the
+registry's question and asked later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.config.field import Flag
+from dovetail.errors import ConfigError
+
+_SUFFIXES: dict[str, int] = {
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+_HUMAN = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
+_TRUE = {"true", "yes", "on", "1"}
+_FALSE = {"false", "no", "off", "0"}
+
+
+def human_int(text: str) -> int:
+    """Return 1000 for "1k", 1024 for "1K", 25600 for "25.6k". Raises: ValueError."""
+    match = _HUMAN.fullmatch(text.strip())
+    if match is None:
+        return int(text.strip().replace("_", ""))
+    number, suffix = match.groups()
+    scale = _SUFFIXES[suffix]
+    if "." not in number:
+        return int(number) * int(scale)
+    if suffix.isupper():
+        raise ValueError("fractions go with decimal suffixes (k, m, g, t) only")
+    whole, fraction = number.split(".")
+    result, left = divmod(int(whole + fraction) * scale, int("1" + "0" * len(fraction)))
+    if left:
+        raise ValueError("not a whole number")
+    return result
+
+
+def from_text(flag: Flag, text: str) -> Any:
+    """Return the value that `text` stands for. Raises: ConfigError naming the flag."""
+    if flag.shape == "str":
+        return from_value(flag, text)
+    if flag.is_optional and text.lower() in ("none", "null"):
+        return None
+    if flag.shape == "json":
+        return from_value(flag, _json(flag, text))
+    return from_value(flag, text)
+
+
+def from_value(flag: Flag, value: Any) -> Any:
+    """Return a YAML or Python value in the flag's own type, bounds checked.
+
+    Raises: ConfigError naming the flag, what it takes and what it got.
+    """
+    if isinstance(value, str) and value in flag.meta.words:
+        return flag.meta.words[value]
+    if value is None:
+        if not flag.is_optional:
+            raise _wrong(flag, value)
+        return None
+    converted = _CONVERTERS[flag.shape](flag, value)
+    _check_bounds(flag, converted)
+    return converted
+
+
+def split_items(values: list[str]) -> list[str]:
+    """Return the items of a list flag given as words, comma lists or one JSON list."""
+    if len(values) == 1 and values[0].lstrip().startswith("["):
+        items = json.loads(values[0])
+        return [item if isinstance(item, str) else json.dumps(item) for item in items]
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def _bool(flag: Flag, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word in _TRUE | _FALSE and not isinstance(value, float):
+        return word in _TRUE
+    raise _wrong(flag, value)
+
+
+def _int(flag: Flag, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str | float):
+        raise _wrong(flag, value)
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise _wrong(flag, value)
+        return int(value)
+    try:
+        return human_int(str(value))
+    except ValueError as error:
+        raise _wrong(flag, value) from error
+
+
+def _float(flag: Flag, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | str | float):
+        raise _wrong(flag, value)
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise _wrong(flag, value) from error
+    if not math.isfinite(number):
+        raise _wrong(flag, value)
+    return number
+
+
+def _str(flag: Flag, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _wrong(flag, value)
+    return str(value)
+
+
+def _list(flag: Flag, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(_split(flag, [value]))
+    if isinstance(value, list | tuple):
+        return tuple(_str(flag, item) for item in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (str(value),)
+    raise _wrong(flag, value)
+
+
+def _split(flag: Flag, values: list[str]) -> list[str]:
+    try:
+        return split_items(values)
+    except json.JSONDecodeError as error:
+        raise _wrong(flag, " ".join(values)) from error
+
+
+def _dict(flag: Flag, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = _json(flag, value)
+    if not isinstance(value, dict):
+        raise _wrong(flag, value)
+    return {str(key): item for key, item in value.items()}
+
+
+def _json(flag: Flag, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"not JSON: {error.msg} at character {error.pos + 1} of {_shown(flag, text)}.",
+            where=flag.spelling,
+            fix=f"quote the whole value, {flag.spelling} '{{\"key\": 1}}', "
+            f"or set one key: {flag.spelling}.key 1",
+        ) from error
+
+
+_CONVERTERS: dict[str, Callable[[Flag, Any], Any]] = {
+    "bool": _bool,
+    "int": _int,
+    "float": _float,
+    "str": _str,
+    "list": _list,
+    "json": _dict,
+}
+
+_WANTED = {
+    "bool": "true or false",
+    "int": "a whole number (4096, 4k, 4K)",
+    "float": "a number",
+    "str": "text",
+    "list": "a list of words",
+    "json": "a JSON object",
+}
+
+
+def wanted(flag: Flag) -> str:
+    """Return in words what the flag takes."""
+    words = [_WANTED[flag.shape], *flag.meta.words]
+    return " or ".join(words)
+
+
+def _shown(flag: Flag, value: Any) -> str:
+    return "***" if flag.meta.secret else repr(value)
+
+
+def _wrong(flag: Flag, value: Any) -> ConfigError:
+    shown = "null" if value is None else _shown(flag, value)
+    return ConfigError(
+        f"{shown} is not {wanted(flag)}.",
+        where=flag.spelling,
+        fix=f"see dovetail serve --help={flag.name.replace('_', '-')}",
+    )
+
+
+def bounds_text(flag: Flag) -> str:
+    """Return "from 0 to 1", "at least 1", "at most 9" or nothing."""
+    low, high = (None if bound is None else f"{bound}" for bound in (flag.meta.ge, flag.meta.le))
+    if low is not None and high is not None:
+        return f"from {low} to {high}"
+    if low is not None:
+        return f"at least {low}"
+    return f"at most {high}" if high is not None else ""
+
+
+def _check_bounds(flag: Flag, value: Any) -> None:
+    low, high = flag.meta.ge, flag.meta.le
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ConfigError(
+            f"{value} is out of range.", where=flag.spelling, fix=f"give {bounds_text(flag)}."
+        )

@@ -1,0 +1,68 @@
+"""A flag in words: the lines that --help and docs/reference/flags.md show.
+
+Choices come from the registry's metadata; no plugin is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dovetail.config.convert import bounds_text
+from dovetail.config.field import Flag
+from dovetail.config.flags import metavar
+
+
+def usage(flag: Flag) -> str:
+    """Return the spellings with the value's place, e.g. "-tp, --tensor-parallel-size N"."""
+    if flag.shape == "bool":
+        return ", ".join(flag.spellings) + f", --no-{flag.spelling[2:]}"
+    place = metavar(flag) or ""
+    if flag.shape == "list":
+        place = f"{place} ..."
+    return f"{', '.join(flag.spellings)} {place}".rstrip()
+
+
+def sentence(flag: Flag) -> str:
+    """Return help, unit, bounds, choices and default as one text."""
+    text = flag.meta.help
+    facts = [fact for fact in (flag.meta.unit, bounds_text(flag)) if fact]
+    if facts:
+        text += f" ({', '.join(facts)})"
+    names = choices(flag)
+    if names:
+        text += f". Choices: {', '.join(names)}"
+    return f"{text}. Default: {default_text(flag)}."
+
+
+def choices(flag: Flag) -> list[str]:
+    """Return the registered names for a flag with a plugin kind, "auto" first."""
+    if flag.meta.kind is None:
+        return []
+    from dovetail import registry  # metadata is read only when help or docs are asked for
+
+    names = sorted(registry.names(flag.meta.kind), key=_natural)
+    extra = ["auto"] if flag.default == "auto" and "auto" not in names else []
+    return extra + sorted(names, key=lambda name: name != "auto")
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdigit() else (-1, name)
+
+
+def default_text(flag: Flag) -> str:
+    """Return the default as a person would type it."""
+    if flag.meta.default_note is not None:
+        return flag.meta.default_note
+    return value_text(flag.default)
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a person would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return "none" if value is None else str(value)

@@ -1,0 +1,113 @@
+"""Dataclasses to argparse and back: every Flag becomes one argument, a namespace becomes a Config.
+
+Knows no subcommand. Values are converted by `config.convert`, choices are checked in `resolve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dovetail.config.convert import from_text, from_value
+from dovetail.config.engine import GROUPS, Config
+from dovetail.config.field import Flag, flags_of, group_title
+from dovetail.errors import ConfigError
+
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT", "list": "ITEM", "json": "JSON", "bool": None}
+_NARGS: dict[str, int | str] = {"bool": 0, "list": "+"}
+
+
+class FlagAction(argparse.Action):
+    """Stores the converted value of one Flag; a flag that is not given leaves no trace."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, flag: Flag) -> None:
+        super().__init__(
+            option_strings,
+            dest,
+            nargs=_NARGS.get(flag.shape),
+            default=argparse.SUPPRESS,
+            metavar=metavar(flag),
+            help=flag.meta.help.replace("%", "%%"),
+        )
+        self.flag = flag
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Convert and keep. Mutates: namespace. Raises: ConfigError."""
+        if self.flag.shape == "bool":
+            value: Any = not str(option_string).startswith("--no-")
+        elif self.flag.shape == "list":
+            value = getattr(namespace, self.dest, ()) + _items(self.flag, values)
+        else:
+            value = from_text(self.flag, values)
+        setattr(namespace, self.dest, value)
+
+
+def metavar(flag: Flag) -> str | None:
+    """Return the word that stands for the value in usage lines."""
+    if flag.shape == "bool":
+        return None
+    if flag.meta.metavar:
+        return flag.meta.metavar
+    return "NAME" if flag.meta.kind and flag.shape == "str" else _METAVARS[flag.shape]
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
+) -> None:
+    """Add the flags of these groups, and --config. Mutates: parser."""
+    for group in groups:
+        section = parser.add_argument_group(group.__name__, group_title(group))
+        for flag in flags_of(group):
+            section.add_argument(*_options(flag), dest=flag.name, action=FlagAction, flag=flag)
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE.yaml",
+        dest="config_files",
+        help="settings as YAML, `flag: value` per line; flags given here win over the file",
+    )
+
+
+def config_of(namespace: argparse.Namespace, *, model: str | None = None) -> Config:
+    """Return the Config of parsed arguments; `model` is the positional one.
+
+    Raises: ConfigError when a file is wrong or the model is named twice.
+    """
+    from dovetail.config.files import read_fields
+
+    config = Config()
+    for path in namespace.config_files:
+        config = config.with_fields(read_fields(path), origin=path)
+    given = {name: value for name, value in vars(namespace).items() if name in _names()}
+    if model is not None and given.setdefault("model", model) != model:
+        raise ConfigError(
+            f"names {given['model']!r}, but the argument names {model!r}.",
+            where="--model",
+            fix="name the model once.",
+        )
+    return config.with_fields(given, origin="command line")
+
+
+def _names() -> set[str]:
+    return {flag.name for group in GROUPS.values() for flag in flags_of(group)}
+
+
+def _options(flag: Flag) -> list[str]:
+    options = list(flag.spellings)
+    if flag.shape == "bool":
+        options += [f"--no-{name[2:]}" for name in flag.spellings if name.startswith("--")]
+    return options
+
+
+def _items(flag: Flag, values: Sequence[str]) -> tuple[str, ...]:
+    if len(values) == 1:
+        return tuple(from_value(flag, values[0]))
+    return tuple(item for value in values for item in from_value(flag, value))

@@ -1,0 +1,82 @@
+"""ModelConfig: which checkpoint is served and how its own settings are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.field import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Model, tokenizer and their defaults."""
+
+    model: str | None = flag(
+        None,
+        help="checkpoint folder, or a hub id such as Qwen/Qwen3-0.6B",
+        default_note="the bundled demo model",
+    )
+    served_model_name: tuple[str, ...] = flag(
+        (),
+        help="names that clients may ask for; the first is the one reported",
+        metavar="NAME",
+        default_note="the model as given",
+    )
+    tokenizer: str | None = flag(
+        None, help="folder or hub id of another tokenizer", default_note="the model's own"
+    )
+    tokenizer_mode: str = flag(
+        "auto", kind="tokenizer", help="which tokenizer implementation reads the files"
+    )
+    model_impl: str = flag(
+        "auto", kind="model_impl", help="whose code runs the model: dovetail's or transformers'"
+    )
+    dtype: str = flag("auto", kind="dtype", help="number type of weights and activations")
+    quantization: str | None = flag(
+        None,
+        kind="quantization",
+        short="-q",
+        help="how the weights are stored",
+        default_note="as the checkpoint says",
+    )
+    max_model_len: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        words={"auto": None},
+        help="longest prompt plus answer",
+        default_note="the checkpoint's own length",
+    )
+    revision: str | None = flag(None, help="branch, tag or commit of the model on the hub")
+    tokenizer_revision: str | None = flag(
+        None, help="branch, tag or commit of the tokenizer", default_note="the model's"
+    )
+    seed: int = flag(0, ge=0, le=2**63 - 1, help="seed of everything random that has no own seed")
+    trust_remote_code: bool = flag(
+        False, help="refused: dovetail never runs code that comes with a checkpoint"
+    )
+    config_format: str = flag("auto", kind="config_format", help="layout of the model's settings")
+    hf_overrides: Mapping[str, Any] = flag(
+        {}, help="values that replace entries of config.json, nested keys merged"
+    )
+    generation_config: str = flag(
+        "auto",
+        kind="generation_config_source",
+        help="where default sampling settings come from: the model's folder (auto), "
+        "another folder, or nowhere (dovetail)",
+    )
+    override_generation_config: Mapping[str, Any] = flag(
+        {}, help="default sampling settings that win over the file"
+    )
+    max_logprobs: int = flag(
+        20, ge=-1, help="most logprobs per token a request may ask for; -1 lifts the limit"
+    )
+    logits_processors: tuple[str, ...] = flag(
+        (),
+        kind="logits_processor",
+        help="further logits processors to load beside the installed ones",
+        metavar="NAME",
+    )
+    enforce_eager: bool = flag(False, help="never record device graphs")

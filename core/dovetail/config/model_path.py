@@ -1,0 +1,175 @@
+"""Where a model lies: a local folder, the hub's cache, or the bundled demo model.
+
+A local or cached model is found without any connection attempt. huggingface_hub is imported only
+when a hub id has to be looked up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from dovetail.config.weights_check import has_weights
+from dovetail.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+DEMO_PATH = Path(__file__).resolve().parents[1] / "demo_model"
+DEMO_NAME = "dovetail-demo"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+
+
+def find_model(
+    model: str | None,
+    *,
+    revision: str | None = None,
+    cache: str | None = None,
+    needs_weights: bool = True,
+) -> Path:
+    """Return the folder of a model, fetching it only when it is neither local nor cached.
+
+    Raises: ConfigError when there is no such folder or the hub cannot give it.
+    """
+    if model is None:
+        return _demo()
+    folder = local_folder(model, flag="--model")
+    if folder is not None:
+        return folder
+    patterns = [*_SETTINGS, "*.safetensors"] if needs_weights else _SETTINGS
+    is_whole = has_weights if needs_weights else _has_config
+    return _from_hub(model, revision, cache, patterns, is_whole)
+
+
+def find_tokenizer(
+    tokenizer: str | None,
+    model_path: Path,
+    *,
+    revision: str | None = None,
+    cache: str | None = None,
+) -> Path:
+    """Return the folder of the tokenizer. Raises: ConfigError when it holds no tokenizer file."""
+    if tokenizer is None:
+        folder = model_path
+    else:
+        local = local_folder(tokenizer, flag="--tokenizer")
+        folder = local or _from_hub(tokenizer, revision, cache, _SETTINGS, has_tokenizer)
+    if not has_tokenizer(folder):
+        raise ConfigError(
+            "the folder has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, ...).",
+            where=str(folder),
+            fix="name another folder or hub id with --tokenizer.",
+        )
+    return folder
+
+
+def local_folder(name: str, *, flag: str) -> Path | None:
+    """Return the folder if `name` is one, None if it can only be a hub id. Raises: ConfigError."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        raise ConfigError(
+            f"{name} is a file.", where=flag, fix=f"name its folder: {path.parent.resolve()}"
+        )
+    if _HUB_ID.fullmatch(name):
+        return None
+    parent = path.parent
+    beside = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    hint = f"{parent} has {', '.join(sorted(beside)[:5])}." if beside else "check the path."
+    raise ConfigError(f"there is no folder {name}.", where=flag, fix=hint)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether the folder holds any tokenizer file."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _demo() -> Path:
+    if not _has_config(DEMO_PATH):
+        raise ConfigError(
+            "this installation has no demo model.",
+            where="--model",
+            fix="name a model: dovetail serve Qwen/Qwen3-0.6B",
+        )
+    log.info(
+        "No model was named: serving the bundled demo model, a 2-million-parameter toy that "
+        "knows a few hundred facts. Name a model to serve it: dovetail serve Qwen/Qwen3-0.6B"
+    )
+    return DEMO_PATH
+
+
+def _from_hub(
+    name: str,
+    revision: str | None,
+    cache: str | None,
+    patterns: list[str],
+    is_whole: Callable[[Path], bool],
+) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        cached = snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True)
+        if is_whole(Path(cached)):
+            return Path(cached)
+    except LocalEntryNotFoundError:
+        log.debug("%s is not in the hub's cache.", name)
+    if _is_offline():
+        raise ConfigError(
+            f"{name} is neither a folder nor complete in the hub's cache, and HF_HUB_OFFLINE "
+            "forbids fetching it.",
+            where="--model",
+            fix="check the name, or unset HF_HUB_OFFLINE.",
+        )
+    return _fetch(name, revision, cache, patterns, is_whole)
+
+
+def _fetch(
+    name: str,
+    revision: str | None,
+    cache: str | None,
+    patterns: list[str],
+    is_whole: Callable[[Path], bool],
+) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    log.info("Fetching %s from the hub.", name)
+    try:
+        folder = Path(
+            snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=patterns)
+        )
+        if is_whole(folder):
+            return folder
+        patterns = [*patterns, "*.bin", "*.pt"]
+        return Path(
+            snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=patterns)
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"there is no folder {name} here, and the hub did not give it: {reason}",
+            where="--model",
+            fix="check the name and the connection; gated models need `hf auth login`.",
+        ) from error
+
+
+def _is_offline() -> bool:
+    words = (os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("TRANSFORMERS_OFFLINE", ""))
+    return any(word.upper() in ("1", "ON", "YES", "TRUE") for word in words)

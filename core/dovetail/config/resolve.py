@@ -1,0 +1,317 @@
+"""Config to EngineSpec: every "auto" decided, every check made that needs no weights.
+
+Imports no torch. Each rule lives in its own file; this one puts them in order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail import registry
+from dovetail.config import selections
+from dovetail.config.cache_size import (
+    Room,
+    cpu_cache_bytes,
+    fit_tokens,
+    kv_bytes,
+    window_tokens,
+)
+from dovetail.config.dtypes import compute_dtype
+from dovetail.config.engine import Config
+from dovetail.config.generation import default_sampling
+from dovetail.config.hf import load_model_facts
+from dovetail.config.lengths import model_tokens
+from dovetail.config.model_path import DEMO_NAME, find_model, find_tokenizer
+from dovetail.config.platform import available_bytes, pick_device, usable_cores
+from dovetail.config.weights_check import check_weights, has_weights, no_weights
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import AttentionQuery
+from dovetail.interfaces.spec import (
+    CacheSpec,
+    EngineSpec,
+    ModelSpec,
+    RunSpec,
+    ScheduleSpec,
+    Selection,
+)
+
+DEFAULT_BLOCK_TOKENS = 16
+DEFAULT_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
+
+
+def resolve(config: Config) -> EngineSpec:
+    """Return the one resolved engine. Raises: ConfigError for the first fault found."""
+    selections.load_plugin_files(config)
+    refuse(config)
+    selections.check_choices(config)
+    selections.check_parsers(config)
+    device = pick_device(
+        registry.value_of("device", config.device.device, where="--device") or "auto"
+    )
+    folder = _find_model(config)
+    model = _model(config, folder, device)
+    schedule = schedule_spec(config, model, device)
+    kv_dtype = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype) or model.dtype
+    cache = cache_spec(config, model, schedule, kv_dtype, device)
+    schedule = _fit_schedule(config, model, schedule, cache, kv_dtype)
+    spec = _engine_spec(config, model, schedule, cache, kv_dtype, device)
+    if registry.hook_entries():
+        registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
+    return spec
+
+
+def refuse(config: Config) -> None:
+    """Raise ConfigError for settings that dovetail does not do, with the reason."""
+    if config.model.trust_remote_code:
+        raise ConfigError(
+            "dovetail never runs code that comes with a checkpoint.",
+            where="--trust-remote-code",
+            fix="leave the flag out; give the architecture as a model plugin (dotted path).",
+        )
+    if config.parallel.tensor_parallel_size > 1:
+        raise ConfigError(
+            "dividing a model over several devices is not built yet.",
+            where="--tensor-parallel-size",
+            fix="use 1.",
+        )
+    if config.frontend.enable_auto_tool_choice and not config.frontend.tool_call_parser:
+        raise ConfigError(
+            "a parser is needed to see the model's tool calls.",
+            where="--enable-auto-tool-choice",
+            fix=f"add --tool-call-parser, one of {', '.join(registry.names('tool_parser'))}.",
+        )
+
+
+def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:
+    """Return the limits of a step. Raises: ConfigError when they exclude each other."""
+    asked = config.scheduler
+    length = model_tokens(config.model.max_model_len, model)
+    step_tokens = asked.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
+    if not asked.enable_chunked_prefill:
+        step_tokens = _whole_prompt_tokens(asked.max_num_batched_tokens, step_tokens, length)
+    rows = asked.max_num_seqs or min(DEFAULT_ROWS.get(device, 256), step_tokens)
+    if rows > step_tokens:
+        raise ConfigError(
+            f"{rows} requests cannot each get a token out of {step_tokens} per step.",
+            where="--max-num-seqs",
+            fix=f"use at most {step_tokens}, or raise --max-num-batched-tokens.",
+        )
+    return ScheduleSpec(
+        max_rows=rows,
+        max_step_tokens=step_tokens,
+        max_model_tokens=length,
+        uses_chunked_prefill=asked.enable_chunked_prefill,
+        long_prefill_tokens=asked.long_prefill_token_threshold,
+        async_steps=asked.async_scheduling,
+    )
+
+
+def _whole_prompt_tokens(asked: int | None, default: int, length: int) -> int:
+    if asked is not None and asked < length:
+        raise ConfigError(
+            f"without chunked prefill a step must hold a whole prompt of {length} tokens.",
+            where="--max-num-batched-tokens",
+            fix=f"use at least {length}, lower --max-model-len, or allow chunked prefill.",
+        )
+    return max(default, length)
+
+
+def cache_spec(
+    config: Config, model: ModelSpec, schedule: ScheduleSpec, kv_dtype: str, device: str
+) -> CacheSpec:
+    """Return the size and the rules of the KV cache."""
+    asked = config.cache
+    memory = asked.kv_cache_memory_bytes
+    if memory is None and device == "cpu":
+        share = asked.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
+        step_tokens = schedule.max_step_tokens
+        slack = step_tokens + 2 * _block_tokens(config)
+        one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
+        memory = cpu_cache_bytes(available_bytes(), share, schedule.max_rows * one)
+    return CacheSpec(
+        block_tokens=_block_tokens(config),
+        num_blocks=asked.num_gpu_blocks_override,
+        memory_bytes=memory,
+        memory_share=asked.gpu_memory_utilization,
+        uses_prefix_cache=asked.enable_prefix_caching,
+        hash_algorithm=registry.value_of("hash_algorithm", asked.prefix_caching_hash_algo),
+    )
+
+
+def _block_tokens(config: Config) -> int:
+    asked = config.cache.block_size
+    if asked is None:
+        return DEFAULT_BLOCK_TOKENS
+    return int(registry.value_of("block_size", str(asked)))
+
+
+def _fit_schedule(
+    config: Config, model: ModelSpec, schedule: ScheduleSpec, cache: CacheSpec, kv_dtype: str
+) -> ScheduleSpec:
+    """Return the schedule with a context length that the cache holds. Raises: ConfigError."""
+    if cache.memory_bytes is None or cache.num_blocks is not None:
+        return schedule
+    room = Room(
+        model=model,
+        kv_dtype=kv_dtype,
+        memory=cache.memory_bytes,
+        block_tokens=cache.block_tokens,
+        step_tokens=schedule.max_step_tokens,
+    )
+    length = fit_tokens(config.model.max_model_len, schedule.max_model_tokens, room)
+    return msgspec.structs.replace(schedule, max_model_tokens=length)
+
+
+def served_names(config: Config) -> tuple[str, ...]:
+    """Return the names clients may ask for, the reported one first."""
+    return config.model.served_model_name or (config.model.model or DEMO_NAME,)
+
+
+def _find_model(config: Config) -> Path:
+    return find_model(
+        config.model.model,
+        revision=config.model.revision,
+        cache=config.load.download_dir,
+        needs_weights=config.load.load_format != "dummy",
+    )
+
+
+def _model(config: Config, folder: Path, device: str) -> ModelSpec:
+    """Return the checkpoint's facts with the compute type decided."""
+    model = load_model_facts(folder, overrides=config.model.hf_overrides)
+    asked = registry.value_of("dtype", config.model.dtype) or "auto"
+    return msgspec.structs.replace(model, dtype=compute_dtype(asked, model.hf_config, device))
+
+
+def _engine_spec(
+    config: Config,
+    model: ModelSpec,
+    schedule: ScheduleSpec,
+    cache: CacheSpec,
+    kv_dtype: str,
+    device: str,
+) -> EngineSpec:
+    run = _run_spec(config, model, schedule, cache, kv_dtype, device)
+    _check_checkpoint(config, run)
+    tokenizer_path = _tokenizer_path(config, Path(model.path))
+    return EngineSpec(
+        run=run,
+        cache=cache,
+        schedule=schedule,
+        scheduler=selections.select_scheduler(config),
+        policy=selections.select(
+            "scheduling_policy",
+            config.scheduler.scheduling_policy,
+            where="--scheduling-policy",
+            options=config.plugin.options_of("scheduling_policy"),
+        ),
+        executor=selections.select_executor(config),
+        worker=selections.select_worker(config, device),
+        tokenizer=_tokenizer(config, tokenizer_path),
+        tokenizer_path=str(tokenizer_path),
+        stat_loggers=selections.select_stat_loggers(config),
+        hooks=registry.hooks.selections() if registry.hook_entries() else (),
+        served_names=served_names(config),
+        max_logprobs=config.model.max_logprobs,
+        default_sampling=_default_sampling(config, model.path),
+        log_level=registry.value_of("log_level", config.observability.log_level),
+    )
+
+
+def _run_spec(
+    config: Config,
+    model: ModelSpec,
+    schedule: ScheduleSpec,
+    cache: CacheSpec,
+    kv_dtype: str,
+    device: str,
+) -> RunSpec:
+    return RunSpec(
+        model=model,
+        device=device,
+        kv_dtype=kv_dtype,
+        block_tokens=cache.block_tokens,
+        max_rows=schedule.max_rows,
+        max_step_tokens=schedule.max_step_tokens,
+        max_model_tokens=schedule.max_model_tokens,
+        seed=config.model.seed,
+        model_plugin=selections.select_model(config, model.architecture),
+        load_format=selections.select_load_format(config),
+        quantization=selections.select_quantization(config, model),
+        attention=_attention(config, model, kv_dtype, cache.block_tokens, device),
+        logits_processors=selections.select_logits_processors(config),
+        num_threads=config.device.num_threads or (usable_cores() if device == "cpu" else 0),
+        async_steps=schedule.async_steps,
+        shows_progress=config.load.use_tqdm_on_load,
+        load_options=_load_options(config),
+    )
+
+
+def _load_options(config: Config) -> dict[str, Any]:
+    return {
+        "ignore_patterns": config.load.ignore_patterns,
+        "download_dir": config.load.download_dir,
+    }
+
+
+def _attention(
+    config: Config, model: ModelSpec, kv_dtype: str, block_tokens: int, device: str
+) -> Selection:
+    facts = model.hf_config
+    query = AttentionQuery(
+        device=device,
+        dtype=model.dtype,
+        kv_dtype=kv_dtype,
+        head_size=model.head_size,
+        block_tokens=block_tokens,
+        uses_window=window_tokens(facts) is not None,
+        uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
+        uses_alibi=bool(facts.get("alibi")),
+    )
+    spec = config.attention.attention_backend
+    options = config.plugin.options_of("attention_backend")
+    return selections.select(
+        "attention_backend", spec, query=query, options=options, where="--attention-backend"
+    )
+
+
+def _check_checkpoint(config: Config, run: RunSpec) -> None:
+    """Look at the weight files. Test models without weights are loaded to say so."""
+    if run.load_format.name == "dummy":
+        return
+    if has_weights(run.model.path):
+        check_weights(run.model.path)
+        return
+    plugin = registry.load("model", run.model.architecture)
+    if "no_weights" not in plugin.capabilities:
+        raise no_weights(run.model.path)
+
+
+def _tokenizer_path(config: Config, model_path: Path) -> Path:
+    return find_tokenizer(
+        config.model.tokenizer,
+        model_path,
+        revision=config.model.tokenizer_revision or config.model.revision,
+        cache=config.load.download_dir,
+    )
+
+
+def _tokenizer(config: Config, path: Path) -> Selection:
+    return selections.select(
+        "tokenizer",
+        config.model.tokenizer_mode,
+        query=str(path),
+        options=config.plugin.options_of("tokenizer"),
+        where="--tokenizer-mode",
+    )
+
+
+def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
+    source: str | None = config.model.generation_config
+    if source in registry.names("generation_config_source"):
+        source = registry.value_of("generation_config_source", source)
+    return default_sampling(source, model_path, config.model.override_generation_config)

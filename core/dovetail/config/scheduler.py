@@ -1,0 +1,50 @@
+"""SchedulerConfig: how much a step computes, and in which order requests run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.config.field import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Steps and queue."""
+
+    max_num_batched_tokens: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        help="most tokens computed in one step",
+        default_note="512 on CPUs, 2048 on GPUs",
+    )
+    max_num_seqs: int | None = flag(
+        None,
+        ge=1,
+        unit="requests",
+        help="most requests that run at the same time",
+        default_note="64 on CPUs, 256 on GPUs",
+    )
+    enable_chunked_prefill: bool = flag(
+        True, help="divide long prompts over several steps, so that others keep going"
+    )
+    long_prefill_token_threshold: int = flag(
+        0,
+        ge=0,
+        unit="tokens",
+        help="most prompt tokens of one request in one step; 0 sets no such limit",
+    )
+    scheduling_policy: str = flag(
+        "fcfs", kind="scheduling_policy", help="order in which waiting requests start"
+    )
+    scheduler_cls: str = flag("continuous", kind="scheduler", help="scheduler that plans the steps")
+    async_scheduling: bool = flag(
+        False, help="plan the next step while the device still runs this one"
+    )
+    max_num_queued_reqs: int | None = flag(
+        None,
+        ge=1,
+        unit="requests",
+        help="most requests that may wait; beyond it clients get 429 at once",
+        default_note="four times max-num-seqs",
+    )

@@ -1,0 +1,226 @@
+"""Names to Selections: every plugin an engine uses, found and checked once, in the parent.
+
+Built-in plugins whose modules import torch are taken from their entry alone: this process must
+not load torch, and their classes are checked again where they are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from dovetail import registry
+from dovetail.config.engine import Config, flags
+from dovetail.config.field import Flag
+from dovetail.errors import ConfigError, PluginError, UnknownPlugin
+from dovetail.interfaces.spec import ModelSpec, Selection
+
+log = logging.getLogger(__name__)
+
+_USE_TORCH = frozenset(
+    {"attention_backend", "load_format", "logits_processor", "model", "quantization", "worker"}
+)
+_TAKEN_OVER = {
+    "vllm.core.scheduler.Scheduler": "continuous",
+    "vllm.v1.core.sched.scheduler.Scheduler": "continuous",
+}
+"""Class paths in taken-over command lines and dovetail's own names for them."""
+
+_NO_CHOICE = (None, "", "auto")
+
+
+def select(
+    kind: str,
+    spec: str,
+    *,
+    query: Any = None,
+    options: Mapping[str, Any] | None = None,
+    where: str | None = None,
+) -> Selection:
+    """Return the Selection of a name or "auto". Raises: PluginError."""
+    if kind in _USE_TORCH and not options and _is_built_in(kind, spec):
+        return registry.defer(kind, spec, where=where)
+    return registry.choose(kind, spec, query=query, options=options, where=where)
+
+
+def _is_built_in(kind: str, spec: str) -> bool:
+    """Return whether the name can only mean one of dovetail's own plugins."""
+    offered = registry.entries(kind)
+    named = [entry for entry in offered if spec in (entry.name, entry.id)]
+    if spec == "auto" and not named:
+        named = offered
+    targets = {(entry.distribution, entry.target) for entry in named}
+    return len(targets) == 1 and named[0].distribution == registry.BUILT_IN
+
+
+def load_plugin_files(config: Config) -> None:
+    """Import the files named by --tool-parser-plugin and --reasoning-parser-plugin."""
+    for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
+        if path:
+            registry.load_file(path)
+
+
+def check_choices(config: Config) -> None:
+    """Look up every choice-valued flag that was given. Raises: PluginError naming the flag."""
+    for name in config.origins:
+        flag = flags()[name]
+        if flag.meta.kind is not None:
+            _check_choice(flag, config.value(name))
+
+
+def _check_choice(flag: Flag, value: Any) -> None:
+    kind = registry.KINDS[str(flag.meta.kind)]
+    specs = value if isinstance(value, tuple) else (value,)
+    for spec in specs:
+        is_auto = spec in _NO_CHOICE and (spec != "auto" or kind.auto)
+        if is_auto or kind.is_open or str(spec) in _TAKEN_OVER:
+            continue
+        registry.find(kind.name, str(spec), where=flag.spelling)
+
+
+def check_parsers(config: Config) -> None:
+    """Load the chosen parsers, so that a broken one is reported before anything starts."""
+    frontend = config.frontend
+    if frontend.tool_call_parser:
+        registry.load("tool_parser", frontend.tool_call_parser, where="--tool-call-parser")
+    if frontend.reasoning_parser:
+        registry.load("reasoning_parser", frontend.reasoning_parser, where="--reasoning-parser")
+
+
+def select_scheduler(config: Config) -> Selection:
+    """Return the scheduler; class paths of another server's scheduler mean dovetail's own."""
+    spec = _TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
+    options = config.plugin.options_of("scheduler")
+    return select("scheduler", spec, where="--scheduler-cls", options=options)
+
+
+def select_model(config: Config, architecture: str) -> Selection:
+    """Return the model plugin: dovetail's own, else transformers' where it knows the class.
+
+    Raises: UnknownPlugin with the nearest names when neither does.
+    """
+    impl = registry.value_of("model_impl", config.model.model_impl)
+    is_own = architecture in registry.names("model") and architecture != "transformers"
+    options = config.plugin.options_of("model")
+    if impl == "dovetail" or (impl is None and is_own):
+        return select(
+            "model", architecture, where="the checkpoint's architectures", options=options
+        )
+    if transformers_knows(architecture):
+        return select("model", "transformers", where="--model-impl", options=options)
+    if impl == "transformers":
+        raise UnknownPlugin(
+            f"transformers has no model class {architecture}.",
+            where="--model-impl",
+            fix="use --model-impl auto, or check config.json's architectures.",
+        )
+    return select("model", architecture, where="the checkpoint's architectures", options=options)
+
+
+@cache
+def transformers_knows(architecture: str) -> bool:
+    """Return whether transformers maps this class to causal text generation, by its source."""
+    spec = util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return False
+    path = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
+    return path.is_file() and f'"{architecture}"' in path.read_text(encoding="utf-8")
+
+
+def select_quantization(config: Config, model: ModelSpec) -> Selection:
+    """Return the quantization: the checkpoint's own, the one asked for, or none.
+
+    Raises: ConfigError when the two differ, UnknownPlugin when there is no such method.
+    """
+    asked = config.model.quantization
+    stored = stored_quantization(model)
+    if asked in _NO_CHOICE:
+        asked = None
+    if stored and asked and ":" not in asked and asked.partition("@")[0] != stored:
+        raise ConfigError(
+            f'the checkpoint is stored as "{stored}", not "{asked}".',
+            where="--quantization",
+            fix="leave the flag out.",
+        )
+    where = "--quantization" if asked else "quantization_config of the checkpoint"
+    options = config.plugin.options_of("quantization")
+    return select("quantization", asked or stored or "none", where=where, options=options)
+
+
+def stored_quantization(model: ModelSpec) -> str | None:
+    """Return the checkpoint's own quantization method, or None. Raises: ConfigError."""
+    stored = model.hf_config.get("quantization_config")
+    if not stored:
+        return None
+    method = stored.get("quant_method") if isinstance(stored, dict) else None
+    if not isinstance(method, str):
+        raise ConfigError(
+            "quantization_config names no quant_method.", where=str(Path(model.path, "config.json"))
+        )
+    return method.lower()
+
+
+def select_load_format(config: Config) -> Selection:
+    """Return the load format with the options of both flags that can give them."""
+    options = {
+        **config.plugin.options_of("load_format"),
+        **config.load.model_loader_extra_config,
+    }
+    return select("load_format", config.load.load_format, where="--load-format", options=options)
+
+
+def select_executor(config: Config) -> Selection:
+    """Return the executor; one rank runs inside the engine process unless told otherwise."""
+    spec = config.parallel.distributed_executor_backend
+    options = config.plugin.options_of("executor")
+    where = "--distributed-executor-backend"
+    return select(
+        "executor", "uni" if spec in _NO_CHOICE else str(spec), where=where, options=options
+    )
+
+
+def select_worker(config: Config, device: str) -> Selection:
+    """Return the worker of the device's name, or the one asked for."""
+    spec = config.parallel.worker_cls
+    options = config.plugin.options_of("worker")
+    return select(
+        "worker", device if spec in _NO_CHOICE else spec, where="--worker-cls", options=options
+    )
+
+
+def select_logits_processors(config: Config) -> tuple[Selection, ...]:
+    """Return dovetail's own processors, all installed ones, and those named by the flag.
+
+    An installed one that is broken is left out with a warning, as nobody asked for it.
+    """
+    options = config.plugin.options_of("logits_processor")
+    chosen: dict[str, Selection] = {}
+    for entry in registry.entries("logits_processor"):
+        try:
+            picked = select("logits_processor", entry.id, options=options.get(entry.name))
+        except PluginError as error:
+            log.warning("Logits processor %s is left out: %s", entry.id, error)
+            continue
+        chosen[picked.target] = picked
+    for spec in config.model.logits_processors:
+        picked = select("logits_processor", spec, where="--logits-processors")
+        chosen.setdefault(picked.target, picked)
+    return tuple(chosen.values())
+
+
+def select_stat_loggers(config: Config) -> tuple[Selection, ...]:
+    """Return the receivers of statistics; --disable-log-stats takes the log line out."""
+    names = [
+        name
+        for name in dict.fromkeys(config.observability.stat_loggers)
+        if not (name == "log" and config.observability.disable_log_stats)
+    ]
+    options = config.plugin.options_of("stat_logger")
+    return tuple(
+        select("stat_logger", name, where="--stat-loggers", options=options.get(name))
+        for name in names
+    )

@@ -1,0 +1,1 @@
+"""Text in, step, text out: requests, KV blocks, step loop, processes, outputs. Knows no tensors."""

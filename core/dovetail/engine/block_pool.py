@@ -1,0 +1,137 @@
+"""BlockPool: who owns which KV block, and which free or shared blocks still hold a known prefix.
+
+Numbers only: block ids, reference counts, and an index from (group, prefix hash) to block. Knows
+no request and no token. Block 0 is the null block: it is never handed out, and stands in block
+tables where nothing is kept. Free blocks form an intrusive doubly linked list (`_next`, `_prev`
+over block ids, 0 being the sentinel); blocks are taken at its head. A block with a hash is freed
+to the tail, so the least recently used prefix is evicted first; one without goes to the head,
+because nothing is lost by reusing it. Every operation is O(1) per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Blocks 1 .. num_blocks - 1 of one KV layout with `num_groups` groups."""
+
+    def __init__(self, num_blocks: int, num_groups: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks - 1
+        self._next = [*range(1, num_blocks), 0]
+        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        self._refs = [0] * num_blocks
+        self._key_of: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+
+    @property
+    def num_usable(self) -> int:
+        """Return how many blocks can be owned (all but the null block)."""
+        return self.num_blocks - 1
+
+    def find(self, group: int, prefix_hash: bytes) -> int:
+        """Return the block that holds this prefix in this group, or the null block."""
+        return self._index[group].get(prefix_hash, NULL_BLOCK)
+
+    def refs(self, block: int) -> int:
+        """Return how many requests own a block."""
+        return self._refs[block]
+
+    def take(self, count: int) -> list[int]:
+        """Return `count` blocks owned once; the prefixes they held are forgotten.
+
+        The caller has checked `num_free`.
+        """
+        assert count <= self.num_free, "more blocks were taken than are free"
+        taken = []
+        for _ in range(count):
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
+            if self._key_of[block] is not None:
+                self.forget(block)
+            self._refs[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add an owner to each block; free ones among them leave the free list."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                self._unlink(block)
+            self._refs[block] += 1
+
+    def num_free_among(self, blocks: Iterable[int]) -> int:
+        """Return how many of these blocks nobody owns."""
+        return sum(1 for block in blocks if self._refs[block] == 0)
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Remove an owner from each block, in this order; null blocks are skipped."""
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            refs = self._refs[block] - 1
+            assert refs >= 0, f"block {block} was released twice"
+            self._refs[block] = refs
+            if refs == 0:
+                self._link(block)
+
+    def publish(self, group: int, block: int, prefix_hash: bytes) -> None:
+        """Make an owned block findable; when another one already is under this hash, it stays."""
+        if self._key_of[block] is None and prefix_hash not in self._index[group]:
+            self._index[group][prefix_hash] = block
+            self._key_of[block] = (group, prefix_hash)
+
+    def forget(self, block: int) -> None:
+        """Make a block unfindable, whoever owns it."""
+        key = self._key_of[block]
+        if key is not None:
+            del self._index[key[0]][key[1]]
+            self._key_of[block] = None
+
+    def forget_all(self) -> None:
+        """Make every block unfindable."""
+        for block in range(self.num_blocks):
+            self.forget(block)
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self.num_free -= 1
+
+    def _link(self, block: int) -> None:
+        """Put a block at the tail of the free list, or at the head when it holds no prefix."""
+        has_prefix = self._key_of[block] is not None
+        before = self._prev[NULL_BLOCK] if has_prefix else NULL_BLOCK
+        after = self._next[before]
+        self._next[before] = self._prev[after] = block
+        self._prev[block] = before
+        self._next[block] = after
+        self.num_free += 1
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when list, counts and index disagree. O(num_blocks)."""
+        free = self._free_blocks()
+        assert len(free) == self.num_free, "num_free differs from the free list"
+        assert self._refs[NULL_BLOCK] == 0, "the null block is owned"
+        unowned = {block for block in range(1, self.num_blocks) if self._refs[block] == 0}
+        assert unowned == set(free), "the free list is not the set of blocks without an owner"
+        keys = {block: key for block, key in enumerate(self._key_of) if key is not None}
+        found = {block: (g, h) for g, index in enumerate(self._index) for h, block in index.items()}
+        assert keys == found, "the prefix index and the blocks' own hashes differ"
+        assert NULL_BLOCK not in keys, "the null block is findable"
+
+    def _free_blocks(self) -> list[int]:
+        """Return the free list from head to tail."""
+        free = []
+        before, block = NULL_BLOCK, self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            assert self._prev[block] == before, f"the links of block {block} differ"
+            free.append(block)
+            assert len(free) < self.num_blocks, "the free list has a cycle"
+            before, block = block, self._next[block]
+        assert self._prev[NULL_BLOCK] == before, "the tail of the free list is not its end"
+        return free

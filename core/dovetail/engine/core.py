@@ -1,0 +1,299 @@
+"""EngineCore: the step. Plan what runs next, let the executor run it, record what came.
+
+Owns the executor, the KV block accounting, the scheduler and all requests of the engine. Knows no
+sockets, no text and no tensors; one thread calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dovetail import registry
+from dovetail.engine import kv_groups
+from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
+from dovetail.engine.request import Request
+from dovetail.engine.step_stats import StepCounter
+from dovetail.errors import RequestError
+from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.scheduler import Scheduler
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.stats import StepStats
+from dovetail.interfaces.step import KVLayout, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+# A scheduler that plans nothing though requests wait and nothing runs has this long to think.
+STALL_LIMIT_S = 10.0
+
+Report = Callable[[str, float], None]
+"""Told the name and the seconds of each part of the start-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What a step brought. `is_stalled`: nothing could run, so calling again at once is in vain."""
+
+    updates: list[RequestUpdate]
+    stats: StepStats | None = None
+    is_stalled: bool = False
+
+
+class _Live:
+    """A request that is not finished, and when it first took a row."""
+
+    __slots__ = ("has_token", "request", "scheduled_s")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.scheduled_s = 0.0
+        self.has_token = False
+
+
+class EngineCore:
+    """One engine. `num_steps` counts the results recorded."""
+
+    def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
+        """Load the model, size and create the KV cache.
+
+        Raises: ConfigError when the spec asks for something that cannot be.
+        """
+        self.spec = spec
+        self.num_steps = 0
+        watch = _Watch(report)
+        self._executor = _build_executor(spec)
+        try:
+            watch.lap("load model")
+            self.layout = _plan_layout(spec, self._executor)
+            self._executor.allocate(self.layout)
+            watch.lap("create KV cache and warm up")
+            self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
+            self._scheduler = _build_scheduler(spec, self.cache)
+        except BaseException:
+            self._executor.shutdown()
+            raise
+        self._depth = 2 if spec.schedule.async_steps else 1
+        self._flights: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._live: dict[str, _Live] = {}
+        self._updates: list[RequestUpdate] = []
+        self._counter = StepCounter(self.cache)
+        self._stalled_since_s: float | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a step has anything to do or to tell."""
+        return bool(self._live or self._flights or self._updates)
+
+    def counts(self) -> tuple[int, int]:
+        """Return (running, waiting)."""
+        return self._scheduler.counts()
+
+    def add(self, message: EngineRequest) -> None:
+        """Queue a request. One that cannot run ends with an error, told by the next step."""
+        request = Request(
+            request_id=message.request_id,
+            prompt_ids=message.prompt_ids,
+            sampling=message.sampling,
+            seed=message.seed,
+            max_model_tokens=self.spec.run.max_model_tokens,
+            priority=message.priority,
+            arrival_s=message.arrival_s,
+            cache_salt=message.cache_salt,
+        )
+        try:
+            self._scheduler.add(request)
+        except RequestError as error:
+            self._updates.append(_refusal(message.request_id, error))
+        except Exception as error:  # a plugin's fault with this request, a policy's key for one
+            logger.exception("request %s could not be queued", message.request_id)
+            what = f"the request could not be queued: {type(error).__name__}: {error}"
+            self._updates.append(_refusal(message.request_id, RequestError(what, status=500)))
+        else:
+            self._live[request.request_id] = _Live(request)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests; unknown ids are ignored. The next step tells of those ended."""
+        for ended in self._scheduler.abort(request_ids):
+            self._note(ended.request_id)
+
+    def step(self) -> StepOutput:
+        """Plan a step and hand it over, then record the oldest one when enough are under way.
+
+        Raises: EngineDead, or what a scheduler or executor raised: then the engine is lost.
+        """
+        started_s = time.monotonic()
+        plan = self._scheduler.plan()
+        if plan.rows:
+            self._note_plan(plan, started_s)
+            self._flights.append((plan, self._executor.submit(plan)))
+            if len(self._flights) < self._depth:
+                return StepOutput(updates=self._take_updates())
+        if not self._flights:
+            return self._stalled()
+        plan, pending = self._flights.popleft()
+        result = pending.result()
+        for request in self._scheduler.update(plan, result):
+            self._note(request.request_id)
+        self.num_steps += 1
+        if self.spec.checks_invariants:
+            self.cache.check_invariants()
+        self._stalled_since_s = None
+        stats = self._stats(plan, result, time.monotonic() - started_s)
+        return StepOutput(updates=self._take_updates(), stats=stats)
+
+    def check_idle(self) -> None:
+        """Check what must hold when no request lives. Raises: AssertionError."""
+        if not self.has_work:
+            self.cache.check_invariants()
+            num_free, num_blocks = self.cache.num_free_blocks, self.cache.num_blocks
+            assert num_free == num_blocks, f"{num_blocks - num_free} KV blocks are lost"
+
+    def check_executor(self) -> None:
+        """Raise EngineDead when a worker is gone."""
+        self._executor.check()
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Ask to be told, from any thread, when a worker dies on its own."""
+        self._executor.on_death(callback)
+
+    def shutdown(self) -> None:
+        """Give workers and memory back. May be called twice."""
+        self._flights.clear()
+        self._executor.shutdown()
+
+    def _note_plan(self, plan: StepPlan, now_s: float) -> None:
+        """Record which requests take a row."""
+        for row in plan.new_rows:
+            live = self._live[row.request_id]
+            if live.scheduled_s:
+                self._counter.preemptions += 1
+            else:
+                live.scheduled_s = now_s
+
+    def _note(self, request_id: str) -> None:
+        """Take what is new about a request into the next update; forget it once it is finished."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        request = live.request
+        update = _update_of(live, time.monotonic())
+        self._counter.generated_tokens += len(update.token_ids)
+        if update.token_ids and not live.has_token:
+            live.has_token = True
+            self._counter.prompt_tokens += request.num_prompt_tokens
+        if request.is_finished:
+            self._counter.faults += request.finish_reason == "error"
+            del self._live[request_id]
+        self._updates.append(update)
+
+    def _take_updates(self) -> list[RequestUpdate]:
+        updates, self._updates = self._updates, []
+        return updates
+
+    def _stats(self, plan: StepPlan, result: StepResult, step_s: float) -> StepStats:
+        return self._counter.take(
+            self._scheduler.counts(), step_tokens=plan.num_tokens, result=result, step_s=step_s
+        )
+
+    def _stalled(self) -> StepOutput:
+        """Return an empty step; requests that have waited in vain for too long end."""
+        now_s = time.monotonic()
+        if not self._live:
+            self._stalled_since_s = None
+        elif self._stalled_since_s is None:
+            self._stalled_since_s = now_s
+        elif now_s - self._stalled_since_s > STALL_LIMIT_S:
+            self._end_all("the scheduler found no step in which this request could run.")
+        return StepOutput(
+            updates=self._take_updates(), stats=self._idle_stats(), is_stalled=bool(self._live)
+        )
+
+    def _idle_stats(self) -> StepStats | None:
+        """Return the final numbers once nothing lives (after an abort, say)."""
+        if self._live:
+            return None
+        return self._counter.take(self._scheduler.counts())
+
+    def _end_all(self, fault: str) -> None:
+        for live in list(self._live.values()):
+            live.request.finish("error", fault)
+            self.abort((live.request.request_id,))
+
+
+class _Watch:
+    """Reports the seconds since the last lap."""
+
+    def __init__(self, report: Report | None) -> None:
+        self._report = report
+        self._started_s = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now_s = time.monotonic()
+        if self._report is not None:
+            self._report(name, now_s - self._started_s)
+        self._started_s = now_s
+
+
+def _update_of(live: _Live, now_s: float) -> RequestUpdate:
+    request = live.request
+    progress = request.take_progress()
+    is_error = request.finish_reason == "error"
+    return RequestUpdate(
+        request_id=request.request_id,
+        token_ids=progress.token_ids,
+        logprobs=progress.logprobs,
+        prompt_logprobs=progress.prompt_logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        error=request.error if is_error else None,
+        num_cached_tokens=request.num_cached_tokens,
+        timings=Timings(live.scheduled_s, now_s),
+    )
+
+
+def _refusal(request_id: str, error: RequestError) -> RequestUpdate:
+    text = error.what if error.fix is None else f"{error.what} Fix: {error.fix}"
+    return RequestUpdate(
+        request_id=request_id,
+        finish_reason="error",
+        error=text,
+        error_code=error.code,
+        error_status=error.status,
+    )
+
+
+def _build_executor(spec: EngineSpec) -> Executor:
+    executor_class = registry.load_selection(spec.executor)
+    options = registry.build_options(spec.executor)
+    executor: Executor = executor_class(options, spec.run, spec.worker)
+    return executor
+
+
+def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
+    """Return the KV cache's layout. Raises: ConfigError when the longest request does not fit."""
+    cache, schedule = spec.cache, spec.schedule
+    memory_bytes = cache.memory_bytes
+    if cache.num_blocks is None and memory_bytes is None:
+        memory_bytes = int(cache.memory_share * executor.free_bytes())
+    layout = kv_groups.plan_layout(
+        executor.kv_layers(),
+        block_tokens=cache.block_tokens,
+        num_blocks=cache.num_blocks,
+        memory_bytes=memory_bytes,
+    )
+    step_tokens = schedule.max_step_tokens * (2 if schedule.async_steps else 1)
+    kv_groups.verify_fits(layout, schedule.max_model_tokens, step_tokens)
+    return layout
+
+
+def _build_scheduler(spec: EngineSpec, cache: KVCacheManager) -> Scheduler:
+    policy = registry.load_selection(spec.policy)(registry.build_options(spec.policy))
+    scheduler_class = registry.load_selection(spec.scheduler)
+    options = registry.build_options(spec.scheduler)
+    scheduler: Scheduler = scheduler_class(options, spec.schedule, cache, policy)
+    return scheduler

@@ -1,0 +1,55 @@
+"""Detokenizer: one completion's tokens as text that is safe to show.
+
+Joins the tokenizer's stream with the search for stop strings, token by token, so that the answer
+does not depend on how many tokens arrive together. Knows no engine and no finish reasons but its
+own: a stop string found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.engine.stop import StopMatcher
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
+
+
+class Detokenizer:
+    """Text of one completion. `num_tokens` counts the tokens taken so far."""
+
+    __slots__ = ("_matcher", "_min_tokens", "_stream", "num_tokens")
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> None:
+        self._stream: TokenStream | None = None
+        if params.detokenize:
+            self._stream = tokenizer.stream(
+                prompt_ids, skip_special_tokens=params.skip_special_tokens
+            )
+        self._matcher = StopMatcher(params.stop, includes_stop=params.include_stop_str_in_output)
+        self._min_tokens = params.min_tokens
+        self.num_tokens = 0
+
+    @property
+    def matched(self) -> str | None:
+        """Return the stop string that was found, or None."""
+        return self._matcher.matched
+
+    def push(self, token_id: int, *, is_shown: bool = True) -> str:
+        """Return the text to emit after this token; `is_shown` False counts it, but silently."""
+        self.num_tokens += 1
+        if self._stream is None or not is_shown:
+            return ""
+        text = self._stream.push(token_id)
+        return self._matcher.push(text, may_stop=self._may_stop()) if text else ""
+
+    def flush(self) -> str:
+        """Return what is held back at the end; may still complete a stop string."""
+        if self._stream is None:
+            return ""
+        text = self._matcher.push(self._stream.flush(), may_stop=self._may_stop())
+        return text + self._matcher.flush()
+
+    def _may_stop(self) -> bool:
+        return self.num_tokens >= self._min_tokens

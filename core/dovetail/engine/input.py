@@ -1,0 +1,211 @@
+"""InputProcessor: a prompt and sampling params, checked and made into engine requests.
+
+Everything a client can get wrong is found here, in the API process, before the engine hears of
+the request. Knows no transport, no HTTP and no chat templates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dovetail import registry
+from dovetail.engine.fanout import child_params, child_seed, root_seed
+from dovetail.engine.messages import EngineRequest
+from dovetail.errors import RequestError
+from dovetail.interfaces.logits import LogitsProcessor
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A client's request, ready for the engine. `requests[i]` makes completion i."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    requests: tuple[EngineRequest, ...]
+    arrival_s: float
+
+
+class InputProcessor:
+    """Turns prompts into engine requests. Called from several threads; holds no request."""
+
+    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer, *, name: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._max_model_tokens = spec.run.max_model_tokens
+        self._vocab_size = spec.run.model.vocab_size
+        self._max_logprobs = spec.max_logprobs
+        self._eos_token_ids = _eos_token_ids(spec, tokenizer)
+        self._name = name
+        self._processors: dict[str, type[LogitsProcessor]] = {
+            selection.name: registry.load_selection(selection)
+            for selection in spec.run.logits_processors
+        }
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        serial: int = 0,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> PreparedRequest:
+        """Return the engine requests of one client's request.
+
+        `serial` tells apart requests for which clients chose the same id.
+        Raises: RequestError naming the field that is wrong.
+        """
+        arrival_s = time.monotonic()
+        params.verify()
+        self._verify(params)
+        prompt_ids = self._truncated(self._token_ids(prompt), params)
+        params = self._completed(params, len(prompt_ids))
+        seed = root_seed(params.seed)
+        requests = tuple(
+            EngineRequest(
+                request_id=f"{request_id}/{self._name}{serial}.{index}",
+                prompt_ids=prompt_ids,
+                sampling=child_params(params, index),
+                seed=child_seed(seed, index),
+                priority=priority,
+                arrival_s=arrival_s,
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        )
+        return PreparedRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            requests=requests,
+            arrival_s=arrival_s,
+        )
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the prompt as token ids within the vocabulary."""
+        if isinstance(prompt, str):
+            return tuple(self._encode(prompt))
+        prompt_ids = tuple(prompt)
+        self._verify_ids("prompt", prompt_ids)
+        return prompt_ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text is no valid Unicode: {error.reason} at character {error.start}.",
+                where="prompt",
+                fix="send whole characters, not halves of surrogate pairs.",
+            ) from None
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _truncated(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+        """Return the end of the prompt that is wanted, checked to leave room for an answer."""
+        keep = params.truncate_prompt_tokens
+        if keep is not None:
+            prompt_ids = prompt_ids[-(keep if keep > 0 else self._room_beside(params)) :]
+        if not prompt_ids:
+            raise RequestError("the prompt has no tokens.", where="prompt", fix="send some text.")
+        if len(prompt_ids) >= self._max_model_tokens:
+            raise RequestError(
+                f"the context holds {self._max_model_tokens} tokens, prompt and answer together; "
+                f"the prompt has {len(prompt_ids)}.",
+                where="prompt",
+                fix="shorten the prompt, or set truncate_prompt_tokens to -1.",
+                code="context_length_exceeded",
+            )
+        return prompt_ids
+
+    def _room_beside(self, params: SamplingParams) -> int:
+        """Return the prompt tokens that leave room for max_tokens, at least half the context."""
+        limit = self._max_model_tokens
+        return max(1, limit - min(params.max_tokens or 1, limit // 2))
+
+    def _completed(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Return the params with everything the engine needs filled in."""
+        room = self._max_model_tokens - num_prompt_tokens
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        return msgspec.structs.replace(
+            params,
+            max_tokens=max_tokens,
+            min_tokens=min(params.min_tokens, max_tokens),
+            eos_token_ids=params.eos_token_ids or self._eos_token_ids,
+            bad_words_token_ids=params.bad_words_token_ids + self._bad_word_ids(params.bad_words),
+        )
+
+    def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the token sequences of each word, at the start of a text and after a space."""
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip()
+            if not bare:
+                raise RequestError("a word must have visible characters.", where="bad_words")
+            for text in (bare, " " + bare):
+                sequences[tuple(self._encode(text, add_special_tokens=False))] = None
+        return tuple(ids for ids in sequences if ids)
+
+    def _verify(self, params: SamplingParams) -> None:
+        """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
+        if params.truncate_prompt_tokens == 0:
+            raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
+        if params.stop and not params.detokenize:
+            raise RequestError("stop strings need detokenize to be true.", where="stop")
+        self._verify_ids("stop_token_ids", params.stop_token_ids)
+        self._verify_ids("logit_bias", params.logit_bias)
+        self._verify_ids("allowed_token_ids", params.allowed_token_ids or ())
+        for ids in params.bad_words_token_ids:
+            self._verify_ids("bad_words_token_ids", ids)
+        self._verify_num_logprobs("logprobs", params.logprobs)
+        self._verify_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        self._verify_processors(params)
+
+    def _verify_ids(self, field: str, ids: Iterable[int]) -> None:
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"{token_id!r} is no token id; they go from 0 to {self._vocab_size - 1}.",
+                    where=field,
+                )
+
+    def _verify_num_logprobs(self, field: str, count: int | None) -> None:
+        if count is None or self._max_logprobs == -1:
+            return
+        wanted = self._vocab_size if count == -1 else count
+        if wanted > self._max_logprobs:
+            raise RequestError(
+                f"at most {self._max_logprobs} are given, not {wanted}.",
+                where=field,
+                fix="ask for fewer, or start the server with a higher --max-logprobs.",
+            )
+
+    def _verify_processors(self, params: SamplingParams) -> None:
+        for name in params.logits_processors:
+            if name not in self._processors:
+                known = ", ".join(sorted(self._processors)) or "none"
+                raise RequestError(
+                    f'no logits processor "{name}" is loaded; there are: {known}.',
+                    where="logits_processors",
+                    fix="start the server with --logits-processors naming it.",
+                )
+        for processor in self._processors.values():
+            if processor.wants(params):
+                processor.verify(params, self._vocab_size)
+
+
+def _eos_token_ids(spec: EngineSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the checkpoint's end tokens; the tokenizer's own where it names none."""
+    if spec.run.model.eos_token_ids:
+        return spec.run.model.eos_token_ids
+    eos_token_id = tokenizer.facts().eos_token_id
+    return () if eos_token_id is None else (eos_token_id,)

@@ -1,0 +1,207 @@
+"""KV groups: which layers share a block table, how the cache memory is laid out, what a hit is.
+
+Layers with the same rule (full attention, or one window size) form groups of equal size; layer i of
+every group lives in tensor i, so a block id names one piece of memory in whichever group owns it,
+and blocks move freely between groups. All layers must cache the same bytes per token; a model that
+mixes head counts, head sizes or dtypes is refused. Knows no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+MAX_GROUPS = 16
+
+
+def plan_layout(
+    layers: Sequence[KVLayer],
+    *,
+    block_tokens: int,
+    num_blocks: int | None = None,
+    memory_bytes: int | None = None,
+) -> KVLayout:
+    """Return the layout of the cache: `num_blocks` blocks, or as many as `memory_bytes` holds.
+
+    Block 0 is counted, though it is the null block that nobody owns.
+    Raises: ConfigError when layers differ in size or fewer than two blocks fit.
+    """
+    groups = group_layers(layers)
+    num_tensors = max((len(group.layers) for group in groups), default=0)
+    block_bytes = block_tokens * _bytes_per_token(layers)
+    if num_blocks is None:
+        if memory_bytes is None:
+            raise ConfigError("neither a number of KV blocks nor a size in bytes was given.")
+        # A model without attention caches nothing; one block keeps the arithmetic alive.
+        num_blocks = memory_bytes // (num_tensors * block_bytes) if num_tensors else 2
+    if num_blocks < 2:
+        raise ConfigError(
+            f"only {num_blocks} KV blocks fit, at least 2 are needed "
+            f"(a block of {block_tokens} tokens takes {num_tensors * block_bytes} bytes).",
+            where="KV cache",
+            fix="raise --gpu-memory-utilization or --kv-cache-memory-bytes.",
+        )
+    return KVLayout(
+        groups=groups,
+        num_tensors=num_tensors,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        block_bytes=block_bytes,
+    )
+
+
+def group_layers(layers: Sequence[KVLayer]) -> tuple[KVGroup, ...]:
+    """Return the layers divided into groups, full attention first, then growing windows."""
+    kinds: dict[int | None, list[str]] = {}
+    for layer in layers:
+        kinds.setdefault(layer.window_tokens, []).append(layer.name)
+    if not kinds:
+        return ()
+    size = _group_size([len(names) for names in kinds.values()])
+    return tuple(
+        KVGroup(layers=tuple(names[start : start + size]), window_tokens=window)
+        for window, names in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
+        for start in range(0, len(names), size)
+    )
+
+
+def _group_size(counts: Sequence[int]) -> int:
+    """Return the layers per group that wastes the least memory on padding the last groups.
+
+    The smallest kind's count or more; on a tie the larger, which makes fewer groups.
+    """
+
+    def num_groups(size: int) -> int:
+        return sum(-(-count // size) for count in counts)
+
+    sizes = range(min(counts), max(counts) + 1)
+    few = [size for size in sizes if num_groups(size) <= MAX_GROUPS] or [max(counts)]
+    return min(few, key=lambda size: (num_groups(size) * size, -size))
+
+
+def _bytes_per_token(layers: Sequence[KVLayer]) -> int:
+    """Return the bytes one token takes in one layer. Raises: ConfigError when layers differ."""
+    if not layers:
+        return 0
+    first = layers[0]
+    for layer in layers:
+        if _shape(layer) != _shape(first):
+            raise ConfigError(
+                f'layers "{first.name}" and "{layer.name}" cache different shapes, '
+                f"{_shape(first)} and {_shape(layer)} (kv heads, head size, dtype).",
+                where="KV cache",
+                fix="models that mix cache shapes are not supported.",
+            )
+    if first.dtype not in DTYPE_BYTES:
+        raise ConfigError(
+            f'"{first.dtype}" is no dtype of a KV cache.',
+            where="--kv-cache-dtype",
+            fix=f"use one of {', '.join(DTYPE_BYTES)}.",
+        )
+    return first.bytes_per_token(DTYPE_BYTES[first.dtype])
+
+
+def _shape(layer: KVLayer) -> tuple[int, int, str]:
+    return layer.num_kv_heads, layer.head_size, layer.dtype
+
+
+def blocks_for(layout: KVLayout, num_tokens: int, step_tokens: int) -> int:
+    """Return the most blocks one request of `num_tokens` tokens owns, all groups together.
+
+    At most `step_tokens` of its tokens are in uncommitted steps; a windowed group then keeps the
+    window before them and one block for what the last commit could not yet give back.
+    """
+    size = layout.block_tokens
+    full = -(-num_tokens // size)
+    total = 0
+    for group in layout.groups:
+        window = group.window_tokens
+        if window is None:
+            total += full
+        else:
+            kept = -(-(window - 1) // size) + -(-(step_tokens - 1) // size) + 1
+            total += min(full, kept)
+    return total
+
+
+def max_request_tokens(layout: KVLayout, limit_tokens: int, step_tokens: int) -> int:
+    """Return the longest request, up to `limit_tokens`, that the whole cache can hold."""
+    low, high = 0, limit_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks_for(layout, middle, step_tokens) <= layout.num_blocks - 1:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def verify_fits(layout: KVLayout, max_model_tokens: int, step_tokens: int) -> None:
+    """Check that one request of the longest length fits. Raises: ConfigError."""
+    # The last token is drawn but never computed, so it needs no room.
+    room = max_request_tokens(layout, max_model_tokens, step_tokens) + 1
+    if room < max_model_tokens:
+        raise ConfigError(
+            f"the KV cache holds {room} tokens of one request, the context is {max_model_tokens}.",
+            where="--max-model-len",
+            fix=f"lower it to {room}, or raise --gpu-memory-utilization, "
+            "--kv-cache-memory-bytes or --num-gpu-blocks-override.",
+        )
+
+
+Has = Callable[[int], bool]
+"""Says whether block i of a request is in the prefix index of one group."""
+
+
+def window_start(window_tokens: int, num_tokens: int, block_tokens: int) -> int:
+    """Return the first block that the query at position `num_tokens` and later ones can see."""
+    return max(0, num_tokens - window_tokens + 1) // block_tokens
+
+
+def longest_hit(groups: Sequence[tuple[int | None, Has]], limit: int, block_tokens: int) -> int:
+    """Return the most leading blocks, up to `limit`, that every group can serve.
+
+    A full group serves a prefix when all its blocks are there, a windowed one when those inside
+    the window are. Each group may shorten the answer, so go round until none does.
+    """
+    num_blocks = limit
+    while True:
+        before = num_blocks
+        for window, has in groups:
+            if window is None:
+                num_blocks = _leading(has, num_blocks)
+            else:
+                num_blocks = _windowed(has, num_blocks, -(-(window - 1) // block_tokens))
+        if num_blocks == before:
+            return num_blocks
+
+
+def _leading(has: Has, limit: int) -> int:
+    """Return how many leading blocks are there without a gap."""
+    for i in range(limit):
+        if not has(i):
+            return i
+    return limit
+
+
+def _windowed(has: Has, limit: int, needed: int) -> int:
+    """Return the largest count n <= limit whose last `needed` blocks (or all n) are there."""
+    end = limit
+    i = limit - 1
+    while i >= 0 and end - i <= needed:
+        if not has(i):
+            end = i
+        i -= 1
+    return end

@@ -1,0 +1,246 @@
+"""The engine's loop: hear clients, step, answer. The same in a process of its own and in a thread.
+
+Knows which client sent which request and nothing else about them. It blocks while there is no
+work; a wake-up every half second asks the executor whether its workers live.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+from dovetail.engine.core import EngineCore, StepOutput
+from dovetail.engine.messages import (
+    Abort,
+    AddRequests,
+    ClientGone,
+    Dead,
+    EngineRequest,
+    FromEngine,
+    Goodbye,
+    Hello,
+    Phase,
+    Ping,
+    Pong,
+    Ready,
+    RequestUpdate,
+    Shutdown,
+    StartFailed,
+    ToEngine,
+    Updates,
+)
+from dovetail.engine.transport import EngineEnd
+from dovetail.errors import DovetailError, EngineDead
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.stats import StepStats
+
+logger = logging.getLogger(__name__)
+
+HELLO_LIMIT_S = 30.0
+IDLE_WAKE_S = 0.5
+STALL_WAIT_S = 0.005
+CHECK_AFTER_S = 1.0
+# Clients without news of their own get the engine's numbers this often.
+STATS_PERIOD_S = 0.1
+
+
+class _Client:
+    """An API process: its running requests, and the numbers it has not been told."""
+
+    __slots__ = ("request_ids", "stats", "told_s")
+
+    def __init__(self) -> None:
+        self.request_ids: set[str] = set()
+        self.stats: list[StepStats] = []
+        self.told_s = 0.0
+
+
+def run(spec: EngineSpec, end: EngineEnd) -> int:
+    """Start an engine and serve until it is told to stop; return the exit status.
+
+    Does not raise for a fault of the engine: the clients are told.
+    """
+    clients = _await_hello(end)
+    if not clients:
+        logger.error("no API process said hello within %.0f s", HELLO_LIMIT_S)
+        return 1
+    try:
+        core = EngineCore(
+            spec, lambda name, duration_s: _tell(end, clients, Phase(name, duration_s))
+        )
+    except Exception as error:
+        _tell(end, clients, _start_failure(error))
+        return 2
+    try:
+        EngineLoop(core, end, clients).run()
+    except Exception as error:
+        if not isinstance(error, EngineDead):
+            logger.exception("the engine ends because of a fault")
+        _tell(end, clients, Dead(_reason(error)))
+        return 1
+    finally:
+        core.shutdown()
+    return 0
+
+
+def _await_hello(end: EngineEnd) -> list[bytes]:
+    """Return the clients that have introduced themselves, once there is one."""
+    deadline_s = time.monotonic() + HELLO_LIMIT_S
+    while time.monotonic() < deadline_s:
+        received = end.receive(IDLE_WAKE_S)
+        clients = [client for client, message in received if isinstance(message, Hello)]
+        if clients:
+            return clients
+        if any(isinstance(message, Shutdown) for _, message in received):
+            return []
+    return []
+
+
+def _tell(end: EngineEnd, clients: Sequence[bytes], message: FromEngine) -> None:
+    for client in clients:
+        end.send(client, message)
+
+
+def _start_failure(error: Exception) -> StartFailed:
+    if isinstance(error, DovetailError):
+        kind = type(error).__name__
+        return StartFailed(kind=kind, what=error.what, where=error.where, fix=error.fix)
+    logger.error("the engine could not start", exc_info=error)
+    return StartFailed(kind="", what=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+
+
+class EngineLoop:
+    """Serves clients with one engine core until a Shutdown message comes."""
+
+    def __init__(self, core: EngineCore, end: EngineEnd, clients: Sequence[bytes]) -> None:
+        self._core = core
+        self._end = end
+        self._clients: dict[bytes, _Client] = {}
+        self._owners: dict[str, bytes] = {}
+        self._is_stopping = False
+        self._is_stalled = False
+        self._idle_since_s: float | None = None
+        self._worker_death: str | None = None
+        core.on_death(self._note_worker_death)
+        for client in clients:
+            self._greet(client)
+
+    def _note_worker_death(self, reason: str) -> None:
+        self._worker_death = reason  # any thread; the loop looks within IDLE_WAKE_S
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises: EngineDead and whatever ends the engine."""
+        while not self._is_stopping:
+            for client, message in self._end.receive(self._patience_s()):
+                self._handle(client, message)
+            if self._worker_death is not None:
+                raise EngineDead(self._worker_death)
+            if self._core.has_work:
+                self._idle_since_s = None
+                self._publish(self._core.step())
+            else:
+                self._idle()
+
+    def _patience_s(self) -> float:
+        if not self._core.has_work:
+            return IDLE_WAKE_S
+        return STALL_WAIT_S if self._is_stalled else 0.0
+
+    def _idle(self) -> None:
+        """Look after the executor; check the books once the engine has been idle for a while."""
+        self._core.check_executor()
+        now_s = time.monotonic()
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        elif 0 < self._idle_since_s < now_s - CHECK_AFTER_S:
+            self._core.check_idle()
+            self._idle_since_s = -1.0  # once per idle period
+
+    def _handle(self, client: bytes, message: ToEngine) -> None:
+        match message:
+            case AddRequests(requests):
+                self._add(client, requests)
+            case Abort(request_ids):
+                self._core.abort(request_ids)
+            case Ping():
+                self._send(client, self._pong())
+            case Hello():
+                self._greet(client)
+            case Goodbye():
+                self._forget(client)
+            case ClientGone(name):
+                self._forget(name.encode())
+            case Shutdown():
+                self._is_stopping = True
+
+    def _add(self, client: bytes, requests: Sequence[EngineRequest]) -> None:
+        known = self._clients.setdefault(client, _Client())
+        for request in requests:
+            known.request_ids.add(request.request_id)
+            self._owners[request.request_id] = client
+            self._core.add(request)
+
+    def _pong(self) -> Pong:
+        num_running, num_waiting = self._core.counts()
+        return Pong(
+            num_steps=self._core.num_steps, num_running=num_running, num_waiting=num_waiting
+        )
+
+    def _greet(self, client: bytes) -> None:
+        self._clients.setdefault(client, _Client())
+        layout = self._core.layout
+        ready = Ready(
+            num_blocks=layout.num_blocks, block_tokens=layout.block_tokens, pid=os.getpid()
+        )
+        self._send(client, ready)
+
+    def _forget(self, client: bytes) -> None:
+        """End what a client that has left still has running."""
+        known = self._clients.pop(client, None)
+        if known is None:
+            return
+        if known.request_ids:
+            logger.info("an API process left; its %d requests end", len(known.request_ids))
+        for request_id in known.request_ids:
+            self._owners.pop(request_id, None)
+        self._core.abort(tuple(known.request_ids))
+
+    def _send(self, client: bytes, message: FromEngine) -> None:
+        if not self._end.send(client, message):
+            self._forget(client)
+
+    def _publish(self, output: StepOutput) -> None:
+        """Send each client its updates, and the engine's numbers with them."""
+        self._is_stalled = output.is_stalled
+        news = self._sorted(output.updates)
+        is_idle = not self._core.has_work
+        now_s = time.monotonic()
+        for name, client in list(self._clients.items()):
+            if output.stats is not None:
+                client.stats.append(output.stats)
+            updates = news.get(name)
+            is_due = client.stats and (is_idle or now_s - client.told_s > STATS_PERIOD_S)
+            if updates or is_due:
+                message = Updates(tuple(updates or ()), tuple(client.stats))
+                client.stats.clear()
+                client.told_s = now_s
+                self._send(name, message)
+
+    def _sorted(self, updates: Sequence[RequestUpdate]) -> dict[bytes, list[RequestUpdate]]:
+        """Return the updates by client. Mutates: forgets who owns what is finished"""
+        news: dict[bytes, list[RequestUpdate]] = {}
+        for update in updates:
+            name = self._owners.get(update.request_id)
+            if name is None:
+                continue
+            news.setdefault(name, []).append(update)
+            if update.finish_reason is not None:
+                del self._owners[update.request_id]
+                self._clients[name].request_ids.discard(update.request_id)
+        return news

@@ -1,0 +1,150 @@
+"""What crosses between API processes and the engine process, as tagged msgspec structs.
+
+Encoded as msgpack; the tag says which message it is. Knows neither sockets nor requests' states.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.stats import StepStats
+from dovetail.interfaces.step import TokenLogprobs
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation, checked and tokenized. `sampling.n` is 1: fan-out has happened.
+
+    `request_id` is unique in the engine, whatever ids clients chose. `arrival_s` is read from
+    the monotonic clock, which all processes of one machine share.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    priority: int = 0
+    arrival_s: float = 0.0
+    cache_salt: str = ""
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """When a request first took a row, and when this update was made. Monotonic seconds."""
+
+    scheduled_s: float = 0.0
+    updated_s: float = 0.0
+
+
+class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one request gained in a step. `logprobs` pairs up with `token_ids`.
+
+    `finish_reason` is "stop", "length", "abort" or "error"; with "error" come the text, and the
+    HTTP status it should become. `prompt_logprobs` comes once, with the first token.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    error_code: str | None = None
+    error_status: int = 500
+    num_cached_tokens: int = 0
+    timings: Timings = Timings()
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """The first thing an engine process reads, from its standard input."""
+
+    spec: EngineSpec
+    address: str
+    parent_pid: int
+    uses_death_signal: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """An API process introduces itself; the engine answers with Ready once it is."""
+
+
+class AddRequests(msgspec.Struct, frozen=True, tag="add"):
+    """New requests: the fan-out of one client's request travels together."""
+
+    requests: tuple[EngineRequest, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End these requests; unknown ids are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Ask for a sign of life."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """An API process leaves; what it still has running is aborted."""
+
+
+class ClientGone(msgspec.Struct, frozen=True, tag="gone"):
+    """The parent says that another API process has died."""
+
+    name: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the engine process now."""
+
+
+ToEngine = Hello | AddRequests | Abort | Ping | Goodbye | ClientGone | Shutdown
+
+
+class Phase(msgspec.Struct, frozen=True, tag="phase"):
+    """A part of the start-up is done."""
+
+    name: str
+    duration_s: float
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine takes requests. `num_blocks` KV blocks of `block_tokens` tokens."""
+
+    num_blocks: int
+    block_tokens: int
+    pid: int
+
+
+class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Start-up ended with a DovetailError (`kind` is its class name), or a fault (`kind` empty)."""
+
+    kind: str
+    what: str
+    where: str | None = None
+    fix: str | None = None
+
+
+class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
+    """News of this client's requests, and the engine's numbers since the last message to it."""
+
+    updates: tuple[RequestUpdate, ...] = ()
+    stats: tuple[StepStats, ...] = ()
+
+
+class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
+    """A sign of life. `num_steps` moves while there is work."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+
+
+class Dead(msgspec.Struct, frozen=True, tag="dead"):
+    """The engine ends because of a fault of the whole."""
+
+    reason: str
+
+
+FromEngine = Phase | Ready | StartFailed | Updates | Pong | Dead

@@ -1,0 +1,117 @@
+"""PrefixHasher: names the content of a KV block by a keyed, chained hash.
+
+The hash of block i covers all tokens up to its end, because it includes the hash of block i - 1;
+the first one includes a root made of the request's typed extra keys (cache salt, adapter), so two
+requests meet only when those agree too. The key is a secret of the process: nobody outside can
+compute or aim for a collision, or learn a prompt from a hash. Knows no block ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from struct import Struct
+from typing import Protocol
+
+from dovetail.errors import ConfigError
+
+Digest = Callable[[bytes], bytes]
+Encode = Callable[[bytes, Sequence[int]], bytes]
+
+
+class Hashable(Protocol):
+    """What the hasher reads of a request; `block_hashes` is extended in place."""
+
+    token_ids: list[int]
+    block_hashes: list[bytes]
+
+    @property
+    def prefix_keys(self) -> tuple[tuple[str, str], ...]: ...
+
+
+class PrefixHasher:
+    """Hashes of full blocks of `block_tokens` tokens under one algorithm and key."""
+
+    def __init__(self, algorithm: str, key: bytes, block_tokens: int) -> None:
+        if algorithm not in ALGORITHMS:
+            raise ConfigError(
+                f'"{algorithm}" is no hash that can be trusted with prefixes of other users.',
+                where="--prefix-caching-hash-algo",
+                fix=f"use one of {', '.join(ALGORITHMS)}.",
+            )
+        digest, encode = ALGORITHMS[algorithm]
+        self._digest: Digest = partial(digest, key)
+        self._encode: Encode = encode(block_tokens)
+        self._block_tokens = block_tokens
+
+    def root(self, keys: Sequence[tuple[str, str]]) -> bytes:
+        """Return the hash that stands before a request's first block."""
+        parts = [part.encode("utf-8", "surrogatepass") for pair in keys for part in pair]
+        # Lengths in front keep ("salt", "ab"), ("adapter", "c") apart from any other split.
+        return self._digest(b"root" + b"".join(_LENGTH.pack(len(p)) + p for p in parts))
+
+    def block(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        """Return the hash of one full block that follows `parent`."""
+        return self._digest(self._encode(parent, token_ids))
+
+    def extend(self, request: Hashable, num_blocks: int) -> list[bytes]:
+        """Return the request's hashes, at least `num_blocks` of them; its tokens are known.
+
+        Mutates: request.block_hashes
+        """
+        hashes = request.block_hashes
+        if len(hashes) < num_blocks:
+            parent = hashes[-1] if hashes else self.root(request.prefix_keys)
+            size = self._block_tokens
+            for start in range(len(hashes) * size, num_blocks * size, size):
+                parent = self.block(parent, request.token_ids[start : start + size])
+                hashes.append(parent)
+        return hashes
+
+
+_LENGTH = Struct("<Q")
+
+
+def _sha256(key: bytes, data: bytes) -> bytes:
+    # Plain key-then-data is enough: hashes never leave the process, so none can be extended.
+    return hashlib.sha256(_LENGTH.pack(len(key)) + key + data).digest()
+
+
+def _blake2b(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32, key=key).digest()
+
+
+def _packed(block_tokens: int) -> Encode:
+    """Return an encoder: "block", the parent, then each token in 8 bytes."""
+    pack = Struct(f"<{block_tokens}q").pack
+    return lambda parent, token_ids: b"block" + parent + pack(*token_ids)
+
+
+def _cbor(block_tokens: int) -> Encode:
+    """Return an encoder to RFC 8949 deterministic CBOR: the array [parent, [tokens ...]]."""
+    head = _cbor_head(4, block_tokens)
+
+    def encode(parent: bytes, token_ids: Sequence[int]) -> bytes:
+        tokens = b"".join(_cbor_head(0, token_id) for token_id in token_ids)
+        return b"\x82" + _cbor_head(2, len(parent)) + parent + head + tokens
+
+    return encode
+
+
+def _cbor_head(major: int, value: int) -> bytes:
+    """Return a CBOR item head: 3 bits of major type, then the value in the fewest bytes."""
+    if value < 24:
+        return bytes((major << 5 | value,))
+    for extra, num_bytes in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        if value < 1 << (8 * num_bytes):
+            return bytes((major << 5 | extra,)) + value.to_bytes(num_bytes, "big")
+    raise ValueError(f"token id {value} does not fit 64 bits")
+
+
+ALGORITHMS: dict[str, tuple[Callable[[bytes, bytes], bytes], Callable[[int], Encode]]] = {
+    "sha256": (_sha256, _packed),
+    "sha256_cbor": (_sha256, _cbor),
+    "blake2b": (_blake2b, _packed),
+}
+"""Name -> (keyed digest, encoder of a block); the names of the kind hash_algorithm."""

@@ -1,0 +1,227 @@
+"""Request: one generation as the engine keeps it, from arrival to finish reason.
+
+Decides when drawn tokens end the request. Knows no text (stop strings are found where text is
+made and arrive here as an abort), no blocks and no rows beyond the number a scheduler gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.step import RowResult, TokenLogprobs
+
+WAITING = "waiting"
+RUNNING = "running"
+FINISHED = "finished"
+NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a request gained since it was last asked. `logprobs` pairs up with `token_ids`.
+
+    `prompt_logprobs` is None until every prompt position is known, then comes exactly once.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None
+
+
+class Request:
+    """Implements interfaces.scheduler.RequestState.
+
+    `finish_reason` is None while the request lives, then "stop", "length", "abort" or "error";
+    `stop_reason` is the stop token id that ended it (None for the model's own end token), `error`
+    the text of a fault. A request never holds more than `max_tokens` tokens, prompt included.
+    """
+
+    __slots__ = (
+        "_end_ids",
+        "_new_logprobs",
+        "_new_token_ids",
+        "_num_repeated_prompt_logprobs",
+        "_num_restarts",
+        "_prompt_logprobs",
+        "_sends_prompt_logprobs",
+        "_stop_ids",
+        "adapter",
+        "arrival_s",
+        "block_hashes",
+        "cache_salt",
+        "error",
+        "finish_reason",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_inflight",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "priority",
+        "request_id",
+        "row",
+        "sampling",
+        "seed",
+        "status",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        max_model_tokens: int,
+        priority: int = 0,
+        arrival_s: float = 0.0,
+        cache_salt: str = "",
+        adapter: str = "",
+    ) -> None:
+        self.request_id = request_id
+        self.sampling = sampling
+        self.seed = seed
+        self.priority = priority
+        self.arrival_s = arrival_s
+        self.cache_salt = cache_salt
+        self.adapter = adapter
+        self.token_ids = list(prompt_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)
+        self._end_ids = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._start_counters()
+
+    def _start_counters(self) -> None:
+        self.status = WAITING
+        self.row = NO_ROW
+        self.num_computed_tokens = 0
+        self.num_inflight = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.block_hashes: list[bytes] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self._new_token_ids: list[int] = []
+        self._new_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._sends_prompt_logprobs = self.sampling.prompt_logprobs is not None
+        self._num_restarts = 0
+        self._num_repeated_prompt_logprobs = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens known so far, prompt and drawn."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Return the tokens drawn so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Return a copy of the tokens drawn so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the request has its finish reason."""
+        return self.finish_reason is not None
+
+    @property
+    def prefix_keys(self) -> tuple[tuple[str, str], ...]:
+        """Return the (type, value) pairs beyond tokens that its cached blocks depend on."""
+        pairs = (("adapter", self.adapter), ("salt", self.cache_salt))
+        return tuple(pair for pair in pairs if pair[1])
+
+    def append(self, result: RowResult) -> None:
+        """Record drawn tokens up to the one that ends the request; the rest are dropped.
+
+        Mutates: token_ids, and on the end status, finish_reason, stop_reason, error
+        """
+        if self.finish_reason is not None:
+            return
+        if result.fault is not None:
+            self.finish("error", result.fault)
+            return
+        if result.prompt_logprobs:
+            self._add_prompt_logprobs(result.prompt_logprobs)
+        num_taken = 0
+        for token_id in result.token_ids:
+            self.token_ids.append(token_id)
+            self._new_token_ids.append(token_id)
+            num_taken += 1
+            if self._ends_at(token_id):
+                break
+        if result.logprobs:
+            self._new_logprobs.extend(result.logprobs[:num_taken])
+
+    def _ends_at(self, token_id: int) -> bool:
+        """Return whether the token just appended ends the request; sets the reason if so."""
+        num_tokens = len(self.token_ids)
+        if num_tokens - self.num_prompt_tokens >= self.sampling.min_tokens:
+            if token_id in self._end_ids:
+                self.finish("stop")
+                return True
+            if token_id in self._stop_ids:
+                self.finish("stop")
+                self.stop_reason = token_id
+                return True
+        if num_tokens >= self.max_tokens:
+            self.finish("length")
+            return True
+        return False
+
+    def _add_prompt_logprobs(self, entries: tuple[TokenLogprobs, ...]) -> None:
+        """Keep new entries; after a preemption the prompt is computed, and told, again."""
+        if self._num_restarts != self.num_preemptions:
+            self._num_restarts = self.num_preemptions
+            self._num_repeated_prompt_logprobs = len(self._prompt_logprobs)
+        num_repeated = min(self._num_repeated_prompt_logprobs, len(entries))
+        self._num_repeated_prompt_logprobs -= num_repeated
+        self._prompt_logprobs.extend(entries[num_repeated:])
+
+    def finish(self, reason: str, detail: str | None = None) -> None:
+        """End the request: "stop", "length", "abort" or "error". The first reason stays.
+
+        `detail` is the fault's text for "error", else the stop reason.
+        """
+        if self.finish_reason is not None:
+            return
+        self.status = FINISHED
+        self.finish_reason = reason
+        if reason == "error":
+            self.error = detail or "the engine gave no reason."
+        else:
+            self.stop_reason = detail
+
+    def take_progress(self) -> Progress:
+        """Return what is new since the last call. Mutates: the request forgets that it is new."""
+        progress = Progress(
+            token_ids=tuple(self._new_token_ids),
+            logprobs=tuple(self._new_logprobs),
+            prompt_logprobs=self._take_prompt_logprobs(),
+        )
+        self._new_token_ids.clear()
+        self._new_logprobs.clear()
+        return progress
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Return all prompt logprobs once, as soon as the first token has been drawn."""
+        if not self._sends_prompt_logprobs or not self._new_token_ids:
+            return None
+        self._sends_prompt_logprobs = False
+        return tuple(self._prompt_logprobs)
+
+
+def _max_tokens(sampling: SamplingParams, num_prompt_tokens: int, max_model_tokens: int) -> int:
+    """Return the tokens at which the request ends, prompt included."""
+    if sampling.max_tokens is None:
+        return max_model_tokens
+    return min(max_model_tokens, num_prompt_tokens + sampling.max_tokens)

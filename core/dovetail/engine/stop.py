@@ -1,0 +1,85 @@
+"""StopMatcher: finds stop strings in text that comes in pieces, and holds back what may be one.
+
+The answer does not depend on how the text was cut: the stop string that is complete first wins,
+the longest among those that end together. One Knuth-Morris-Pratt automaton per stop string, so a
+character costs the same however long the strings are. Knows no tokens.
+Source: Knuth, Morris, Pratt, "Fast pattern matching in strings" (1977).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """One completion's search. `matched` is the stop string found, or None."""
+
+    __slots__ = ("_failures", "_held", "_includes_stop", "_states", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._failures = [_failure_table(stop) for stop in self._stops]
+        self._states = [0] * len(self._stops)
+        self._held = ""
+        self._includes_stop = includes_stop
+        self.matched: str | None = None
+
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Return the text that is safe to emit now; nothing after a match.
+
+        A stop string that becomes complete while `may_stop` is false is ordinary text.
+        """
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            return text
+        for position, char in enumerate(text):
+            length = self._advance(char)
+            if length and may_stop:
+                return self._cut(text[: position + 1], length)
+        held = self._held + text
+        num_safe = len(held) - max(self._states)
+        self._held = held[num_safe:]
+        return held[:num_safe]
+
+    def flush(self) -> str:
+        """Return what is held back; the text has ended without the stop string it began."""
+        held, self._held = self._held, ""
+        return held
+
+    def _cut(self, text: str, length: int) -> str:
+        """Return what precedes (or includes) the match of `length` that ends with `text`."""
+        whole = self._held + text
+        self.matched = whole[len(whole) - length :]
+        self._held = ""
+        return whole if self._includes_stop else whole[: len(whole) - length]
+
+    def _advance(self, char: str) -> int:
+        """Move every automaton by one character; return the longest complete match, or 0."""
+        longest = 0
+        states = self._states
+        for i, stop in enumerate(self._stops):
+            failure = self._failures[i]
+            state = states[i]
+            while state and stop[state] != char:
+                state = failure[state - 1]
+            if stop[state] == char:
+                state += 1
+            if state == len(stop):
+                longest = max(longest, state)
+                state = failure[state - 1]
+            states[i] = state
+        return longest
+
+
+def _failure_table(pattern: str) -> list[int]:
+    """Return for each prefix the length of its longest proper border."""
+    table = [0] * len(pattern)
+    state = 0
+    for i in range(1, len(pattern)):
+        while state and pattern[state] != pattern[i]:
+            state = table[state - 1]
+        if pattern[state] == pattern[i]:
+            state += 1
+        table[i] = state
+    return table

@@ -1,0 +1,302 @@
+"""Transport: typed messages between API processes and an engine, over ZeroMQ or in memory.
+
+The engine's end is a ROUTER on a Unix-domain socket in a private folder, each API process a
+DEALER; the in-memory twin joins a thread to an event loop. Both ends of both kinds look alike.
+Knows what messages are called, not what they mean. Source of the framing: ZeroMQ RFC 28.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from dovetail.engine.messages import FromEngine, Goodbye, ToEngine
+from dovetail.errors import ConfigError, EngineDead
+
+logger = logging.getLogger(__name__)
+
+# sockaddr_un holds 108 bytes on Linux, 104 elsewhere; "ipc://" is not part of it.
+MAX_SOCKET_PATH_BYTES = 100
+RECONNECT_MS = 10
+# A client this many messages behind is stopped or gone: its requests are not worth more memory.
+MAX_QUEUED_MESSAGES = 100_000
+DRAIN_BATCH = 64
+
+OnMessage = Callable[[FromEngine], None]
+OnLost = Callable[[str], None]
+
+
+class EngineEnd(Protocol):
+    """Where an engine hears and answers its clients. Used by one thread."""
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
+        """Return all messages that are there, waiting for the first up to `timeout_s`."""
+
+    def send(self, client: bytes, message: FromEngine) -> bool:
+        """Send; return False when that client is gone. Never blocks."""
+
+    def close(self) -> None:
+        """Give sockets back. May be called twice."""
+
+
+class ClientEnd(Protocol):
+    """Where an API process hears its engine. Used by one event loop."""
+
+    name: str
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_lost: OnLost
+    ) -> None:
+        """Deliver messages to a callback in the loop's thread from now on."""
+
+    def send(self, message: ToEngine) -> None:
+        """Send without blocking. Raises: EngineDead when the engine cannot be reached."""
+
+    def close(self) -> None:
+        """Say goodbye and give sockets back. May be called twice."""
+
+
+def make_socket_folder() -> Path:
+    """Return a new folder that only this user can enter, with a path short enough for a socket.
+
+    Raises: ConfigError when no temporary folder has a short path.
+    """
+    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+        if len(os.fsencode(parent)) + len("/dovetail-xxxxxxxx/engine.sock") <= MAX_SOCKET_PATH_BYTES:
+            return Path(tempfile.mkdtemp(prefix="dovetail-", dir=parent))
+    raise ConfigError(
+        "the path of the temporary folder is too long for a socket.",
+        where="TMPDIR",
+        fix=f"set TMPDIR to a path below {MAX_SOCKET_PATH_BYTES - 30} bytes.",
+    )
+
+
+def address_in(folder: Path) -> str:
+    """Return the address of the engine's socket in its folder."""
+    return f"ipc://{folder}/engine.sock"
+
+
+def remove_socket_folder(address: str) -> None:
+    """Remove the folder an address lies in; one that is gone already is fine."""
+    folder = Path(address.removeprefix("ipc://")).parent
+    if folder.name.startswith("dovetail-"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class ZmqEngineEnd:
+    """The engine's ROUTER. A message that cannot be decoded is logged and dropped."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # An API process that comes back under its old name replaces its dead connection.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.set_hwm(MAX_QUEUED_MESSAGES)
+        self._socket.bind(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
+        """Return all messages that are there, waiting for the first up to `timeout_s`."""
+        received: list[tuple[bytes, ToEngine]] = []
+        if not self._socket.poll(int(timeout_s * 1000), zmq.POLLIN):
+            return received
+        while True:
+            try:
+                client, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+                received.append((client, self._decoder.decode(payload)))
+            except zmq.Again:
+                return received
+            except (msgspec.DecodeError, ValueError) as error:
+                logger.error("a message was dropped, it is malformed: %s", error)
+
+    def send(self, client: bytes, message: FromEngine) -> bool:
+        """Send; return False when that client is gone. Never blocks."""
+        try:
+            self._socket.send_multipart((client, self._encoder.encode(message)), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        """Give the socket back, after up to 0.2 s for what is still on its way."""
+        if not self._socket.closed:
+            self._socket.close()
+            self._context.term()
+
+
+class ZmqClientEnd:
+    """An API process's DEALER, read by its event loop without a thread.
+
+    The loop watches ZeroMQ's descriptor, which signals edges only: whoever touches the socket
+    may swallow one, so every send looks for messages as well.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.name = secrets.token_hex(4)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, self.name.encode())
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.set_hwm(MAX_QUEUED_MESSAGES)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_drain_due = False
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_lost: OnLost
+    ) -> None:
+        """Deliver messages to a callback in the loop's thread from now on."""
+        self._loop = loop
+        self._on_message = on_message
+        self._on_lost = on_lost
+        loop.add_reader(self._socket.FD, self._drain)
+        loop.add_reader(self._monitor.FD, self._look_at_monitor)
+        self._drain_soon()
+
+    def send(self, message: ToEngine) -> None:
+        """Send without blocking. Raises: EngineDead when the engine cannot be reached."""
+        if self._socket.closed:
+            raise EngineDead("the engine has been shut down.")
+        try:
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineDead("the engine does not read its messages any more.") from None
+        self._drain_soon()
+
+    def _drain_soon(self) -> None:
+        if self._loop is not None and not self._is_drain_due:
+            self._is_drain_due = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        """Deliver up to DRAIN_BATCH messages, then let the loop do other work."""
+        self._is_drain_due = False
+        for _ in range(DRAIN_BATCH):
+            if self._socket.closed or not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return
+            self._on_message(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        self._drain_soon()
+
+    def _look_at_monitor(self) -> None:
+        is_lost = False
+        while not self._monitor.closed and self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            parts = self._monitor.recv_multipart(zmq.NOBLOCK)
+            is_lost |= parse_monitor_message(parts)["event"] == zmq.EVENT_DISCONNECTED
+        if is_lost:
+            self._drain()  # its last words, if there are any
+            self._on_lost("the engine process closed its connection.")
+
+    def close(self) -> None:
+        """Say goodbye and give sockets back. May be called twice."""
+        if self._socket.closed:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.FD)
+            self._loop.remove_reader(self._monitor.FD)
+        try:
+            self._socket.send(self._encoder.encode(Goodbye()), zmq.NOBLOCK)
+        except zmq.Again:
+            logger.debug("no goodbye: the engine does not read its messages any more.")
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._context.term()
+
+
+class MemoryLink:
+    """The two ends in one process: an engine thread and one event loop."""
+
+    def __init__(self) -> None:
+        to_engine: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.client_end = MemoryClientEnd(to_engine)
+        self.engine_end = MemoryEngineEnd(to_engine, self.client_end)
+
+
+class MemoryClientEnd:
+    """The event loop's end. Messages are handed over as they are."""
+
+    name = "local"
+
+    def __init__(self, to_engine: queue.SimpleQueue[ToEngine]) -> None:
+        self._to_engine = to_engine
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: OnMessage | None = None
+        self._is_closed = False
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_lost: OnLost
+    ) -> None:
+        """Deliver messages to a callback in the loop's thread from now on."""
+        self._on_message = on_message
+        self._loop = loop
+
+    def deliver(self, message: FromEngine) -> bool:
+        """Pass a message to the loop, from any thread; return whether there is one."""
+        loop, on_message = self._loop, self._on_message
+        if self._is_closed or loop is None or on_message is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(on_message, message)
+        except RuntimeError:  # the loop was closed in this very moment
+            return False
+        return True
+
+    def send(self, message: ToEngine) -> None:
+        """Send without blocking."""
+        self._to_engine.put(message)
+
+    def close(self) -> None:
+        """Say goodbye. May be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._to_engine.put(Goodbye())
+
+
+class MemoryEngineEnd:
+    """The engine thread's end."""
+
+    def __init__(
+        self, to_engine: queue.SimpleQueue[ToEngine], client_end: MemoryClientEnd
+    ) -> None:
+        self._to_engine = to_engine
+        self._client_end = client_end
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
+        """Return all messages that are there, waiting for the first up to `timeout_s`."""
+        client = self._client_end.name.encode()
+        received: list[tuple[bytes, ToEngine]] = []
+        try:
+            if timeout_s > 0:
+                received.append((client, self._to_engine.get(timeout=timeout_s)))
+            while True:
+                received.append((client, self._to_engine.get_nowait()))
+        except queue.Empty:
+            return received
+
+    def send(self, client: bytes, message: FromEngine) -> bool:
+        """Send; return False when the loop is gone. Never blocks."""
+        return self._client_end.deliver(message)
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,58 @@
+"""Activation functions by the names that checkpoints use, plain and gated. Knows no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from dovetail.errors import ConfigError
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """Return GELU by its tanh approximation. Source: Hendrycks and Gimpel, 2016, section 2."""
+    return F.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    """Return max(x, 0) squared."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": F.relu,
+    "relu2": relu_squared,
+    "tanh": torch.tanh,
+}
+
+
+def activation(name: str) -> Activation:
+    """Return the function a config calls `name`. Raises: ConfigError if unknown."""
+    if name not in ACTIVATIONS:
+        raise ConfigError(
+            f'activation "{name}" is not built in',
+            where="config.json",
+            fix=f"known: {', '.join(sorted(ACTIVATIONS))}",
+        )
+    return ACTIVATIONS[name]
+
+
+def gated(act: Activation, gate_up: torch.Tensor) -> torch.Tensor:
+    """Return act(gate) * up. Shapes: gate_up [T, 2F] (gate first) -> [T, F]"""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return act(gate) * up

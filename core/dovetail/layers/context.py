@@ -1,0 +1,55 @@
+"""ForwardContext: what attention layers read of the running step, without passing it through models.
+
+One slot per thread, so that several runners may live in one process. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.model import RowView
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardContext:
+    """One step as the layers see it.
+
+    `prepared` maps a layer's name to what `backend.prepare` returned for its KV group, `caches`
+    to its cache tensor. `rows` is in the order of the batch.
+    """
+
+    backend: AttentionBackend
+    prepared: Mapping[str, Any]
+    caches: Mapping[str, torch.Tensor]
+    rows: Sequence[RowView] = ()
+
+
+class _Slot(threading.local):
+    current: ForwardContext | None = None
+
+
+_slot = _Slot()
+
+
+def forward_context() -> ForwardContext:
+    """Return the context of the step that runs in this thread."""
+    assert _slot.current is not None, "a model's forward ran outside use_context"
+    return _slot.current
+
+
+@contextmanager
+def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
+    """Make `context` the current one inside a with block; the previous one returns after it."""
+    previous = _slot.current
+    _slot.current = context
+    try:
+        yield context
+    finally:
+        _slot.current = previous

@@ -1,0 +1,37 @@
+"""The dtypes that weights and activations may have, by torch's name. Knows no flag."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.errors import ConfigError
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return torch's dtype for a name such as "bfloat16". Raises: ConfigError if unknown."""
+    if name not in DTYPES:
+        raise ConfigError(f'"{name}" is no dtype', fix=f"use one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name `dtype_of` understands."""
+    return str(dtype).removeprefix("torch.")

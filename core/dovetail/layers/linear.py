@@ -1,0 +1,207 @@
+"""Linear layers over the ranks of a tensor group: replicated, column-parallel, row-parallel.
+
+The weights themselves belong to the LinearMethod that the quantization plugin gives; a layer here
+knows only which part of the matrix this rank holds. Shape letters: I input, O output features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.quantization import LinearSpec
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
+from dovetail.parallel.collectives import all_gather, all_reduce
+from dovetail.parallel.groups import Group, tensor_group
+
+
+class Linear(WeightHolder):
+    """What all linear layers share. `name` is the layer's dotted path in the checkpoint."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        parts: tuple[Part, ...],
+        *,
+        bias: bool,
+        is_input_split: bool = False,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.parts = parts
+        self.group = tensor_group(context.rank)
+        self.full_in_size = in_size
+        self.is_input_split = is_input_split
+        self.spec = LinearSpec(
+            name=name,
+            in_size=self.group.share(in_size, f"{name} input") if is_input_split else in_size,
+            out_sizes=tuple(p.local for p in parts),
+            dtype=context.model.dtype,
+            device=context.device,
+            is_input_split=is_input_split,
+        )
+        self.method = context.quant.linear(self.spec)
+        self.method.create(self, self.spec)
+        self.bias = self._build_bias() if bias else None
+
+    def _build_bias(self) -> nn.Parameter:
+        empty = torch.empty(
+            self.spec.out_size, dtype=dtype_of(self.spec.dtype), device=self.spec.device
+        )
+        return mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T + bias for this rank's outputs. Shapes: x [T, I] -> [T, O]"""
+        return self.method.apply(self, x, self.bias)
+
+    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
+        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        parameter = self._parameters.get(leaf)
+        if parameter is None:
+            return None
+        return place_parts(leaf, parameter, self.parts, part, self._input_cut())
+
+    def pieces(self, leaf: str) -> set[str]:
+        """Return one piece per fused part."""
+        return {p.name for p in self.parts}
+
+    def finish(self) -> None:
+        """Let the quantization method repack its parameters. Mutates: self"""
+        self.method.finish(self)
+
+    def extra_repr(self) -> str:
+        """Return the sizes for print(model)."""
+        return f"{self.spec.in_size} -> {self.spec.out_sizes}, bias={self.bias is not None}"
+
+    def _input_cut(self) -> tuple[int, int, int] | None:
+        if not self.is_input_split or self.group.size == 1:
+            return None
+        size = self.spec.in_size
+        return self.group.rank * size, size, self.full_in_size
+
+
+class ReplicatedLinear(Linear):
+    """The whole matrix on every rank."""
+
+    def __init__(
+        self, context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool = False
+    ) -> None:
+        part = Part(name="", full=out_size, local=out_size, start=0)
+        super().__init__(context, name, in_size, (part,), bias=bias)
+
+
+class ColumnParallelLinear(Linear):
+    """Outputs divided over ranks; each rank keeps its own outputs unless `gathers`."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        out_size: int,
+        *,
+        bias: bool = False,
+        gathers: bool = False,
+    ) -> None:
+        part = even_part("", out_size, tensor_group(context.rank), name)
+        super().__init__(context, name, in_size, (part,), bias=bias)
+        self.gathers = gathers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T + bias. Shapes: x [T, I] -> [T, O], all outputs if it gathers"""
+        out = super().forward(x)
+        return all_gather(out, self.group) if self.gathers else out
+
+
+class MergedColumnParallelLinear(Linear):
+    """Several column-parallel matrices in one, e.g. gate and up. `parts` maps name to size."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        parts: dict[str, int],
+        *,
+        bias: bool = False,
+    ) -> None:
+        group = tensor_group(context.rank)
+        merged = tuple(even_part(n, size, group, f"{name}.{n}") for n, size in parts.items())
+        super().__init__(context, name, in_size, merged, bias=bias)
+
+
+class QKVParallelLinear(Linear):
+    """Queries, keys and values in one matrix, divided by heads.
+
+    With more ranks than kv heads, each kv head is held by several ranks.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        bias: bool = False,
+    ) -> None:
+        group = tensor_group(context.rank)
+        self_heads, kv_heads = split_heads(group, num_heads, num_kv_heads, name)
+        q = even_part("q", num_heads * head_size, group, name)
+        kv_start = group.rank * num_kv_heads // group.size * head_size
+        full, local = num_kv_heads * head_size, kv_heads * head_size
+        k, v = (Part(name=n, full=full, local=local, start=kv_start) for n in "kv")
+        super().__init__(context, name, in_size, (q, k, v), bias=bias)
+        self.num_heads, self.num_kv_heads = self_heads, kv_heads
+
+    def forward_split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q, k, v of this rank's heads. Shapes: x [T, I] -> [T, H*D], [T, K*D], [T, K*D]"""
+        q, k, v = self.forward(x).split(self.spec.out_sizes, dim=-1)
+        return q, k, v
+
+
+class RowParallelLinear(Linear):
+    """Inputs divided over ranks; the ranks' partial results are summed, then the bias is added."""
+
+    def __init__(
+        self, context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool = False
+    ) -> None:
+        part = Part(name="", full=out_size, local=out_size, start=0)
+        super().__init__(context, name, in_size, (part,), bias=bias, is_input_split=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the whole x W^T + bias on every rank. Shapes: x [T, I of this rank] -> [T, O]"""
+        if self.group.size == 1:
+            return self.method.apply(self, x, self.bias)
+        out = all_reduce(self.method.apply(self, x, None), self.group)
+        return out if self.bias is None else out + self.bias
+
+
+def even_part(name: str, size: int, group: Group, what: str) -> Part:
+    """Return this rank's equal share of `size` outputs. Raises: ConfigError if uneven."""
+    local = group.share(size, f"{what} output")
+    return Part(name=name, full=size, local=local, start=group.rank * local)
+
+
+def split_heads(group: Group, num_heads: int, num_kv_heads: int, where: str) -> tuple[int, int]:
+    """Return this rank's (query heads, kv heads). Raises: ConfigError when they do not divide."""
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{num_heads} query heads are no multiple of {num_kv_heads} kv heads", where=where
+        )
+    heads = group.share(num_heads, f"{where} heads")
+    if num_kv_heads >= group.size:
+        return heads, group.share(num_kv_heads, f"{where} kv heads")
+    if group.size % num_kv_heads:
+        raise ConfigError(
+            f"{num_kv_heads} kv heads cannot be repeated evenly over {group.size} ranks",
+            where="--tensor-parallel-size",
+        )
+    return heads, 1

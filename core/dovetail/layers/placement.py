@@ -1,0 +1,171 @@
+"""Placement: where a piece of a checkpoint tensor goes in this rank's parameters.
+
+Layers that divide or fuse weights are WeightHolders and answer for their own parameters; every
+other parameter takes its checkpoint tensor whole. Knows no checkpoint names beyond the leaf.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import cast
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """`size` elements from `start` along `axis` of a checkpoint tensor that has `full` there."""
+
+    axis: int
+    start: int
+    size: int
+    full: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """`target` (a view of parameter `name`) takes the checkpoint tensor after all `cuts`.
+
+    `piece` tells the pieces of one parameter apart; a parameter is filled when all are.
+    """
+
+    name: str
+    piece: str
+    target: torch.Tensor
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Return the shape that the checkpoint tensor must have."""
+        shape = list(self.target.shape)
+        for cut in self.cuts:
+            shape[cut.axis] = cut.full
+        return tuple(shape)
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Copy this placement's piece of `tensor`. Mutates: target"""
+        for cut in self.cuts:
+            tensor = tensor.narrow(cut.axis, cut.start, cut.size)
+        self.target.copy_(tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of the matrices fused along the output of a layer.
+
+    The checkpoint's matrix has `full` rows; this rank holds `local` rows from `start` on (fewer
+    where the last rank's share is padded).
+    """
+
+    name: str
+    full: int
+    local: int
+    start: int
+
+    @property
+    def held(self) -> int:
+        """Return the rows that exist in the checkpoint, without padding."""
+        return max(0, min(self.local, self.full - self.start))
+
+
+class WeightHolder(nn.Module):
+    """A layer that knows how checkpoint tensors fall into its own parameters."""
+
+    @abstractmethod
+    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
+        """Return where the tensor called `leaf` goes, or None when it has no place here.
+
+        `leaf` is the checkpoint's name below this layer; `part` names the fused matrix it is,
+        None when it is all of them.
+        """
+
+    @abstractmethod
+    def pieces(self, leaf: str) -> set[str]:
+        """Return the pieces that together fill parameter `leaf`."""
+
+    def finish(self) -> None:
+        """Repack the parameters once all are filled."""
+
+
+def mark_axes(parameter: nn.Parameter, *, output: int | None, input: int | None) -> nn.Parameter:
+    """Say which axes of a parameter run along the layer's output and input; returns it.
+
+    Mutates: parameter (attributes `output_axis` and `input_axis`)
+    """
+    vars(parameter).update(output_axis=output, input_axis=input)
+    return parameter
+
+
+def axes_of(parameter: nn.Parameter) -> tuple[int | None, int | None]:
+    """Return (output axis, input axis); (None, None) for a parameter nobody marked."""
+    marks = vars(parameter)
+    return cast("int | None", marks.get("output_axis")), cast("int | None", marks.get("input_axis"))
+
+
+def place_parts(
+    leaf: str,
+    parameter: nn.Parameter,
+    parts: Sequence[Part],
+    wanted: str | None,
+    input_cut: tuple[int, int, int] | None,
+) -> list[Placement] | None:
+    """Return the placements of a checkpoint tensor in a parameter made of fused parts.
+
+    `wanted` names one part, or None for a tensor that is all of them joined. `input_cut` is
+    (start, size, full) in input features where the input is divided over ranks.
+    """
+    if wanted is not None and wanted not in {p.name for p in parts}:
+        return None
+    output_axis, input_axis = axes_of(parameter)
+    cuts: tuple[Cut, ...] = ()
+    if input_cut is not None and input_axis is not None:
+        per = Fraction(parameter.shape[input_axis], input_cut[1])
+        start, size, full = (_whole(n * per) for n in input_cut)
+        cuts = (Cut(axis=input_axis, start=start, size=size, full=full),)
+    if output_axis is None:
+        pieces = [wanted] if wanted is not None else [p.name for p in parts]
+        return [Placement(name=leaf, piece=p, target=parameter.data, cuts=cuts) for p in pieces]
+    return [
+        _place_part(leaf, parameter.data, output_axis, parts, part, cuts, is_joined=wanted is None)
+        for part in parts
+        if wanted is None or part.name == wanted
+    ]
+
+
+def _place_part(
+    leaf: str,
+    data: torch.Tensor,
+    axis: int,
+    parts: Sequence[Part],
+    part: Part,
+    cuts: tuple[Cut, ...],
+    *,
+    is_joined: bool,
+) -> Placement:
+    """Return the placement of one part; packed parameters hold `per` entries per output."""
+    per = Fraction(data.shape[axis], sum(p.local for p in parts))
+    before = parts[: parts.index(part)]
+    held = _whole(part.held * per)
+    offset = _whole(sum(p.local for p in before) * per)
+    base = sum(p.full for p in before) if is_joined else 0
+    full = sum(p.full for p in parts) if is_joined else part.full
+    cut = Cut(
+        axis=axis, start=_whole((base + part.start) * per), size=held, full=_whole(full * per)
+    )
+    target = data.narrow(axis, offset, held)
+    is_all = cut.start == 0 and cut.size == cut.full
+    return Placement(
+        name=leaf, piece=part.name, target=target, cuts=cuts if is_all else (*cuts, cut)
+    )
+
+
+def _whole(count: Fraction | int) -> int:
+    """Return a count of packed entries. A quantization method must size its parameters so that
+    parts and ranks fall on entry boundaries."""
+    value = Fraction(count)
+    assert value.denominator == 1, f"{value} entries: a part ends inside a packed entry"
+    return int(value)

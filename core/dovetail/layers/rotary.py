@@ -1,0 +1,229 @@
+"""Rotary position embedding: frequencies of every scaling rule, a table, and its application.
+
+Knows no model; settings are read from config.json in both spellings (`rope_parameters`, and
+`rope_theta` with `rope_scaling`). Where a rule depends on the length of the sequence (dynamic,
+longrope) the longest sequence served decides once, so that cached keys stay valid and a row's
+result never depends on its neighbours.
+Sources: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSettings:
+    """One rotary embedding. `size` is the rotated part of the head (even); positions are tokens.
+
+    `trained_positions` is the checkpoint's max_position_embeddings, `served_positions` the
+    longest sequence that will be asked for. `values` holds the rule's own numbers.
+    """
+
+    rule: str
+    theta: float
+    size: int
+    trained_positions: int
+    served_positions: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def number(self, key: str) -> float:
+        """Return one of the rule's numbers. Raises: ConfigError when it is missing."""
+        value = self.values.get(key)
+        if not isinstance(value, int | float):
+            raise ConfigError(
+                f'rope rule "{self.rule}" needs the number "{key}"', where="config.json"
+            )
+        return float(value)
+
+    def optional(self, key: str) -> float | None:
+        """Return one of the rule's numbers, or None when it is absent or null."""
+        return None if self.values.get(key) is None else self.number(key)
+
+
+Frequencies = tuple[torch.Tensor, float]
+"""Angle per position of each pair [size / 2] (float32), and the factor on cos and sin."""
+
+
+def rope_settings(
+    context: BuildContext, *, theta: float = 10000.0, kind: str | None = None
+) -> RopeSettings:
+    """Return the settings in the checkpoint's config; `kind` picks one of several per layer type.
+
+    Raises: ConfigError when the rule is unknown.
+    """
+    model = context.model
+    values = rope_values(model.hf_config, kind)
+    rule = str(values.get("rope_type") or values.get("type") or "default")
+    rule = {"su": "longrope", "mrope": "default"}.get(rule, rule)
+    if rule not in RULES:
+        raise ConfigError(
+            f'rope rule "{rule}" is not built in',
+            where="config.json",
+            fix=f"known: {', '.join(RULES)}",
+        )
+    share = float(values.get("partial_rotary_factor") or 1.0)
+    return RopeSettings(
+        rule=rule,
+        theta=float(values.get("rope_theta") or theta),
+        size=int(model.head_size * share),
+        trained_positions=int(model.hf_config.get("max_position_embeddings") or 0)
+        or model.max_position_tokens,
+        served_positions=context.max_tokens or model.max_position_tokens,
+        values=values,
+    )
+
+
+def rope_values(config: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
+    """Return the rope numbers of a config as one flat dict, whichever spelling it uses."""
+    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if kind is not None and isinstance(found.get(kind), Mapping):
+        found = dict(found[kind])
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if found.get(key) is None and config.get(key) is not None:
+            found[key] = config[key]
+    # Phi-3 keeps the length it was trained on outside the rope settings, and that one counts.
+    trained = config.get("original_max_position_embeddings")
+    if trained is not None:
+        found["original_max_position_embeddings"] = trained
+    found.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    found.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
+    return found
+
+
+def _default(settings: RopeSettings) -> Frequencies:
+    """theta ** (-2 i / size)."""
+    return _inverse(settings.theta, settings.size), 1.0
+
+
+def _inverse(theta: float, size: int) -> torch.Tensor:
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    return 1.0 / (theta**exponents)
+
+
+def _linear(settings: RopeSettings) -> Frequencies:
+    """All positions divided by the factor."""
+    return _inverse(settings.theta, settings.size) / settings.number("factor"), 1.0
+
+
+def _dynamic(settings: RopeSettings) -> Frequencies:
+    """A larger theta, such that `served_positions` fit; unchanged within the trained length."""
+    factor, size = settings.number("factor"), settings.size
+    length = max(settings.served_positions, settings.trained_positions)
+    stretch = factor * length / settings.trained_positions - (factor - 1)
+    return _inverse(settings.theta * stretch ** (size / (size - 2)), size), 1.0
+
+
+def _llama3(settings: RopeSettings) -> Frequencies:
+    """Long waves divided by the factor, short ones kept, a linear blend in between."""
+    plain = _inverse(settings.theta, settings.size)
+    factor = settings.number("factor")
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    turns = settings.number("original_max_position_embeddings") * plain / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return keep * plain + (1 - keep) * plain / factor, 1.0
+
+
+def _yarn(settings: RopeSettings) -> Frequencies:
+    """Interpolated below `beta_slow` turns, kept above `beta_fast`, a ramp over pairs between."""
+    trained = settings.number("original_max_position_embeddings")
+    factor = settings.optional("factor") or settings.number("max_position_embeddings") / trained
+    plain = _inverse(settings.theta, settings.size)
+    low = _pair_with_turns(settings, settings.optional("beta_fast") or 32.0, trained)
+    high = _pair_with_turns(settings, settings.optional("beta_slow") or 1.0, trained)
+    if settings.values.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, settings.size - 1)
+    pairs = torch.arange(settings.size // 2, dtype=torch.float32)
+    slow = ((pairs - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
+    return slow * plain / factor + (1 - slow) * plain, _yarn_scale(settings, factor)
+
+
+def _pair_with_turns(settings: RopeSettings, turns: float, trained: float) -> float:
+    """Return the (fractional) pair that makes `turns` full turns over the trained length."""
+    wave = trained / (turns * 2 * math.pi)
+    return settings.size * math.log(wave) / (2 * math.log(settings.theta))
+
+
+def _yarn_scale(settings: RopeSettings, factor: float) -> float:
+    given = settings.optional("attention_factor")
+    if given is not None:
+        return given
+
+    def grown(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    own, all_dim = settings.optional("mscale"), settings.optional("mscale_all_dim")
+    return grown(own) / grown(all_dim) if own and all_dim else grown(1.0)
+
+
+def _longrope(settings: RopeSettings) -> Frequencies:
+    """A divisor per pair: the long list when sequences beyond the trained length are served."""
+    trained = settings.number("original_max_position_embeddings")
+    key = "long_factor" if settings.served_positions > trained else "short_factor"
+    divisors = torch.tensor(settings.values.get(key) or (), dtype=torch.float32)
+    if len(divisors) != settings.size // 2:
+        raise ConfigError(
+            f'"{key}" has {len(divisors)} numbers, the head needs {settings.size // 2}',
+            where="config.json",
+        )
+    scale = settings.optional("attention_factor")
+    if scale is None:
+        factor = settings.optional("factor")
+        factor = factor or settings.number("max_position_embeddings") / trained
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    return _inverse(settings.theta, settings.size) / divisors, scale
+
+
+RULES: dict[str, Callable[[RopeSettings], Frequencies]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+Rope = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin of the step's tokens, each [T, 1, size / 2] float32."""
+
+
+class Rotary(nn.Module):
+    """cos and sin of every position that can be served; looked up once per step."""
+
+    def __init__(self, settings: RopeSettings, device: str) -> None:
+        super().__init__()
+        self.size = settings.size
+        frequencies, scale = RULES[settings.rule](settings)
+        positions = torch.arange(settings.served_positions, dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)
+        self.register_buffer("cos", (angles.cos() * scale).to(device), persistent=False)
+        self.register_buffer("sin", (angles.sin() * scale).to(device), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> Rope:
+        """Return the tokens' cos and sin. Shapes: positions [T] -> 2 x [T, 1, size / 2]"""
+        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
+        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+
+
+def apply_rotary(x: torch.Tensor, rope: Rope, head_size: int) -> torch.Tensor:
+    """Return x with the first part of every head rotated; pairs are (i, i + size / 2).
+
+    Shapes: x [T, H*D] -> [T, H*D]
+    """
+    cos, sin = rope
+    half = cos.shape[-1]
+    heads = x.unflatten(-1, (-1, head_size))
+    first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    rest = heads[..., 2 * half :]
+    return torch.cat([*(t.to(x.dtype) for t in turned), rest], dim=-1).flatten(-2)

@@ -1,0 +1,218 @@
+"""From checkpoint tensors to parameters: the WeightMap applied, and every name accounted for.
+
+A load succeeds only when every parameter was filled and every tensor had a place. Knows no file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import WeightMap
+from dovetail.interfaces.spec import RankSpec
+from dovetail.layers.dtypes import dtype_name
+from dovetail.layers.placement import Placement, WeightHolder
+
+NAMES_SHOWN = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadReport:
+    """What became of the checkpoint's tensors. `missing` and `misfits` are empty after success."""
+
+    num_filled: int = 0
+    ignored: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misfits: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A mapped checkpoint name: the parameter path, the fused part it is, and whether it comes
+    from a name tied to another parameter."""
+
+    path: str
+    part: str | None = None
+    is_tied: bool = False
+
+
+def load_weights(
+    module: nn.Module,
+    weight_map: WeightMap,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    rank: RankSpec | None = None,
+) -> LoadReport:
+    """Fill every parameter of `module` and let layers repack them.
+
+    Mutates: module
+    Raises: ConfigError that lists missing, unexpected and misfitting names.
+    """
+    report = LoadReport()
+    filled: dict[str, set[str]] = defaultdict(set)
+    for name, tensor in tensors:
+        _fill(module, weight_map, name, tensor, filled, report)
+    report.missing = _missing(module, filled)
+    _raise_faults(report, rank or RankSpec())
+    finish_weights(module)
+    return report
+
+
+def finish_weights(module: nn.Module) -> None:
+    """Let every layer repack its filled parameters. Mutates: module"""
+    for child in module.modules():
+        if isinstance(child, WeightHolder):
+            child.finish()
+
+
+def checkpoint_shapes(
+    module: nn.Module, weight_map: WeightMap
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return name -> (shape, dtype name) of tensors that would fill `module`.
+
+    The names are the parameters' own; fused matrices are one tensor; shapes are those before any
+    division over ranks. Loading such tensors through the same weight map fills everything.
+    """
+    shapes = {}
+    for path, parameter in module.named_parameters():
+        placements = _place(module, path, None)
+        assert placements, f"{path} has no place for itself"
+        shape = placements[0].full_shape
+        shape = shape[::-1] if path.endswith(weight_map.transposed) else shape
+        shapes[path] = (shape, dtype_name(parameter.dtype))
+    return shapes
+
+
+def map_name(weight_map: WeightMap, name: str) -> Target | None:
+    """Return where a checkpoint name points, or None when it holds no weight."""
+    if any(text in name for text in weight_map.ignored):
+        return None
+    for old, new in weight_map.prefixes:
+        if name.startswith(old):
+            name = new + name.removeprefix(old)
+            break
+    for old, new in weight_map.renames:
+        name = name.replace(old, new)
+    tied = weight_map.tied.get(name)
+    path, part = _unfuse(weight_map.fused, tied or name)
+    return Target(path=path, part=part, is_tied=tied is not None)
+
+
+def _unfuse(fused: Mapping[str, tuple[str, str]], name: str) -> tuple[str, str | None]:
+    """Return the fused parameter's path and the part that `name` is of it."""
+    words = name.split(".")
+    for i, word in enumerate(words):
+        if word in fused:
+            leaf, part = fused[word]
+            return ".".join([*words[:i], leaf, *words[i + 1 :]]), part
+    return name, None
+
+
+def _fill(
+    module: nn.Module,
+    weight_map: WeightMap,
+    name: str,
+    tensor: torch.Tensor,
+    filled: dict[str, set[str]],
+    report: LoadReport,
+) -> None:
+    """Put one tensor in its place. Mutates: module, filled, report"""
+    target = map_name(weight_map, name)
+    if target is None or (target.is_tied and filled[target.path]):
+        report.ignored.append(name)
+        return
+    placements = _place(module, target.path, target.part)
+    if placements is None:
+        report.unexpected.append(name)
+        return
+    if name.endswith(weight_map.transposed):
+        tensor = tensor.t()
+    for placement in placements:
+        fault = _misfit(placement, tensor)
+        if fault:
+            report.misfits.append(f"{name}: {fault}")
+            return
+        placement.fill(tensor)
+        filled[placement.name].add(placement.piece)
+    report.num_filled += 1
+
+
+def _misfit(placement: Placement, tensor: torch.Tensor) -> str | None:
+    """Return why `tensor` cannot fill `placement`, or None."""
+    if tuple(tensor.shape) != placement.full_shape:
+        return f"shape {list(tensor.shape)}, the model wants {list(placement.full_shape)}"
+    if tensor.is_floating_point() != placement.target.is_floating_point():
+        found, wanted = dtype_name(tensor.dtype), dtype_name(placement.target.dtype)
+        return f"dtype {found}, the model wants {wanted} (is the checkpoint quantized?)"
+    return None
+
+
+def _place(module: nn.Module, path: str, part: str | None) -> list[Placement] | None:
+    """Walk down to the layer that owns `path`; placements carry whole parameter paths."""
+    owner, words = module, path.split(".")
+    for i, word in enumerate(words):
+        if isinstance(owner, WeightHolder):
+            return _prefixed(owner.place(".".join(words[i:]), part), words[:i])
+        child = owner._modules.get(word)
+        if child is None:
+            parameter = owner._parameters.get(word)
+            if parameter is None or i + 1 < len(words) or part is not None:
+                return None
+            return [Placement(name=path, piece="", target=parameter.data)]
+        owner = child
+    return None
+
+
+def _prefixed(placements: list[Placement] | None, words: list[str]) -> list[Placement] | None:
+    if placements is None:
+        return None
+    return [
+        Placement(name=".".join([*words, p.name]), piece=p.piece, target=p.target, cuts=p.cuts)
+        for p in placements
+    ]
+
+
+def _missing(module: nn.Module, filled: Mapping[str, set[str]]) -> list[str]:
+    """Return the parameters (with the part, where some came) that no tensor filled."""
+    owners = {name: child for name, child in module.named_modules()}
+    missing = []
+    for path, _ in module.named_parameters():
+        parent, _, leaf = path.rpartition(".")
+        owner = owners[parent]
+        wanted = owner.pieces(leaf) if isinstance(owner, WeightHolder) else {""}
+        absent = wanted - filled.get(path, set())
+        if absent == wanted:
+            missing.append(path)
+        else:
+            missing.extend(f"{path} ({piece})" for piece in sorted(absent))
+    return missing
+
+
+def _raise_faults(report: LoadReport, rank: RankSpec) -> None:
+    """Raises: ConfigError when anything is missing, misfits or was not expected."""
+    faults = [
+        _listed("missing", report.missing),
+        _listed("unexpected", report.unexpected),
+        _listed("misfitting", report.misfits),
+    ]
+    told = "; ".join(text for text in faults if text)
+    if not told:
+        return
+    where = f"rank {rank.rank} of {rank.world_size}" if rank.world_size > 1 else "checkpoint"
+    raise ConfigError(
+        f"the weights do not fit the model: {told}",
+        where=where,
+        fix="check that config.json and the weight files belong to each other",
+    )
+
+
+def _listed(word: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{len(names)} {word}: {', '.join(names[:NAMES_SHOWN])}{more}"

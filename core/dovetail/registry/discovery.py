@@ -1,0 +1,129 @@
+"""Which entries exist: a scan of installed metadata and, in a source tree, of pyproject tables.
+
+In a checkout the pyproject table is the truth: entries that an editable install froze earlier are
+ignored. Reads text files only, imports no plugin. `importlib.metadata` rereads every file on each
+call, so the scan is cached.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.registry.entry import BUILT_IN, Entry, Origin
+
+ALLOW_VARIABLE = "DOVETAIL_PLUGINS"
+_PREFIX = "dovetail."
+_SOURCE_ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One distribution's entries, by group without its "dovetail." (a kind, or "hooks")."""
+
+    distribution: str
+    origin: Origin
+    groups: Mapping[str, Mapping[str, str]]
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield its entries in the order they are written."""
+        for group, names in self.groups.items():
+            for name, target in names.items():
+                yield Entry(
+                    kind=group,
+                    name=name,
+                    distribution=self.distribution,
+                    target=target,
+                    origin=self.origin,
+                )
+
+
+@cache
+def scan() -> tuple[Entry, ...]:
+    """Return every entry of every allowed distribution. The answer is kept: see `forget`."""
+    checkout = list(_checkout_sources(_SOURCE_ROOT))
+    own = {_normal(source.distribution) for source in checkout}
+    installed = [s for s in _installed_sources() if _normal(s.distribution) not in own]
+    allowed = allowed_distributions()
+    return tuple(
+        entry
+        for source in [*checkout, *installed]
+        if allowed is None or _normal(source.distribution) in allowed
+        for entry in source.entries()
+    )
+
+
+def forget() -> None:
+    """Make the next `scan` look again."""
+    scan.cache_clear()
+
+
+def allowed_distributions() -> frozenset[str] | None:
+    """Return the distributions whose plugins may be used, or None for all of them.
+
+    DOVETAIL_PLUGINS unset allows all, empty the built-ins, and a list those and the built-ins.
+    """
+    listed = os.environ.get(ALLOW_VARIABLE)
+    if listed is None:
+        return None
+    names = [_normal(name) for name in re.split(r"[,\s]+", listed) if name]
+    return frozenset([_normal(BUILT_IN), *names])
+
+
+def _installed_sources() -> Iterator[Source]:
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        text = distribution.read_text("entry_points.txt") or ""
+        if f"[{_PREFIX}" not in text:
+            continue
+        name = str(distribution.name)
+        if _normal(name) not in seen:  # an earlier folder of sys.path hides a later one
+            seen.add(_normal(name))
+            yield Source(distribution=name, origin="installed", groups=_groups(distribution))
+
+
+def _groups(distribution: metadata.Distribution) -> dict[str, dict[str, str]]:
+    groups: dict[str, dict[str, str]] = {}
+    for point in distribution.entry_points:
+        if point.group.startswith(_PREFIX):
+            groups.setdefault(point.group.removeprefix(_PREFIX), {})[point.name] = point.value
+    return groups
+
+
+def _checkout_sources(root: Path) -> Iterator[Source]:
+    """Yield the tables of a source tree: dovetail's, and each contrib's that is on sys.path."""
+    if not (root / "pyproject.toml").is_file() or not (root / "core" / "dovetail").is_dir():
+        return
+    yield _read_project(root / "pyproject.toml")
+    on_path = {str(Path(folder).resolve()) for folder in sys.path if folder}
+    for file in sorted(root.glob("contrib/*/pyproject.toml")):
+        if str(file.parent) in on_path:
+            yield _read_project(file)
+
+
+def _read_project(file: Path) -> Source:
+    try:
+        project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    except (tomllib.TOMLDecodeError, KeyError) as error:
+        raise ConfigError(f"no readable [project] table: {error}.", where=str(file)) from error
+    tables: dict[str, dict[str, str]] = project.get("entry-points", {})
+    groups = {
+        group.removeprefix(_PREFIX): names
+        for group, names in tables.items()
+        if group.startswith(_PREFIX)
+    }
+    return Source(distribution=project["name"], origin="checkout", groups=groups)
+
+
+def _normal(distribution: str) -> str:
+    """Return the form in which two spellings of one distribution are equal (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -1,0 +1,119 @@
+"""Code of plugins: modules by name, files by path, and the classes a file registers.
+
+A file is imported once per process under a stable module name made from its path. Knows no kind
+and checks no class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from dovetail.errors import BrokenPlugin, ConfigError
+
+Registered = TypeVar("Registered")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What one `@register(kind, name)` said. `module` is the module it stands in."""
+
+    kind: str
+    name: str
+    module: str
+    attribute: str
+
+
+registrations: list[Registration] = []
+"""Every @register of this process, in the order of execution."""
+
+
+def register(kind: str, name: str) -> Callable[[Registered], Registered]:
+    """Return a decorator that offers a class under a name, for files given on the command line.
+
+    The class is returned unchanged; its checks run when it is selected.
+    """
+
+    def note(plugin: Registered) -> Registered:
+        module = getattr(plugin, "__module__", "")
+        attribute = getattr(plugin, "__qualname__", "")
+        made = Registration(kind=kind, name=name, module=module, attribute=attribute)
+        if made not in registrations:
+            registrations.append(made)
+        return plugin
+
+    return note
+
+
+def module_name(path: Path) -> str:
+    """Return the stable name under which a plugin file is imported."""
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:10]
+    return f"dovetail_file_{path.stem}_{digest}"
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file once. Raises: ConfigError (no file), BrokenPlugin (it raises)."""
+    path = path.expanduser().resolve()
+    name = module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise ConfigError("there is no such file.", where=str(path), fix="check the path.")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError("is no Python file.", where=str(path), fix="name a file ending in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        raise _broken(str(path), error) from error
+    return module
+
+
+def import_target(target: str) -> Any:
+    """Return what "package.module:attribute" or "/path/file.py:attribute" names.
+
+    Raises: BrokenPlugin when it cannot be imported or lacks the attribute.
+    """
+    module, _, attribute = target.rpartition(":")
+    found: Any = import_file(Path(module)) if module.endswith(".py") else import_module(module)
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise BrokenPlugin(
+                f'"{module}" has no "{attribute}".',
+                where=target,
+                fix="name the class after the colon.",
+            ) from error
+    return found
+
+
+def import_module(module: str) -> ModuleType:
+    """Return a module by name. Raises: BrokenPlugin when importing it raises."""
+    try:
+        return importlib.import_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _broken(module, error) from error
+
+
+def _broken(module: str, error: BaseException) -> BaseException:
+    """Return the error to raise for a module whose import raised."""
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    fix = f'install what provides "{missing}".' if missing else "mend the file or choose another."
+    return BrokenPlugin(
+        f"importing it raised {type(error).__name__}: {error}.", where=module, fix=fix
+    )

@@ -1,0 +1,127 @@
+"""Events that many plugins may listen to: pluggy hooks, entry-point group "dovetail.hooks".
+
+What is chosen by name is the registry's; a hook module is told, never asked for by name. A hook
+that cannot be imported or raises is logged and left out: nobody selected it, so it stops nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import pluggy
+
+from dovetail.errors import DovetailError
+from dovetail.interfaces.spec import Selection
+from dovetail.registry import default, files
+from dovetail.registry.registry import selection_of
+
+logger = logging.getLogger("dovetail.registry")
+
+hookspec = pluggy.HookspecMarker("dovetail")
+hookimpl = pluggy.HookimplMarker("dovetail")
+"""Marks a function of a hook module: @hookimpl."""
+
+
+@hookspec
+def subcommands() -> dict[str, Any]:
+    """Return name -> module of further `dovetail` subcommands: each has HELP: str,
+    add_arguments(parser) and run(args) -> int."""
+    return {}
+
+
+@hookspec
+def add_routes(app: Any) -> None:
+    """Add routes to the HTTP server. `app` is the FastAPI application; new routes are closed to
+    clients without the key unless they are declared open."""
+
+
+@hookspec
+def config_resolved(spec: Any) -> None:
+    """Learn the resolved EngineSpec, in the parent, before the engine starts."""
+
+
+@hookspec
+def engine_started(spec: Any) -> None:
+    """Learn that the engine answers, in the API process."""
+
+
+@hookspec
+def engine_stopped(reason: str | None) -> None:
+    """Learn that the engine ended; `reason` is None after an orderly shutdown."""
+
+
+@hookspec
+def request_finished(stats: Any) -> None:
+    """Learn the RequestStats of a finished request, in the API process."""
+
+
+class _Specifications:
+    """The events as pluggy wants them: attributes of one object."""
+
+    subcommands = staticmethod(subcommands)
+    add_routes = staticmethod(add_routes)
+    config_resolved = staticmethod(config_resolved)
+    engine_started = staticmethod(engine_started)
+    engine_stopped = staticmethod(engine_stopped)
+    request_finished = staticmethod(request_finished)
+
+
+def selections() -> tuple[Selection, ...]:
+    """Return the hook modules of this environment as data; imports none of them."""
+    return tuple(selection_of(entry, {}) for entry in default.hook_entries())
+
+
+@cache
+def manager() -> pluggy.PluginManager:
+    """Return this process's plugin manager with every discovered hook module registered."""
+    return manager_of(selections())
+
+
+def manager_of(chosen: Iterable[Selection]) -> pluggy.PluginManager:
+    """Return a new manager with these hook modules (a child passes its EngineSpec's)."""
+    made = pluggy.PluginManager("dovetail")
+    made.add_hookspecs(_Specifications)
+    for selection in chosen:
+        _add(made, selection)
+    return made
+
+
+def tell(
+    event: Callable[..., Any],
+    facts: Mapping[str, Any],
+    *,
+    using: pluggy.PluginManager | None = None,
+) -> list[Any]:
+    """Call every listener of an event, each guarded, and return their answers that are not None.
+
+    `tell(hooks.engine_started, {"spec": spec})`. A listener that raises is logged by name and
+    the next one is called.
+    """
+    caller = getattr((using or manager()).hook, event.__name__)
+    answers = []
+    for implementation in reversed(caller.get_hookimpls()):
+        arguments = [facts[name] for name in implementation.argnames]
+        try:
+            answers.append(implementation.function(*arguments))
+        except Exception:
+            logger.exception("hook %s of %s raised", event.__name__, implementation.plugin_name)
+    return [answer for answer in answers if answer is not None]
+
+
+def _add(made: pluggy.PluginManager, selection: Selection) -> None:
+    name = f"{selection.name}@{selection.distribution}"
+    try:
+        made.register(_module(selection.target), name=name)
+        made.check_pending()
+    except (DovetailError, pluggy.PluginValidationError) as error:
+        made.set_blocked(name)
+        logger.error("hooks %s are left out: %s", name, error)
+
+
+def _module(target: str) -> Any:
+    if ":" in target:
+        return files.import_target(target)
+    return files.import_module(target)

@@ -1,0 +1,143 @@
+"""The table of plugin kinds: adding a kind is one line here and its interface.
+
+Knows no plugin. Interfaces are named as text, so that reading the table imports nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from functools import cache
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import Plugin, Value
+
+VALUE = "dovetail.interfaces.plugin:Value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One thing that can be chosen by name.
+
+    `interface` is the "module:Class" every plugin of the kind derives from. `default` is the
+    choice where none is made (None: no plugin). `auto` says in words how "auto" decides among
+    all entries; empty where "auto" is no choice, or is an entry of its own. `is_open` says that
+    other words than registered names have a meaning to core (a folder, say).
+    """
+
+    name: str
+    interface: str
+    summary: str
+    flags: tuple[str, ...] = ()
+    default: str | None = None
+    auto: str = ""
+    is_open: bool = False
+
+    @property
+    def group(self) -> str:
+        """Return the entry-point group."""
+        return f"dovetail.{self.name}"
+
+    @property
+    def is_value(self) -> bool:
+        """Return whether the kind's plugins are constants."""
+        return self.interface == VALUE
+
+    @property
+    def where(self) -> str:
+        """Return what an error calls the place of the choice."""
+        return self.flags[0] if self.flags else self.name
+
+
+def _kind(
+    name: str,
+    interface: str,
+    summary: str,
+    *flags: str,
+    default: str | None = None,
+    auto: str = "",
+) -> Kind:
+    target = f"dovetail.interfaces.{interface}"
+    return Kind(
+        name=name, interface=target, summary=summary, flags=flags, default=default, auto=auto
+    )
+
+
+def _value(
+    name: str, flag: str, summary: str, *, default: str | None = "auto", is_open: bool = False
+) -> Kind:
+    return Kind(
+        name=name, interface=VALUE, summary=summary, flags=(flag,), default=default, is_open=is_open
+    )
+
+
+_TABLE = (
+    _kind("attention_backend", "attention:AttentionBackend", "attention over the paged KV cache",
+          "--attention-backend", default="auto",
+          auto="by device, dtypes and the features of the model's attention layers"),
+    _kind("quantization", "quantization:QuantMethod", "how weights are stored and multiplied",
+          "--quantization", auto="by the checkpoint's quantization config"),
+    _kind("load_format", "load_format:LoadFormat", "file format of the weights",
+          "--load-format", default="auto"),
+    _kind("tool_parser", "tool_parser:ToolParser", "syntax in which a model writes tool calls",
+          "--tool-call-parser", "--tool-parser-plugin"),
+    _kind("reasoning_parser", "reasoning_parser:ReasoningParser", "how a model marks its thinking",
+          "--reasoning-parser", "--reasoning-parser-plugin"),
+    _kind("scheduler", "scheduler:Scheduler", "which request computes how much in a step",
+          "--scheduler-cls", default="continuous"),
+    _kind("scheduling_policy", "scheduling_policy:SchedulingPolicy",
+          "order of waiting requests and choice of victims",
+          "--scheduling-policy", default="fcfs"),
+    _kind("executor", "executor:Executor", "calls the workers of every rank",
+          "--distributed-executor-backend", default="uni",
+          auto="by the number of ranks and where they run"),
+    _kind("worker", "worker:Worker", "one rank's life on one device",
+          "--worker-cls", default="auto", auto="by the device type"),
+    _kind("model", "model:Model", "one family of checkpoints; the name is the architecture"),
+    _kind("tokenizer", "tokenizer:Tokenizer", "text to token ids and back",
+          "--tokenizer-mode", default="auto", auto="by the files in the tokenizer's folder"),
+    _kind("logits_processor", "logits:LogitsProcessor", "changes logits of rows that ask for it",
+          "--logits-processors"),
+    _kind("stat_logger", "stats:StatLogger", "receives the engine's numbers", "--stat-loggers"),
+    _value("dtype", "--dtype", "number type of weights and activations"),
+    _value("kv_cache_dtype", "--kv-cache-dtype", "number type of the KV cache"),
+    _value("hash_algorithm", "--prefix-caching-hash-algo", "hash by which equal prefixes are found",
+           default="sha256"),
+    _value("config_format", "--config-format", "layout of a checkpoint's settings"),
+    _value("model_impl", "--model-impl", "whose code runs the model"),
+    _value("device", "--device", "kind of device that runs the model"),
+    _value("log_level", "--log-level", "least severe messages that are logged", default="info"),
+    _value("uvicorn_log_level", "--uvicorn-log-level", "least severe messages of the HTTP server",
+           default="info"),
+    _value("generation_config_source", "--generation-config",
+           "where default sampling settings come from; any other word is a folder", is_open=True),
+    _value("chat_content_format", "--chat-template-content-format",
+           "whether templates see content as text or as parts"),
+    _value("block_size", "--block-size", "tokens per KV cache block", default="16"),
+)  # fmt: skip
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _TABLE}
+
+
+def kind_named(name: str) -> Kind:
+    """Return the kind of this name. Raises: ConfigError with the nearest names."""
+    if name in KINDS:
+        return KINDS[name]
+    near = difflib.get_close_matches(name, KINDS, n=3) or sorted(KINDS)
+    raise ConfigError(f'"{name}" is no plugin kind.', fix=f"use one of {', '.join(near)}.")
+
+
+@cache
+def interface_of(kind: str) -> type[Plugin] | type[Value]:
+    """Return the class that plugins of the kind derive from; imports its interface module."""
+    module, _, attribute = kind_named(kind).interface.partition(":")
+    interface: type[Plugin] | type[Value] = getattr(importlib.import_module(module), attribute)
+    return interface
+
+
+def kind_of(cls: type[object]) -> Kind | None:
+    """Return the kind whose interface `cls` derives from, or None. Imports nothing."""
+    bases = {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__}
+    found = [kind for kind in KINDS.values() if not kind.is_value and kind.interface in bases]
+    return found[0] if found else None

@@ -1,0 +1,413 @@
+"""Registry: from a name to a checked class, with error texts that say what to do.
+
+Holds the entries of this process: those discovered, those of files, those of tests. Finding reads
+metadata only; loading imports one plugin. Knows what no kind is for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import (
+    AmbiguousPlugin,
+    BrokenPlugin,
+    ConfigError,
+    PluginError,
+    UnavailablePlugin,
+    UnknownPlugin,
+)
+from dovetail.interfaces.plugin import Plugin, Value
+from dovetail.interfaces.spec import Selection
+from dovetail.registry import discovery, files
+from dovetail.registry.entry import Entry, Status
+from dovetail.registry.kinds import KINDS, Kind, kind_named
+from dovetail.registry.options import describe_options, given_options, options_for
+from dovetail.registry.select import Candidate, pick, reasons_against
+from dovetail.registry.verify import verify
+
+AUTO = "auto"
+HOOKS = "hooks"
+Loaded = type[Plugin] | Value
+
+
+class Registry:
+    """All plugins this process can name. One instance serves a process: see the package."""
+
+    def __init__(self) -> None:
+        self._added: list[Entry] = []
+        self._blocked: frozenset[str] = frozenset()
+        self._shows_discovered = True
+        self._loaded: dict[tuple[str, str], Loaded] = {}
+
+    def entries(self, kind: str) -> list[Entry]:
+        """Return the entries of a kind sorted by name; imports nothing."""
+        return self._entries_of(kind_named(kind).name)
+
+    def hook_entries(self) -> list[Entry]:
+        """Return the hook modules (group "dovetail.hooks") sorted by name; imports nothing."""
+        return self._entries_of(HOOKS)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the registered names of a kind, sorted, each once; imports nothing."""
+        return list(dict.fromkeys(entry.name for entry in self.entries(kind)))
+
+    def find(self, kind: str, spec: str, *, where: str | None = None) -> Entry:
+        """Return the entry for a name, name@distribution, package.module:Class or file.py:Class.
+
+        Imports nothing. Raises: UnknownPlugin with the nearest names, AmbiguousPlugin.
+        """
+        place = where or kind_named(kind).where
+        if ":" in spec:
+            return _entry_of_target(kind, spec, place)
+        name, _, distribution = spec.partition("@")
+        matches = [entry for entry in self.entries(kind) if entry.name == name]
+        if distribution:
+            matches = [entry for entry in matches if entry.distribution == distribution]
+        if len(matches) > 1:
+            raise _ambiguous(kind, name, matches, place)
+        if not matches:
+            raise self._unknown(kind, spec, place)
+        return matches[0]
+
+    def load(self, kind: str, spec: str, *, where: str | None = None) -> Any:
+        """Return the plugin class (or Value), imported, verified and available here.
+
+        Raises: as `find`, and BrokenPlugin, UnavailablePlugin.
+        """
+        return self.load_entry(self.find(kind, spec, where=where), where=where)
+
+    def load_entry(self, entry: Entry, *, where: str | None = None) -> Loaded:
+        """Return the plugin of an entry. Raises: BrokenPlugin, UnavailablePlugin."""
+        place = f"{where or kind_named(entry.kind).where} {entry.name}"
+        try:
+            plugin = self.load_target(entry.kind, entry.target)
+            reason = plugin.unavailable_reason()
+        except BrokenPlugin as error:
+            raise BrokenPlugin(_offered(entry, str(error)), where=place) from error
+        except ConfigError:
+            raise
+        except Exception as error:
+            text = f"unavailable_reason() raised {type(error).__name__}: {error}"
+            raise BrokenPlugin(_offered(entry, text), where=place) from error
+        if reason is not None:
+            what, _, fix = reason.partition(" Fix: ")
+            raise UnavailablePlugin(
+                f"registered by {entry.distribution} but unavailable: {what}",
+                where=place,
+                fix=fix or None,
+            )
+        return plugin
+
+    def load_target(self, kind: str, target: str) -> Loaded:
+        """Return the plugin a target names, verified; whether it is available is not asked."""
+        key = (kind, target)
+        if key not in self._loaded:
+            plugin = files.import_target(target)
+            verify(kind, plugin, target)
+            self._loaded[key] = plugin
+        return self._loaded[key]
+
+    def status(self, entry: Entry) -> Status:
+        """Return whether the entry can be selected; imports its plugin."""
+        try:
+            self.load_entry(entry)
+        except UnavailablePlugin as error:
+            return Status(word="unavailable", reason=str(error))
+        except ConfigError as error:
+            return Status(word="broken", reason=str(error))
+        return Status(word="ok")
+
+    def choose(
+        self,
+        kind: str,
+        spec: str | None = None,
+        *,
+        query: Any = None,
+        options: Mapping[str, Any] | None = None,
+        where: str | None = None,
+    ) -> Selection:
+        """Return a choice as data, checked: it loads, it fits `query`, its options are valid.
+
+        `spec` None takes the kind's default; "auto" ranks every entry that fits.
+        Raises: PluginError and its kinds, ConfigError for options.
+        """
+        table = kind_named(kind)
+        place = where or table.where
+        entry, plugin = self._resolve(table, self._spec(table, spec, place), query, place)
+        if isinstance(plugin, Value):
+            if options:
+                raise ConfigError("a constant has no options.", where=f"{place} {entry.name}")
+            return selection_of(entry, {})
+        return selection_of(entry, given_options(plugin, options or {}))
+
+    def defer(
+        self,
+        kind: str,
+        spec: str | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        where: str | None = None,
+    ) -> Selection:
+        """Return a choice whose class is not imported here: the child that loads it checks it.
+
+        For processes that must not import torch. "auto" works while only one plugin is offered.
+        Raises: UnknownPlugin, AmbiguousPlugin.
+        """
+        table = kind_named(kind)
+        place = where or table.where
+        wanted = self._spec(table, spec, place)
+        if wanted == AUTO and AUTO not in self.names(kind):
+            offered = _one_per_target(self.entries(kind))
+            if len(offered) != 1:
+                raise PluginError(f'"{AUTO}" needs the plugins to be loaded.', where=place)
+            return selection_of(offered[0], dict(options or {}))
+        return selection_of(self.find(kind, wanted, where=where), dict(options or {}))
+
+    def load_selection(self, selection: Selection) -> Any:
+        """Return the class (or Value) of a selection; what the parent checked is not asked again."""
+        return self.load_target(selection.kind, selection.target)
+
+    def build_options(self, selection: Selection) -> Any:
+        """Return the Options object of a selection's plugin."""
+        return options_for(
+            _class(self.load_target(selection.kind, selection.target)), selection.options
+        )
+
+    def load_file(self, path: str | Path) -> list[Entry]:
+        """Import a file and return the entries its @register decorators made.
+
+        Raises: ConfigError when there is no such file or it registers nothing, BrokenPlugin.
+        """
+        file = Path(path).expanduser().resolve()
+        module = files.import_file(file).__name__
+        made = [
+            Entry(
+                kind=kind_named(found.kind).name,
+                name=found.name,
+                distribution=file.name,
+                target=f"{file}:{found.attribute}",
+                origin="file",
+            )
+            for found in files.registrations
+            if found.module == module
+        ]
+        if not made:
+            raise ConfigError(
+                "the file registers no plugin.",
+                where=str(path),
+                fix='write @register("<kind>", "<name>") above its class.',
+            )
+        known = {(entry.kind, entry.id) for entry in self._added}
+        self._added += [entry for entry in made if (entry.kind, entry.id) not in known]
+        return made
+
+    def block(self, names: Iterable[str]) -> None:
+        """Hide plugins: each name is a distribution, name, name@distribution or kind:name."""
+        self._blocked = self._blocked | frozenset(names)
+
+    @contextmanager
+    def with_entries(
+        self, added: Mapping[str, Mapping[str, str]], *, only: bool = False
+    ) -> Iterator[None]:
+        """Add entries {kind: {name: target}} for the duration; `only` hides all others."""
+        before = self._added, self._shows_discovered
+        made = [
+            Entry(
+                kind=kind if kind == HOOKS else kind_named(kind).name,
+                name=name.partition("@")[0],
+                distribution=name.partition("@")[2] or "test",
+                target=target,
+                origin="test",
+            )
+            for kind, names in added.items()
+            for name, target in names.items()
+        ]
+        self._added = made if only else [*self._added, *made]
+        self._shows_discovered = self._shows_discovered and not only
+        try:
+            yield
+        finally:
+            self._added, self._shows_discovered = before
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return every kind with its entries, statuses and options, as plain data for documents.
+
+        Imports every plugin.
+        """
+        return [self._describe_kind(kind) for kind in KINDS.values()]
+
+    def describe_entry(self, entry: Entry) -> dict[str, Any]:
+        """Return all that is known of one entry as plain data; imports its plugin."""
+        status = self.status(entry)
+        facts: dict[str, Any] = {**describe_metadata(entry), "status": status.word}
+        facts["reason"] = status.reason
+        if status.word == "broken":
+            return facts
+        return facts | _describe_plugin(self.load_target(entry.kind, entry.target))
+
+    def _describe_kind(self, kind: Kind) -> dict[str, Any]:
+        return {
+            "kind": kind.name,
+            "summary": kind.summary,
+            "flags": list(kind.flags),
+            "group": kind.group,
+            "interface": kind.interface,
+            "default": kind.default,
+            "auto": kind.auto,
+            "entries": [self.describe_entry(entry) for entry in self.entries(kind.name)],
+        }
+
+    def _entries_of(self, group: str) -> list[Entry]:
+        found = {entry.id: entry for entry in self._all() if entry.kind == group}
+        shown = [entry for entry in found.values() if not self._is_blocked(entry)]
+        return sorted(shown, key=lambda entry: (_natural(entry.name), entry.distribution))
+
+    def _all(self) -> Iterator[Entry]:
+        if self._shows_discovered:
+            yield from discovery.scan()
+        yield from self._added
+
+    def _is_blocked(self, entry: Entry) -> bool:
+        words = {entry.name, entry.distribution, entry.id, f"{entry.kind}:{entry.name}"}
+        return bool(words & self._blocked)
+
+    def _spec(self, kind: Kind, spec: str | None, place: str) -> str:
+        if spec is not None:
+            return spec
+        if kind.default is None:
+            raise PluginError(f"no {kind.name} was named, and there is no default.", where=place)
+        return kind.default
+
+    def _resolve(self, kind: Kind, spec: str, query: Any, place: str) -> tuple[Entry, Loaded]:
+        if spec == AUTO and kind.auto and AUTO not in self.names(kind.name):
+            best = pick(kind, [self._candidate(e) for e in self._distinct(kind)], query, place)
+            return best.entry, self.load_entry(best.entry, where=place)
+        entry = self.find(kind.name, spec, where=place)
+        plugin = self.load_entry(entry, where=place)
+        if not isinstance(plugin, Value):
+            self._check_fit(kind, entry, plugin, query, place)
+        return entry, plugin
+
+    def _distinct(self, kind: Kind) -> list[Entry]:
+        return _one_per_target(self.entries(kind.name))
+
+    def _candidate(self, entry: Entry) -> Candidate:
+        try:
+            return Candidate(entry=entry, plugin=_class(self.load_entry(entry)))
+        except ConfigError as error:
+            return Candidate(entry=entry, reason=error.what)
+
+    def _check_fit(
+        self, kind: Kind, entry: Entry, plugin: type[Plugin], query: Any, place: str
+    ) -> None:
+        reasons = reasons_against(plugin, query)
+        if reasons:
+            others = ", ".join(name for name in self.names(kind.name) if name != entry.name)
+            fix = "choose auto." if kind.auto else f"choose another of: {others or 'none'}."
+            raise PluginError(
+                f"does not fit: {'; '.join(reasons)}.", where=f"{place} {entry.name}", fix=fix
+            )
+
+    def _unknown(self, kind: str, spec: str, place: str) -> UnknownPlugin:
+        names = self.names(kind)
+        near = difflib.get_close_matches(spec.partition("@")[0], names, n=3)
+        known = ", ".join(names) or "none"
+        fix = f"registered: {known}."
+        if near:
+            fix = f"nearest: {', '.join(near)}; {fix}"
+        if "." in spec:
+            module, _, attribute = spec.rpartition(".")
+            fix = f"a class is written {module}:{attribute}; {fix}"
+        return UnknownPlugin(f'there is no {kind} "{spec}".', where=place, fix=fix)
+
+
+def selection_of(entry: Entry, options: dict[str, Any]) -> Selection:
+    """Return an entry as the data that is shipped to other processes."""
+    return Selection(
+        kind=entry.kind,
+        name=entry.name,
+        target=entry.target,
+        distribution=entry.distribution,
+        options=options,
+    )
+
+
+def describe_metadata(entry: Entry) -> dict[str, Any]:
+    """Return what the metadata says of an entry, as plain data; imports nothing."""
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "target": entry.target,
+        "origin": entry.origin,
+    }
+
+
+def _describe_plugin(plugin: Loaded) -> dict[str, Any]:
+    if isinstance(plugin, Value):
+        return {"summary": plugin.summary, "value": plugin.value}
+    known = plugin.known_capabilities
+    return {
+        "summary": plugin.info.summary,
+        "source": plugin.info.source,
+        "requires": list(plugin.info.requires),
+        "extra": plugin.info.extra,
+        "devices": list(plugin.info.devices),
+        "interface_version": plugin.interface_version,
+        "auto_rank": plugin.auto_rank,
+        "capabilities": {word: known[word] for word in sorted(plugin.capabilities)},
+        "expected_failures": dict(plugin.expected_failures),
+        "options": describe_options(plugin),
+    }
+
+
+def _entry_of_target(kind: str, spec: str, place: str) -> Entry:
+    module, _, attribute = spec.rpartition(":")
+    if not module or not attribute:
+        raise UnknownPlugin(
+            f'"{spec}" names no class.',
+            where=place,
+            fix="write package.module:Class or file.py:Class.",
+        )
+    is_file = module.endswith(".py")
+    if is_file:
+        module = str(Path(module).expanduser().resolve())
+    return Entry(
+        kind=kind,
+        name=spec,
+        distribution=Path(module).name if is_file else module.partition(".")[0],
+        target=f"{module}:{attribute}",
+        origin="path",
+    )
+
+
+def _ambiguous(kind: str, name: str, matches: Sequence[Entry], place: str) -> AmbiguousPlugin:
+    offers = " and ".join(entry.distribution for entry in matches)
+    spellings = " or ".join(entry.id for entry in matches)
+    return AmbiguousPlugin(
+        f'{kind} "{name}" is offered by {offers}.', where=place, fix=f"write {spellings}."
+    )
+
+
+def _offered(entry: Entry, text: str) -> str:
+    return f"registered by {entry.distribution} but broken: {text}"
+
+
+def _one_per_target(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries without aliases: the first name of each target stays."""
+    return list({entry.target: entry for entry in reversed(list(entries))}.values())[::-1]
+
+
+def _class(plugin: Loaded) -> type[Plugin]:
+    if isinstance(plugin, Value):
+        raise ConfigError("a constant has no options and is never chosen by auto.")
+    return plugin
+
+
+def _natural(name: str) -> tuple[int, str, str]:
+    """Return a sort key: numbers by size, then words, the small-letter spelling first."""
+    return (int(name) if name.isdecimal() else -1, name.lower(), name.swapcase())

@@ -1,0 +1,68 @@
+"""Choosing among entries: the "auto" rule, and the reasons an explicit choice does not fit.
+
+Asks `why_not(query)` of candidates that it is handed already loaded. Knows no discovery.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.errors import PluginError
+from dovetail.interfaces.plugin import Plugin
+from dovetail.registry.entry import Entry
+from dovetail.registry.kinds import Kind
+
+logger = logging.getLogger("dovetail.registry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An entry with its class, or with the reason why there is none."""
+
+    entry: Entry
+    plugin: type[Plugin] | None = None
+    reason: str = ""
+
+
+def reasons_against(plugin: type[Plugin], query: Any) -> list[str]:
+    """Return why the plugin does not fit the query; a `why_not` that raises is a reason too."""
+    if query is None:
+        return []
+    try:
+        return list(plugin.why_not(query))
+    except Exception as error:
+        return [f"why_not raised {type(error).__name__}: {error}"]
+
+
+def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) -> Candidate:
+    """Return the best candidate that fits, and log one line with every loser's reason.
+
+    Higher `auto_rank` wins, then the name that sorts first. Raises: PluginError when none fits.
+    """
+    losers: list[tuple[str, str]] = []
+    fitting: list[tuple[int, str, Candidate]] = []
+    for candidate in candidates:
+        reasons = [candidate.reason]
+        if candidate.plugin is not None:
+            reasons = reasons_against(candidate.plugin, query)
+        if candidate.plugin is None or reasons:
+            losers.append((candidate.entry.name, "; ".join(reasons)))
+        else:
+            fitting.append((-candidate.plugin.auto_rank, candidate.entry.id, candidate))
+    if not fitting:
+        raise _nothing_fits(kind, losers, where)
+    fitting.sort(key=lambda item: item[:2])
+    losers += [(c.entry.name, f"fits, but ranks {-rank}") for rank, _, c in fitting[1:]]
+    best_rank, _, best = fitting[0]
+    not_taken = "".join(f"; not {name}: {reason}" for name, reason in losers)
+    logger.info("%s auto: %s (rank %d)%s", kind.name, best.entry.name, -best_rank, not_taken)
+    return best
+
+
+def _nothing_fits(kind: Kind, losers: Sequence[tuple[str, str]], where: str) -> PluginError:
+    lines = "".join(f"\n  {name}: {reason}" for name, reason in losers)
+    what = f"no {kind.name} fits.{lines}" if losers else f"no {kind.name} is registered."
+    return PluginError(what, where=where, fix="mend one of these reasons or choose by name.")

@@ -1,0 +1,217 @@
+"""Checks of a plugin when it is loaded: does it keep what its interface says?
+
+Base class, interface version, abstract methods, parameter names, and the declarations `info`,
+`Options`, `capabilities`, `expected_failures`. Knows no names, flags or distributions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.errors import BrokenPlugin
+from dovetail.interfaces.plugin import Info, Plugin, Value
+from dovetail.registry.kinds import interface_of, kind_named
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def verify(kind: str, plugin: Any, target: str) -> None:
+    """Raise BrokenPlugin with every fault of a loaded plugin; return when there is none."""
+    faults = list(value_faults(plugin) if kind_named(kind).is_value else class_faults(kind, plugin))
+    if faults:
+        raise BrokenPlugin(
+            f"is no valid {kind}: {'; '.join(faults)}.",
+            where=target,
+            fix=f"see {kind_named(kind).interface} for what the interface asks.",
+        )
+
+
+def value_faults(plugin: Any) -> Iterator[str]:
+    """Yield what is wrong with the plugin of a value kind."""
+    if not isinstance(plugin, Value):
+        yield f"it is {type(plugin).__name__}, not an instance of dovetail.interfaces.Value"
+        return
+    yield from _version_faults(plugin.interface_version, Value.interface_version)
+    yield from _sentence_faults("summary", plugin.summary)
+
+
+def class_faults(kind: str, plugin: Any) -> Iterator[str]:
+    """Yield what is wrong with a plugin class."""
+    interface = interface_of(kind)
+    if not inspect.isclass(plugin):
+        yield f"it is {type(plugin).__name__}, not a class"
+    elif not issubclass(plugin, interface) or not issubclass(plugin, Plugin):
+        yield f"it does not derive from {interface.__module__}.{interface.__qualname__}"
+    else:
+        yield from _version_faults(plugin.interface_version, interface.interface_version)
+        yield from _abstract_faults(plugin)
+        yield from _method_faults(plugin, interface)
+        yield from _declaration_faults(plugin)
+
+
+def _version_faults(has: object, wants: int) -> Iterator[str]:
+    if has != wants:
+        yield f"it is written for version {has} of the interface, and this is version {wants}"
+
+
+def _abstract_faults(cls: type[Plugin]) -> Iterator[str]:
+    missing = sorted(cls.__abstractmethods__)
+    if missing:
+        yield f"it does not implement {', '.join(missing)}"
+
+
+def _method_faults(cls: type[Plugin], interface: type[Any]) -> Iterator[str]:
+    promised = set(_methods(interface))
+    for name in sorted(promised - cls.__abstractmethods__):
+        yield from _signature_faults(name, cls, interface)
+    for name in sorted(set(_own_methods(cls)) - promised):
+        for parameter in _parameters(cls, name):
+            if parameter.kind in _VARIADIC:
+                yield f"{name}() takes {parameter}, which hides what it accepts"
+
+
+def _methods(cls: type[Any]) -> Iterator[str]:
+    """Yield the public methods and __init__ that the interface and its bases define."""
+    for base in cls.__mro__[:-1]:
+        if issubclass(base, Plugin):
+            yield from _functions(base)
+
+
+def _own_methods(cls: type[Plugin]) -> Iterator[str]:
+    """Yield the public methods that plugin classes define; foreign bases keep their own style."""
+    for base in cls.__mro__:
+        if issubclass(base, Plugin):
+            yield from _functions(base)
+
+
+def _functions(cls: type[Any]) -> Iterator[str]:
+    for name, member in vars(cls).items():
+        is_function = inspect.isfunction(member) or isinstance(member, classmethod | staticmethod)
+        if is_function and (name == "__init__" or not name.startswith("_")):
+            yield name
+
+
+def _signature_faults(name: str, cls: type[Plugin], interface: type[Any]) -> Iterator[str]:
+    ours = inspect.getattr_static(cls, name, None)
+    theirs = inspect.getattr_static(interface, name)
+    if ours is theirs:
+        return
+    if isinstance(ours, classmethod) is not isinstance(theirs, classmethod):
+        yield f"{name} must {'' if isinstance(theirs, classmethod) else 'not '}be a classmethod"
+        return
+    if not callable(getattr(cls, name)):
+        yield f"{name} is not a method"
+        return
+    yield from _parameter_faults(name, _parameters(cls, name), _parameters(interface, name))
+
+
+def _parameters(cls: type[Any], name: str) -> list[inspect.Parameter]:
+    """Return a method's parameters without self or cls."""
+    bound = isinstance(inspect.getattr_static(cls, name), classmethod | staticmethod)
+    parameters = list(inspect.signature(getattr(cls, name)).parameters.values())
+    return parameters if bound else parameters[1:]
+
+
+def _parameter_faults(
+    name: str, ours: list[inspect.Parameter], theirs: list[inspect.Parameter]
+) -> Iterator[str]:
+    shown = f"{name}({', '.join(parameter.name for parameter in theirs)})"
+    for parameter in ours:
+        if parameter.kind in _VARIADIC:
+            yield f"{name}() takes {parameter}; the interface says {shown}"
+            return
+    by_name = {parameter.name: parameter for parameter in ours}
+    missing = [p.name for p in theirs if p.name not in by_name]
+    if missing:
+        yield f"{name}() lacks the parameter {', '.join(missing)}; the interface says {shown}"
+        return
+    yield from _order_faults(name, shown, ours, theirs)
+    wanted = {parameter.name for parameter in theirs}
+    for parameter in ours:
+        if parameter.name not in wanted and parameter.default is inspect.Parameter.empty:
+            yield f"{name}() demands {parameter.name}, which nobody passes; it says {shown}"
+    for promised in theirs:
+        is_optional = promised.default is not inspect.Parameter.empty
+        if is_optional and by_name[promised.name].default is inspect.Parameter.empty:
+            yield f"{name}() has no default for {promised.name}"
+
+
+def _order_faults(
+    name: str, shown: str, ours: list[inspect.Parameter], theirs: list[inspect.Parameter]
+) -> Iterator[str]:
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    wanted = [p.name for p in theirs if p.kind is positional]
+    found = [p.name for p in ours if p.kind is positional][: len(wanted)]
+    if found != wanted:
+        yield f"{name}() takes ({', '.join(found)}) by position; the interface says {shown}"
+    named = {p.name for p in theirs if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for parameter in ours:
+        if parameter.name in named and parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            yield f"{name}() does not take {parameter.name} by name"
+
+
+def _declaration_faults(cls: type[Plugin]) -> Iterator[str]:
+    info = getattr(cls, "info", None)
+    if not isinstance(info, Info):
+        yield "it has no info = Info(summary=...)"
+    else:
+        yield from _info_faults(info)
+    yield from _options_faults(cls.Options)
+    yield from _word_faults(cls)
+    yield from _expected_faults(cls.expected_failures)
+    if not isinstance(cls.auto_rank, int):
+        yield "auto_rank is not a whole number"
+
+
+def _info_faults(info: Info) -> Iterator[str]:
+    yield from _sentence_faults("info.summary", info.summary)
+    for name in ("source", "extra"):
+        if not isinstance(getattr(info, name), str):
+            yield f"info.{name} is not text"
+    for name in ("requires", "devices"):
+        words = getattr(info, name)
+        if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+            yield f"info.{name} is not a tuple of words"
+
+
+def _sentence_faults(name: str, text: object) -> Iterator[str]:
+    if not isinstance(text, str) or not text.strip() or "\n" in text:
+        yield f"{name} is not one line of text"
+
+
+def _options_faults(options: object) -> Iterator[str]:
+    if not inspect.isclass(options) or not dataclasses.is_dataclass(options):
+        yield "Options is not a dataclass"
+        return
+    parameters: Any = getattr(options, "__dataclass_params__", None)
+    if not parameters.frozen:
+        yield "Options is not frozen"
+    for field in dataclasses.fields(options):
+        has_default = (
+            field.default is not dataclasses.MISSING
+            or field.default_factory is not dataclasses.MISSING
+        )
+        if not has_default:
+            yield f"Options.{field.name} has no default"
+
+
+def _word_faults(cls: type[Plugin]) -> Iterator[str]:
+    words = cls.capabilities
+    if not isinstance(words, frozenset):
+        yield "capabilities is not a frozenset"
+        return
+    unknown = sorted(str(word) for word in words if word not in cls.known_capabilities)
+    if unknown:
+        known = ", ".join(cls.known_capabilities) or "none"
+        yield f"capabilities names {', '.join(unknown)}, and the known words are: {known}"
+
+
+def _expected_faults(expected: object) -> Iterator[str]:
+    if not isinstance(expected, Mapping) or not all(
+        isinstance(key, str) and isinstance(reason, str) and reason
+        for key, reason in expected.items()
+    ):
+        yield "expected_failures does not map clause names to reasons"

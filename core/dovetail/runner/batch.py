@@ -1,0 +1,186 @@
+"""Batch: the permanent rows of a runner on the host, and the gathering of one step's inputs.
+
+A row keeps its request's tokens, those it drew included, so a plan never carries them. Knows no
+device, no model and no sampling beyond who asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from dovetail.interfaces.step import NewRow, RowStep, StepPlan
+from dovetail.runner.block_table import BlockTable
+
+AHEAD_TOKENS = 2
+"""Room beyond the longest request for tokens drawn by a step ahead and thrown away."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInputs:
+    """One step's rows and tokens on the host. Shapes: all but token_ids and positions [R];
+    query_start [R + 1]; token_ids, positions and token_rows [T], all int64 but lists."""
+
+    steps: Sequence[RowStep]
+    rows: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    samples: np.ndarray
+    query_start: np.ndarray
+    token_rows: np.ndarray
+    token_ids: np.ndarray
+    positions: np.ndarray
+
+    @property
+    def seq_lens(self) -> np.ndarray:
+        """Return the tokens in each row's cache after this step. Shapes: [R]"""
+        return self.starts + self.counts
+
+
+class Batch:
+    """All rows. `lengths` counts each row's known tokens, prompt and drawn together."""
+
+    def __init__(
+        self, max_rows: int, max_model_tokens: int, num_groups: int, block_tokens: int
+    ) -> None:
+        width = max_model_tokens + AHEAD_TOKENS
+        self.tokens = np.zeros((max_rows, width), dtype=np.int32)
+        self.lengths = np.zeros(max_rows, dtype=np.int64)
+        self.num_prompt = np.zeros(max_rows, dtype=np.int64)
+        max_blocks = -(-width // block_tokens)
+        self.tables = [BlockTable(max_rows, max_blocks, block_tokens) for _ in range(num_groups)]
+
+    def add_row(self, new: NewRow) -> None:
+        """Fill a row with a request's tokens and blocks. Mutates: self"""
+        count = len(new.token_ids)
+        self.tokens[new.row, :count] = new.token_ids
+        self.lengths[new.row] = count
+        self.num_prompt[new.row] = new.num_prompt_tokens
+        for table, blocks in zip(self.tables, new.blocks, strict=True):
+            table.fill_row(new.row, blocks)
+
+    def free_row(self, row: int) -> None:
+        """Empty a row. Mutates: self"""
+        self.lengths[row] = 0
+        for table in self.tables:
+            table.clear_row(row)
+
+    def append(self, rows: np.ndarray, token_ids: Sequence[int]) -> None:
+        """Add one drawn token to each row. Mutates: self"""
+        self.tokens[rows, self.lengths[rows]] = token_ids
+        self.lengths[rows] += 1
+
+    def gather(self, plan: StepPlan) -> StepInputs:
+        """Return the step's inputs; first gives each row its new blocks. Mutates: self"""
+        steps = plan.rows
+        self._append_blocks(steps)
+        rows = np.array([s.row for s in steps], dtype=np.int64)
+        starts = np.array([s.start for s in steps], dtype=np.int64)
+        counts = np.array([s.num_tokens for s in steps], dtype=np.int64)
+        samples = np.array([s.samples for s in steps], dtype=bool)
+        known = self.lengths[rows]
+        assert (starts + counts <= known).all(), "the plan computes tokens that a row does not have"
+        query_start = np.zeros(len(steps) + 1, dtype=np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        if query_start[-1] == len(steps):
+            token_rows, positions = rows, starts
+        else:
+            token_rows = np.repeat(rows, counts)
+            shift = np.repeat(starts - query_start[:-1], counts)
+            positions = np.arange(query_start[-1]) + shift
+        return StepInputs(
+            steps=steps,
+            rows=rows,
+            starts=starts,
+            counts=counts,
+            samples=samples,
+            query_start=query_start,
+            token_rows=token_rows,
+            token_ids=self.tokens[token_rows, positions].astype(np.int64),
+            positions=positions,
+        )
+
+    def _append_blocks(self, steps: Sequence[RowStep]) -> None:
+        for step in steps:
+            for table, blocks in zip(self.tables, step.new_blocks, strict=True):
+                if blocks:
+                    table.append(step.row, blocks)
+
+    def prompt_ids(self, row: int) -> Sequence[int]:
+        """Return a read-only view of the row's prompt."""
+        return LiveTokens(self, row, 0, int(self.num_prompt[row]))
+
+    def output_ids(self, row: int) -> Sequence[int]:
+        """Return a read-only view of the row's drawn tokens that grows with them."""
+        return LiveTokens(self, row, int(self.num_prompt[row]), None)
+
+    def views(self, inputs: StepInputs) -> Sequence[StepRow]:
+        """Return what models may see of the step's rows, made when looked at."""
+        return StepRows(self, inputs)
+
+
+class LiveTokens(Sequence[int]):
+    """Tokens `start` to `end` (None: the last known one) of a row, without a copy."""
+
+    __slots__ = ("_batch", "_end", "_row", "_start")
+
+    def __init__(self, batch: Batch, row: int, start: int, end: int | None) -> None:
+        self._batch, self._row, self._start, self._end = batch, row, start, end
+
+    def __len__(self) -> int:
+        end = int(self._batch.lengths[self._row]) if self._end is None else self._end
+        return max(0, end - self._start)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        known = self._batch.tokens[self._row, self._start : self._start + len(self)]
+        if isinstance(index, slice):
+            return [int(token) for token in known[index].tolist()]
+        return int(known[index])
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        known = self._batch.tokens[self._row, self._start : self._start + len(self)]
+        return known.astype(known.dtype if dtype is None else dtype, copy=copy is not False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """A row of the running step (`interfaces.model.RowView`)."""
+
+    num_prompt_tokens: int
+    token_ids: Sequence[int]
+    start: int
+    num_tokens: int
+
+
+class StepRows(Sequence[StepRow]):
+    """The rows of a step, in the order of the batch."""
+
+    __slots__ = ("_batch", "_inputs")
+
+    def __init__(self, batch: Batch, inputs: StepInputs) -> None:
+        self._batch, self._inputs = batch, inputs
+
+    def __len__(self) -> int:
+        return len(self._inputs.steps)
+
+    @overload
+    def __getitem__(self, index: int) -> StepRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StepRow]: ...
+    def __getitem__(self, index: int | slice) -> StepRow | list[StepRow]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        step = self._inputs.steps[index]
+        return StepRow(
+            num_prompt_tokens=int(self._batch.num_prompt[step.row]),
+            token_ids=LiveTokens(self._batch, step.row, 0, None),
+            start=step.start,
+            num_tokens=step.num_tokens,
+        )

@@ -1,0 +1,47 @@
+"""BlockTable: which KV blocks each row owns in one KV group, as one host array.
+
+Knows no tokens and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class BlockTable:
+    """Row r's blocks are `ids[r, : counts[r]]`; the entries after them are 0."""
+
+    def __init__(self, max_rows: int, max_blocks: int, block_tokens: int) -> None:
+        self.ids = np.zeros((max_rows, max_blocks), dtype=np.int32)
+        self.counts = np.zeros(max_rows, dtype=np.int64)
+        self.block_tokens = block_tokens
+
+    def fill_row(self, row: int, blocks: Sequence[int]) -> None:
+        """Replace a row's blocks. Mutates: self"""
+        self.clear_row(row)
+        self.append(row, blocks)
+
+    def append(self, row: int, blocks: Sequence[int]) -> None:
+        """Add blocks at a row's end. Mutates: self"""
+        start = int(self.counts[row])
+        end = start + len(blocks)
+        assert end <= self.ids.shape[1], f"row {row} was given {end} blocks, more than it can use"
+        self.ids[row, start:end] = blocks
+        self.counts[row] = end
+
+    def clear_row(self, row: int) -> None:
+        """Take all blocks from a row. Mutates: self"""
+        self.ids[row, : self.counts[row]] = 0
+        self.counts[row] = 0
+
+    def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return where tokens' keys and values go. Shapes: rows, positions [T] -> [T] int64"""
+        block, offset = np.divmod(positions, self.block_tokens)
+        return self.ids[rows, block].astype(np.int64) * self.block_tokens + offset
+
+    def gather(self, rows: np.ndarray, max_tokens: int) -> np.ndarray:
+        """Return the rows' tables, wide enough for max_tokens. Shapes: [R] -> [R, B] int32"""
+        width = -(-max_tokens // self.block_tokens)
+        return self.ids[rows, :width]

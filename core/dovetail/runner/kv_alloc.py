@@ -1,0 +1,90 @@
+"""KV tensors: a KVLayout becomes memory on a device, and each layer its view of that memory.
+
+Layer i of every group lives in tensor i, so layers of several groups may share one tensor's bytes.
+Knows no scheduler; the shape of a view is the attention backend's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.step import KVLayer, KVLayout
+from dovetail.layers.dtypes import dtype_of
+
+
+def allocate_kv(
+    layout: KVLayout,
+    layers: Sequence[KVLayer],
+    backend: AttentionBackend,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """Return each layer's cache tensor, by name. The memory is not cleared.
+
+    Raises: ConfigError when the device has too little memory or the layout does not fit a layer.
+    """
+    known = {layer.name: layer for layer in layers}
+    sizes = {
+        name: _layer_bytes(layout, known[name], backend)
+        for group in layout.groups
+        for name in group.layers
+    }
+    _check_sizes(layout, sizes)
+    num_bytes = layout.num_blocks * layout.block_bytes
+    tensors = [_allocate(num_bytes, device) for _ in range(layout.num_tensors)]
+    return {
+        name: _view(tensors[i][: sizes[name]], layout, known[name], backend)
+        for group in layout.groups
+        for i, name in enumerate(group.layers)
+    }
+
+
+def group_of_layers(layout: KVLayout) -> dict[str, int]:
+    """Return each layer's group number, by name."""
+    return {name: g for g, group in enumerate(layout.groups) for name in group.layers}
+
+
+def _shape(layout: KVLayout, layer: KVLayer, backend: AttentionBackend) -> tuple[int, ...]:
+    return backend.kv_shape(
+        layout.num_blocks, layout.block_tokens, layer.num_kv_heads, layer.head_size
+    )
+
+
+def _layer_bytes(layout: KVLayout, layer: KVLayer, backend: AttentionBackend) -> int:
+    return math.prod(_shape(layout, layer, backend)) * dtype_of(layer.dtype).itemsize
+
+
+def _check_sizes(layout: KVLayout, sizes: Mapping[str, int]) -> None:
+    """Raises: ConfigError when a block id would not name the same bytes in all layers."""
+    room = layout.num_blocks * layout.block_bytes
+    for i in range(layout.num_tensors):
+        names = [group.layers[i] for group in layout.groups if i < len(group.layers)]
+        wrong = [n for n in names if sizes[n] > room or sizes[n] != sizes[names[0]]]
+        if wrong:
+            raise ConfigError(
+                f"layer {wrong[0]} needs {sizes[wrong[0]]} bytes, its KV tensor has {room} and "
+                f"layer {names[0]}, which shares it, needs {sizes[names[0]]}",
+                where="KV layout",
+                fix="give layers with blocks of another size tensors of their own",
+            )
+
+
+def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(
+            f"{num_bytes / 2**20:.0f} MiB for one KV cache tensor cannot be had on {device}",
+            where="--gpu-memory-utilization",
+            fix="lower it, or set --kv-cache-memory-bytes or --num-gpu-blocks-override",
+        ) from error
+
+
+def _view(
+    memory: torch.Tensor, layout: KVLayout, layer: KVLayer, backend: AttentionBackend
+) -> torch.Tensor:
+    return memory.view(dtype_of(layer.dtype)).view(_shape(layout, layer, backend))

@@ -1,0 +1,150 @@
+"""Loader: plugin selections become a model on a device, its weights filled, ready to run.
+
+Knows no file format and no layer; the load format reads, `layers.weights` fills and repacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from dovetail import registry
+from dovetail.errors import ConfigError
+from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
+from dovetail.interfaces.model import BuildContext, Model
+from dovetail.interfaces.quantization import QuantMethod
+from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.weights import checkpoint_shapes, finish_weights, load_weights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run, and how long it took to build it and to fill its weights."""
+
+    model: Model
+    build_s: float
+    weights_s: float
+
+    @property
+    def module(self) -> nn.Module:
+        """Return the model as the torch module it also is."""
+        return cast(nn.Module, self.model)
+
+
+def build_plugin(selection: Selection, *args: Any) -> Any:
+    """Return an object of the selected plugin: its options first, then `args`."""
+    plugin = registry.load_selection(selection)
+    return plugin(registry.build_options(selection), *args)
+
+
+def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
+    """Build the model on the device, fill its weights, and leave it in evaluation mode.
+
+    Raises: ConfigError naming the file, layer or flag at fault.
+    """
+    start_s = time.perf_counter()
+    model = _build(run, device)
+    built_s = time.perf_counter()
+    _fill(model, run, device)
+    filled_s = time.perf_counter()
+    model.eval().requires_grad_(False)
+    log.info(
+        "loaded %s on %s: build %.2f s, weights %.2f s, %.1f MiB",
+        run.model.architecture,
+        device,
+        built_s - start_s,
+        filled_s - built_s,
+        num_bytes(model) / 2**20,
+    )
+    return LoadedModel(
+        model=cast(Model, model), build_s=built_s - start_s, weights_s=filled_s - built_s
+    )
+
+
+def num_bytes(module: nn.Module) -> int:
+    """Return the bytes of all parameters and buffers, shared ones once."""
+    held = {t.data_ptr(): t.nbytes for t in (*module.parameters(), *module.buffers())}
+    return sum(held.values())
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make `dtype` torch's default inside a with block."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def _build(run: RunSpec, device: torch.device) -> nn.Module:
+    """Return the model with empty parameters."""
+    quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
+    context = BuildContext(
+        model=run.model,
+        quant=quant,
+        device=str(device),
+        rank=run.rank,
+        max_tokens=run.max_model_tokens,
+    )
+    try:
+        with default_dtype(dtype_of(run.model.dtype)), device:
+            return cast(nn.Module, build_plugin(run.model_plugin, context))
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the weights do not fit into the memory of {device}",
+            where="model",
+            fix="use a smaller or quantized model, or more devices",
+        ) from error
+
+
+@torch.inference_mode()
+def _fill(module: nn.Module, run: RunSpec, device: torch.device) -> None:
+    """Fill every parameter from the checkpoint and let layers repack them. Mutates: module"""
+    model = cast(Model, module)
+    if "no_weights" in model.capabilities:
+        finish_weights(module)
+        return
+    load_format = cast(LoadFormat, build_plugin(run.load_format))
+    weight_map = model.weight_map()
+    shapes = None
+    if "invents" in load_format.capabilities:
+        shapes = checkpoint_shapes(module, weight_map)
+    with _progress(run.shows_progress) as progress:
+        checkpoint = Checkpoint(
+            path=run.model.path,
+            device=str(device),
+            ignore_patterns=tuple(run.load_options.get("ignore_patterns", ())),
+            shapes=shapes,
+            seed=run.seed,
+            download_dir=run.load_options.get("download_dir"),
+            progress=progress,
+        )
+        load_weights(module, weight_map, load_format.tensors(checkpoint), run.rank)
+
+
+@contextmanager
+def _progress(is_shown: bool) -> Iterator[Progress | None]:
+    """Give the load format something to report bytes to, as a bar on stderr."""
+    if not is_shown:
+        yield None
+        return
+    with tqdm(desc="weights", unit="B", unit_scale=True, unit_divisor=1024, leave=False) as bar:
+
+        def report(done_bytes: int, all_bytes: int) -> None:
+            bar.total = all_bytes
+            bar.update(done_bytes - bar.n)
+
+        yield report

@@ -1,0 +1,238 @@
+"""ModelRunner: one StepPlan becomes tensors, a forward pass, drawn tokens and a StepResult.
+
+Keeps the rows, the KV tensors and the sampling state of one rank. Knows no request queue and no
+text; a fault that belongs to one row is reported in that row's result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.logits import RowTokens
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import (
+    KVLayer,
+    KVLayout,
+    NewRow,
+    RowResult,
+    RowStep,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from dovetail.layers.attention import attention_layers
+from dovetail.layers.context import ForwardContext, use_context
+from dovetail.runner.batch import Batch, StepInputs
+from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
+from dovetail.runner.loader import build_plugin, load_model
+from dovetail.runner.prompt_logprobs import PromptLogprobs
+from dovetail.sampling.sampler import Draws, Sampler
+
+WARM_UP_TOKENS = 8
+
+
+class ModelRunner:
+    """Call in this order: load, kv_layers, allocate, then step again and again; one thread."""
+
+    def __init__(self, run: RunSpec, device: torch.device) -> None:
+        self.run = run
+        self.device = device
+        self._backend: AttentionBackend = build_plugin(run.attention)
+
+    def load(self) -> None:
+        """Build the model and fill its weights. Raises: ConfigError. Mutates: self"""
+        loaded = load_model(self.run, self.device)
+        self._model = loaded.model
+        self._layers = [a.kv_layer(self.run.kv_dtype) for a in attention_layers(loaded.module)]
+
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """Return what the attention layers cache, in layer order."""
+        return self._layers
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
+        run = self.run
+        processors = {
+            s.name: build_plugin(s, run.model.vocab_size) for s in run.logits_processors
+        }
+        self._layout = layout
+        self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
+        self._groups = group_of_layers(layout)
+        self._batch = Batch(
+            run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens
+        )
+        self._sampler = Sampler(run.max_rows, processors)
+        self._prompt_logprobs = PromptLogprobs()
+
+    def warm_up(self) -> None:
+        """Run a short prompt and two draws on row 0, then empty it. Mutates: self"""
+        room = min(self._layout.num_blocks * self._layout.block_tokens, self.run.max_model_tokens)
+        count = min(WARM_UP_TOKENS, self.run.max_step_tokens, room - 1)
+        if count < 1:
+            return
+        self.step(_warm_up_prompt(self._layout, count))
+        again = RowStep(
+            row=0, start=count, num_tokens=1, samples=True, new_blocks=((),) * len(self._layout.groups)
+        )
+        self.step(StepPlan(step_id=-1, rows=(again,)))
+        self.step(StepPlan(step_id=-1, rows=(), freed_rows=(0,)))
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run one plan. Mutates: rows, KV cache, sampling state"""
+        self._update_rows(plan)
+        if not plan.rows:
+            return StepResult(step_id=plan.step_id, rows=())
+        start_s = time.perf_counter()
+        inputs = self._batch.gather(plan)
+        hidden = self._forward(inputs)
+        forward_s = time.perf_counter()
+        results = self._results(inputs, hidden)
+        return StepResult(
+            step_id=plan.step_id,
+            rows=results,
+            forward_s=forward_s - start_s,
+            sample_s=time.perf_counter() - forward_s,
+        )
+
+    def _update_rows(self, plan: StepPlan) -> None:
+        """Free rows, then fill the new ones. Mutates: self"""
+        for row in plan.freed_rows:
+            self._batch.free_row(row)
+            self._sampler.remove_row(row)
+            self._prompt_logprobs.remove_row(row)
+        for new in plan.new_rows:
+            self._batch.add_row(new)
+            self._prompt_logprobs.add_row(new)
+            self._sampler.add_row(self._row_tokens(new), new.seed)
+
+    def _row_tokens(self, new: NewRow) -> RowTokens:
+        return RowTokens(
+            row=new.row,
+            params=new.sampling,
+            prompt_ids=self._batch.prompt_ids(new.row),
+            output_ids=self._batch.output_ids(new.row),
+        )
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Return the final hidden states of the step's tokens. Shapes: [T, E]"""
+        prepared = [self._backend.prepare(layout) for layout in self._layouts(inputs)]
+        context = ForwardContext(
+            backend=self._backend,
+            prepared={name: prepared[g] for name, g in self._groups.items()},
+            caches=self._caches,
+            rows=self._batch.views(inputs),
+        )
+        with use_context(context):
+            return self._model.forward(
+                self._on_device(inputs.token_ids), self._on_device(inputs.positions)
+            )
+
+    def _layouts(self, inputs: StepInputs) -> list[BatchLayout]:
+        """Return the step's layout for each KV group."""
+        seq_lens = inputs.seq_lens
+        query_start = self._on_device(inputs.query_start.astype(np.int32))
+        seq_lens_device = self._on_device(seq_lens.astype(np.int32))
+        query_start_host, seq_lens_host = inputs.query_start.tolist(), seq_lens.tolist()
+        max_seq_tokens = max(seq_lens_host)
+        return [
+            BatchLayout(
+                query_start=query_start,
+                seq_lens=seq_lens_device,
+                block_table=self._on_device(table.gather(inputs.rows, max_seq_tokens)),
+                slots=self._on_device(table.slots(inputs.token_rows, inputs.positions)),
+                query_start_host=query_start_host,
+                seq_lens_host=seq_lens_host,
+                block_tokens=table.block_tokens,
+                max_query_tokens=int(inputs.counts.max()),
+                max_seq_tokens=max_seq_tokens,
+            )
+            for table in self._batch.tables
+        ]
+
+    def _results(self, inputs: StepInputs, hidden: torch.Tensor) -> tuple[RowResult, ...]:
+        """Draw for the rows that sample and put every row's result together. Mutates: self"""
+        prompt, faults = self._prompt_logprobs.compute(
+            self._batch, inputs, hidden, self._model.logits
+        )
+        sampling = np.flatnonzero(inputs.samples)
+        if not sampling.size:
+            return _row_results(inputs.steps, [], Draws(token_ids=[]), prompt, faults)
+        draws = self._draw(inputs, hidden, sampling)
+        self._batch.append(inputs.rows[sampling], draws.token_ids)
+        if len(sampling) == len(inputs.steps) and not (
+            draws.faults or draws.logprobs or prompt or faults
+        ):
+            return tuple(
+                RowResult(row=step.row, token_ids=(token_id,))
+                for step, token_id in zip(inputs.steps, draws.token_ids, strict=True)
+            )
+        return _row_results(inputs.steps, sampling.tolist(), draws, prompt, faults)
+
+    def _draw(self, inputs: StepInputs, hidden: torch.Tensor, sampling: np.ndarray) -> Draws:
+        """Return the tokens drawn after the selected rows' last tokens. Mutates: sampling state"""
+        if len(hidden) != len(sampling):
+            last = inputs.query_start[1:][sampling] - 1
+            hidden = hidden[self._on_device(last)]
+        rows = inputs.rows[sampling]
+        positions = self._batch.lengths[rows] - self._batch.num_prompt[rows]
+        return self._sampler.sample(
+            self._model.logits(hidden), rows, positions, lambda: self._model.logits(hidden)
+        )
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def _row_results(
+    steps: Sequence[RowStep],
+    sampling: Sequence[int],
+    draws: Draws,
+    prompt: dict[int, tuple[TokenLogprobs, ...]],
+    prompt_faults: dict[int, str],
+) -> tuple[RowResult, ...]:
+    """Return one result per row. `sampling` are the indices of the rows that drew."""
+    drawn = {index: i for i, index in enumerate(sampling)}
+    results = []
+    for index, step in enumerate(steps):
+        i = drawn.get(index)
+        fault = prompt_faults.get(index) or (draws.faults.get(i) if i is not None else None)
+        if fault is not None:
+            results.append(RowResult(row=step.row, fault=fault))
+            continue
+        logprobs = draws.logprobs.get(i) if i is not None else None
+        results.append(
+            RowResult(
+                row=step.row,
+                token_ids=() if i is None else (draws.token_ids[i],),
+                logprobs=() if logprobs is None else (logprobs,),
+                prompt_logprobs=prompt.get(index, ()),
+            )
+        )
+    return tuple(results)
+
+
+def _warm_up_prompt(layout: KVLayout, count: int) -> StepPlan:
+    """Return a plan that computes `count` tokens on row 0 and draws by the longest route."""
+    blocks = tuple(range(-(-(count + 1) // layout.block_tokens)))
+    num_groups = len(layout.groups)
+    new = NewRow(
+        row=0,
+        request_id="warm-up",
+        token_ids=(0,) * count,
+        num_prompt_tokens=count,
+        num_computed_tokens=0,
+        blocks=(blocks,) * num_groups,
+        sampling=SamplingParams(top_k=4, top_p=0.9, logprobs=1),
+        seed=0,
+    )
+    step = RowStep(
+        row=0, start=0, num_tokens=count, samples=True, new_blocks=((),) * num_groups
+    )
+    return StepPlan(step_id=-1, rows=(step,), new_rows=(new,))

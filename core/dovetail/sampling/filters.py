@@ -1,0 +1,81 @@
+"""Filters: top-k and top-p, as a threshold per row, without sorting the vocabulary.
+
+A threshold keeps every token that ties with the last one kept, so the outcome does not depend on
+how a sort orders equal logits. Source of top-p: Holtzman et al., "The curious case of neural text
+degeneration", 2020. Knows no row numbers; min-p is a logits processor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+PROBE_TOKENS = 256
+"""How many of the largest logits top-p looks at before it sorts the whole row."""
+MASS_SLACK = 1e-12
+"""A share of p's mass that rounding may take: sums in another order reach p all the same."""
+
+
+def filter_top(logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray) -> None:
+    """Set all but the top-k tokens, and of those all but the top-p nucleus, to -inf.
+
+    Shapes: logits [S, V] float32, row maximum finite; top_k [S] int64 (0: off), top_p [S] float64
+    (1: off). The nucleus is the smallest set of most likely tokens whose share of the top-k mass
+    reaches top_p.
+    Mutates: logits
+    """
+    vocab = logits.shape[1]
+    limit = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
+    probe = _probe_tokens(limit, vocab)
+    threshold, is_found = _thresholds(logits, limit, top_p, probe)
+    rest = np.flatnonzero(~is_found)
+    if rest.size:
+        index = torch.from_numpy(rest).to(logits.device)
+        threshold[index], _ = _thresholds(logits[index], limit[rest], top_p[rest], vocab)
+    logits.masked_fill_(logits < threshold.unsqueeze(1), -torch.inf)
+
+
+def _probe_tokens(limit: np.ndarray, vocab: int) -> int:
+    """Return how many of the largest logits to look at first."""
+    is_limited = limit < vocab
+    largest = int(limit[is_limited].max(initial=1))
+    return min(vocab, largest if is_limited.all() else max(largest, PROBE_TOKENS))
+
+
+def _thresholds(
+    logits: torch.Tensor, limit: np.ndarray, top_p: np.ndarray, probe: int
+) -> tuple[torch.Tensor, np.ndarray]:
+    """Return each row's smallest logit kept, and whether `probe` tokens sufficed to know it.
+
+    Shapes: logits [S, V], limit [S], top_p [S] -> [S] float32, [S] bool (host)
+    """
+    vocab, device = logits.shape[1], logits.device
+    is_limited = limit < vocab
+    values = logits.topk(probe, dim=1).values
+    limits = torch.from_numpy(limit).to(device)
+    weights = (values - values[:, :1]).double().exp_()
+    weights.masked_fill_(torch.arange(probe, device=device) >= limits.unsqueeze(1), 0.0)
+    cumulative = weights.cumsum(dim=1)
+    total = cumulative[:, -1]
+    if not is_limited.all():
+        total = torch.where(limits < vocab, total, _mass(logits, values[:, :1]))
+    goal = total * torch.from_numpy(top_p - MASS_SLACK).to(device)
+    reached = cumulative >= goal.unsqueeze(1)
+    uses_p = top_p < 1.0
+    last = torch.where(
+        torch.from_numpy(uses_p).to(device),
+        reached.int().argmax(dim=1),
+        limits.clamp(max=probe) - 1,
+    )
+    threshold = values.gather(1, last.unsqueeze(1)).squeeze(1)
+    is_off = ~uses_p & ~is_limited
+    if is_off.any():
+        threshold.masked_fill_(torch.from_numpy(is_off).to(device), -torch.inf)
+    if is_limited.all() or probe == vocab:
+        return threshold, np.ones(len(limit), dtype=bool)
+    return threshold, is_off | is_limited | reached[:, -1].cpu().numpy()
+
+
+def _mass(logits: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """Return the sum of exp(logits - top). Shapes: [S, V], [S, 1] -> [S] float64"""
+    return (logits - top).exp_().sum(dim=1, dtype=torch.float64)

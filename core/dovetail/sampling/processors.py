@@ -1,0 +1,102 @@
+"""ProcessorChain: the logits processors of a runner, called only for the rows that want them.
+
+A processor that raises costs the row it raised for, nobody else. Knows no draw and no penalty.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+
+log = logging.getLogger(__name__)
+STAGES = ("allow", "ban", "bias", "filter")
+
+
+class ProcessorRaised(Exception):
+    """A processor raised while it handled several rows at once."""
+
+
+class ProcessorChain:
+    """Processors by stage, and for each the rows that want it.
+
+    `processors` maps names to objects; within a stage they run in that order.
+    """
+
+    def __init__(self, processors: Mapping[str, LogitsProcessor]) -> None:
+        self._processors = processors
+        self._wanted: dict[str, set[int]] = {name: set() for name in processors}
+        self._stages = {
+            stage: [name for name, p in processors.items() if p.stage == stage] for stage in STAGES
+        }
+
+    def add_row(self, tokens: RowTokens) -> tuple[bool, str | None]:
+        """Start a row; return whether any processor wants it, and its fault if one raised.
+
+        Mutates: self
+        """
+        is_wanted = False
+        for name, processor in self._processors.items():
+            try:
+                if not processor.wants(tokens.params):
+                    continue
+                processor.add_row(tokens)
+            except Exception as error:
+                return is_wanted, _fault(name, error)
+            self._wanted[name].add(tokens.row)
+            is_wanted = True
+        return is_wanted, None
+
+    def remove_row(self, row: int) -> None:
+        """Forget a row; unknown rows are ignored. Mutates: self"""
+        for name, rows in self._wanted.items():
+            if row not in rows:
+                continue
+            rows.discard(row)
+            try:
+                self._processors[name].remove_row(row)
+            except Exception:
+                log.exception("logits processor %s failed to forget row %d", name, row)
+
+    def apply(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> None:
+        """Run a stage's processors. `rows` are the row numbers of the logits, in order.
+
+        Mutates: logits
+        Raises: ProcessorRaised
+        """
+        for name in self._stages[stage]:
+            pairs = self._pairs(name, rows)
+            if not pairs:
+                continue
+            try:
+                self._processors[name].apply(logits, pairs)
+            except Exception as error:
+                raise ProcessorRaised(_fault(name, error)) from error
+
+    def apply_alone(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> dict[int, str]:
+        """Run a stage's processors row by row; return the faults by index into logits.
+
+        Mutates: logits
+        """
+        faults: dict[int, str] = {}
+        for name in self._stages[stage]:
+            for index, row in self._pairs(name, rows):
+                if index in faults:
+                    continue
+                try:
+                    self._processors[name].apply(logits, [(index, row)])
+                except Exception as error:
+                    log.exception("logits processor %s failed for row %d", name, row)
+                    faults[index] = _fault(name, error)
+        return faults
+
+    def _pairs(self, name: str, rows: Sequence[int]) -> list[tuple[int, int]]:
+        wanted = self._wanted[name]
+        return [(i, row) for i, row in enumerate(rows) if row in wanted] if wanted else []
+
+
+def _fault(name: str, error: Exception) -> str:
+    return f'logits processor "{name}" failed: {type(error).__name__}: {error}'

@@ -1,0 +1,116 @@
+"""Errors as HTTP: status, OpenAI's error object, headers. The only place that knows this map."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError, RequestFault
+from dovetail.server.protocol.common import ErrorInfo, ErrorReply
+
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One error, ready to be sent as a response or inside a stream."""
+
+    status: int
+    info: ErrorInfo
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """Return the JSON body."""
+        return ErrorReply(error=self.info).model_dump_json().encode()
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        return Response(
+            self.body(),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+
+def problem(
+    status: int,
+    message: str,
+    *,
+    kind: str | None = None,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Problem:
+    """Return a Problem; `kind` defaults to the one usual for the status."""
+    default = "internal_error" if status >= 500 else "invalid_request_error"
+    info = ErrorInfo(
+        message=message, type=kind or _KINDS.get(status, default), param=param, code=code
+    )
+    return Problem(status=status, info=info, headers=headers or {})
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return what to tell the client about an exception. Unknown ones tell nothing but their kind."""
+    match error:
+        case Overloaded():
+            wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
+            return problem(
+                error.status, error.what, kind=error.kind, code=error.code, headers=wait
+            )
+        case RequestError():
+            return problem(
+                error.status, _sentence(error), kind=error.kind, param=error.where, code=error.code
+            )
+        case RequestFault() | EngineDead():
+            return problem(error.status, _sentence(error), kind=error.kind)
+        case RequestValidationError():
+            return _of_validation(error)
+        case HTTPException():
+            return problem(
+                error.status_code, str(error.detail), headers=dict(error.headers or {})
+            )
+        case DovetailError():
+            return problem(500, _sentence(error))
+        case _:
+            return problem(500, f"internal error ({type(error).__name__}); see the server's log.")
+
+
+def _sentence(error: DovetailError) -> str:
+    head = f"{error.where}: {error.what}" if error.where else error.what
+    return f"{head} {error.fix[0].upper()}{error.fix[1:]}" if error.fix else head
+
+
+def _of_validation(error: RequestValidationError) -> Problem:
+    """Return the first thing wrong with a body: unions list one error per branch."""
+    errors = error.errors()
+    if not errors:
+        return problem(400, "the request body is not valid.")
+    first = errors[0]
+    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    param = _dotted(path)
+    if first["type"] == "json_invalid":
+        return problem(400, "the request body is not valid JSON.", code="invalid_json")
+    message = f"{param}: {first['msg']}" if param else str(first["msg"])
+    if not path and first["type"] in ("missing", "model_attributes_type"):
+        message = "send a JSON object with the header Content-Type: application/json."
+    return problem(400, message, param=param or None, code=first["type"])
+
+
+def _dotted(path: list[str | int]) -> str:
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier():
+            text += f".{part}" if text else part
+    return text

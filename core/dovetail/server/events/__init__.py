@@ -1,0 +1,26 @@
+"""The text-event pipeline: a model's text becomes reasoning, content and tool-call events.
+
+One pipeline for every endpoint, streamed or not; knows no HTTP, tokens or model names.
+"""
+
+from dovetail.server.events.collect import Collected, CollectedCall
+from dovetail.server.events.session import Session, SessionPlan
+from dovetail.server.events.types import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgsDelta,
+    ToolCallStart,
+)
+
+__all__ = [
+    "Collected",
+    "CollectedCall",
+    "ContentDelta",
+    "Event",
+    "ReasoningDelta",
+    "Session",
+    "SessionPlan",
+    "ToolCallArgsDelta",
+    "ToolCallStart",
+]

@@ -1,0 +1,183 @@
+"""What chat and completions share on the way to the engine and back: checks, params, steps.
+
+Routes stay thin: they turn bodies into a Query and steps into their own shapes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.server.events import SessionPlan
+from dovetail.server.fields import HEADER, header_value
+from dovetail.server.logprobs import TokenNames
+from dovetail.server.protocol.chat import ResponseFormat
+from dovetail.server.protocol.common import (
+    PromptTokensDetails,
+    SamplingFields,
+    StreamOptions,
+    Usage,
+)
+from dovetail.server.sampling import build_sampling, sampling_fields
+from dovetail.server.state import Server
+from dovetail.server.streaming import Step, event_steps
+
+CLAMPED_HEADER = "x-dovetail-max-tokens"
+STRUCTURED = "needs structured output, not built yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One prompt on its way: everything the engine and the session need."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    plan: SessionPlan = field(default_factory=SessionPlan)
+    priority: int = 0
+    cache_salt: str = ""
+
+    def steps(self, server: Server) -> AsyncGenerator[Step, None]:
+        """Return the steps of the answer; closing them aborts the request."""
+        outputs = server.engine.generate(
+            self.prompt_ids,
+            self.params,
+            self.request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
+        return event_steps(outputs, self.plan)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """What is known of an answer before its first token: ids, names, headers."""
+
+    request_id: str
+    model: str
+    created_s: int
+    names: TokenNames
+    ignored: list[str]
+    clamped_tokens: int | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Return the response headers that report what was not done as asked."""
+        found = {}
+        if self.ignored:
+            found[HEADER] = header_value(self.ignored)
+        if self.clamped_tokens is not None:
+            found[CLAMPED_HEADER] = str(self.clamped_tokens)
+        return found
+
+
+def open_reply(server: Server, body: SamplingFields, request_id: str, model: str) -> Reply:
+    """Return the reply's frame."""
+    writes_ids = body.return_tokens_as_token_ids
+    if writes_ids is None:
+        writes_ids = server.frontend.return_tokens_as_token_ids
+    return Reply(
+        request_id=request_id,
+        model=model,
+        created_s=int(time.time()),
+        names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),
+        ignored=[],
+    )
+
+
+def check_format(response_format: ResponseFormat | None) -> None:
+    """Raise RequestError unless free text is asked for."""
+    if response_format is not None and response_format.type != "text":
+        raise RequestError(
+            f'type "{response_format.type[:64]}" {STRUCTURED}.',
+            where="response_format",
+            code="unsupported_field",
+        )
+
+
+def check_stream(is_stream: bool, options: StreamOptions | None) -> None:
+    """Raise RequestError for stream options without a stream."""
+    if options is not None and not is_stream:
+        raise RequestError("is only allowed when stream is true.", where="stream_options")
+
+
+def request_id_of(request: Request, given: str | None) -> str:
+    """Return the id of this request: the body's, the header's, or a new one."""
+    return given or str(request.state.request_id)
+
+
+def truncated(prompt_ids: Sequence[int], keep: int | None, max_model_tokens: int) -> Sequence[int]:
+    """Return the end of the prompt that truncate_prompt_tokens leaves; -1 keeps what fits."""
+    if keep is None:
+        return prompt_ids
+    if keep == 0:
+        raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
+    limit = max_model_tokens - 1 if keep == -1 else keep
+    return prompt_ids[-limit:]
+
+
+def generation_for(
+    server: Server,
+    body: SamplingFields,
+    reply: Reply,
+    prompt_ids: Sequence[int],
+    fields: dict[str, Any],
+    plan: SessionPlan,
+) -> Generation:
+    """Return the generation of one prompt. Raises: RequestError. Mutates: reply (clamping)"""
+    limit = server.engine.spec.run.max_model_tokens
+    kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit)
+    made = build_sampling(server.engine, sampling_fields(body) | fields, len(kept))
+    if made.clamped_tokens is not None:
+        reply.clamped_tokens = made.clamped_tokens
+    return Generation(
+        request_id=reply.request_id,
+        prompt_ids=kept,
+        params=made.params,
+        plan=plan,
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def enter(server: Server, owned: AsyncExitStack, size: int) -> None:
+    """Take a place in the queue, given back when `owned` closes. Raises: Overloaded, EngineDead"""
+    server.check_alive()
+    owned.callback(server.admission.enter(size).close)
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Tokens of an answer so far, prompts of several generations added up."""
+
+    shows_cached: bool = False
+    prompt_tokens: dict[int, int] = field(default_factory=dict)
+    generated_tokens: dict[int, int] = field(default_factory=dict)
+    cached_tokens: dict[int, int] = field(default_factory=dict)
+
+    def note(self, step: Step, which: int = 0) -> None:
+        """Record a step of generation `which`. Mutates: self"""
+        self.prompt_tokens[which] = step.num_prompt_tokens
+        self.generated_tokens[which] = step.num_generated_tokens
+        self.cached_tokens[which] = step.num_cached_tokens
+
+    def usage(self) -> Usage:
+        """Return OpenAI's usage object."""
+        prompt = sum(self.prompt_tokens.values())
+        generated = sum(self.generated_tokens.values())
+        fields: dict[str, Any] = {}
+        if self.shows_cached:
+            cached = sum(self.cached_tokens.values())
+            fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=generated,
+            total_tokens=prompt + generated,
+            **fields,
+        )

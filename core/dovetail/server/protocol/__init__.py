@@ -1,0 +1,1 @@
+"""HTTP bodies as pydantic models: bounds and shapes only, no behaviour of the engine."""

@@ -1,0 +1,154 @@
+"""What all bodies share: the sampling fields with their bounds, usage, errors, ignored fields.
+
+Source: the OpenAI API reference, and the extra fields of `vllm serve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
+
+INT31 = 1 << 31
+MAX_LIST = 1 << 16
+MAX_REQUEST_ID_CHARS = 128
+
+Count = Annotated[int, Field(ge=0, le=INT31)]
+TokenId = Annotated[int, Field(ge=0, le=INT31)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "verbosity",
+        "length_penalty",
+        "strict",
+    }
+)
+"""Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
+
+REFUSED = {
+    "structured_outputs": "needs structured output, not built yet",
+    "guided_json": "needs structured output, not built yet",
+    "guided_regex": "needs structured output, not built yet",
+    "guided_choice": "needs structured output, not built yet",
+    "guided_grammar": "needs structured output, not built yet",
+    "use_beam_search": "beam search is not built",
+    "best_of": "is no longer part of the API; use n",
+    "functions": "is no longer part of the API; use tools",
+    "function_call": "is no longer part of the API; use tool_choice",
+    "prompt_embeds": "prompts as embeddings are not built",
+    "modalities": "only text is built",
+    "audio": "only text is built",
+    "prediction": "predicted outputs are not built",
+    "web_search_options": "there is no web search here",
+    "thinking_token_budget": "a thinking budget is not built",
+    "mm_processor_kwargs": "only text is built",
+    "kv_transfer_params": "KV transfer is not built",
+}
+"""Fields with a meaning that cannot be honoured: refused rather than dropped."""
+
+
+class Body(BaseModel):
+    """A request body or a part of one. Unknown fields are kept, so that they can be reported."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+
+class Reply(BaseModel):
+    """A response body."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class SamplingFields(Body):
+    """Sampling fields of completions and chat alike. None: the model's or server's default."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Count = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIST)] | None
+    ) = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
+    logits_processors: Annotated[dict[str, dict[str, Any]], Field(max_length=32)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=INT31)] = 0
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    request_id: (
+        Annotated[str, Field(max_length=MAX_REQUEST_ID_CHARS, pattern=r"^[\w.:-]+$")] | None
+    ) = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool | None = None
+
+
+class StreamOptions(Body):
+    """What a stream carries beside text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class PromptTokensDetails(Reply):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int = 0
+
+
+class Usage(Reply):
+    """Tokens counted."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class ErrorInfo(Reply):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(Reply):
+    """OpenAI's error body."""
+
+    error: ErrorInfo
+
+
+def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of fields that no model declares; list positions are left out."""
+    for name in body.model_extra or {}:
+        yield prefix + name
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, BaseModel):
+                yield from unknown_fields(part, f"{prefix}{name}.")

@@ -1,0 +1,133 @@
+"""Server: what every route of one application reads. Built once; holds no request."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from dovetail.config.frontend import FrontendConfig
+from dovetail.errors import EngineDead, NotFound, RequestError
+from dovetail.interfaces.reasoning_parser import ReasoningParser
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.admission import Admission
+from dovetail.server.fields import FieldReporter
+from dovetail.server.render.chat import ChatRenderer
+from dovetail.version import __version__
+
+if TYPE_CHECKING:
+    from dovetail.engine.async_engine import AsyncEngine
+
+STALL_S = 10.0
+"""An engine with work queued that gives no sign of life for so long is reported as stalled."""
+
+SHORT_TEXT_CHARS = 4096
+"""Work on texts up to this size is done in the event loop; a thread would cost more."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsers:
+    """The parsers chosen for this model; None where there is none."""
+
+    tool: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One application's parts."""
+
+    engine: AsyncEngine
+    frontend: FrontendConfig
+    renderer: ChatRenderer
+    parsers: Parsers
+    admission: Admission
+    fields: FieldReporter
+    threads: ThreadPoolExecutor
+    created_s: int
+    fingerprint: str
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the served model names, the main one first."""
+        return self.engine.spec.served_names or (self.engine.spec.run.model.path,)
+
+    def model_name(self, asked: str | None) -> str:
+        """Return the name to answer with. Raises: NotFound"""
+        if not asked:
+            return self.names[0]
+        if asked in self.names:
+            return asked
+        served = ", ".join(self.names)
+        raise NotFound(
+            f'the model "{asked[:256]}" is not served here.',
+            where="model",
+            fix=f"use one of: {served}.",
+            code="model_not_found",
+        )
+
+    def check_alive(self) -> None:
+        """Raise EngineDead when nothing can be generated any more."""
+        if not self.engine.is_alive:
+            raise EngineDead(f"the engine is gone: {self.engine.death_reason or 'unknown cause'}")
+
+    async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
+        """Return call(), run in a thread when the text it works on is long."""
+        if num_chars <= SHORT_TEXT_CHARS:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return token ids. Raises: RequestError for text that is no valid Unicode."""
+        tokenizer = self.engine.tokenizer
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError("the text holds half a surrogate pair.", where="prompt") from error
+        return await self.run(
+            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
+        )
+
+
+def build_server(
+    engine: AsyncEngine,
+    frontend: FrontendConfig,
+    renderer: ChatRenderer,
+    parsers: Parsers,
+    max_queued_requests: int | None,
+) -> Server:
+    """Return the parts of one application."""
+    return Server(
+        engine=engine,
+        frontend=frontend,
+        renderer=renderer,
+        parsers=parsers,
+        admission=Admission(
+            engine, max_running=engine.spec.schedule.max_rows, max_queued=max_queued_requests
+        ),
+        fields=FieldReporter(is_strict=frontend.strict_request_fields),
+        threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
+        created_s=int(time.time()),
+        fingerprint=_fingerprint(engine),
+    )
+
+
+def new_id(given: str | None = None) -> str:
+    """Return a request id: the client's own, or a random one."""
+    return given or secrets.token_hex(16)
+
+
+def _fingerprint(engine: AsyncEngine) -> str:
+    """Return a name for the configuration that decides which tokens come out."""
+    run = engine.spec.run
+    facts = msgspec.json.encode((run.model, run.device, run.kv_dtype, run.quantization.name))
+    return f"dovetail-{__version__}-{hashlib.sha256(facts).hexdigest()[:8]}"

@@ -1,0 +1,194 @@
+"""From engine outputs to events, and from events to a server-sent stream.
+
+`event_steps` is the one path of every answer: a stream sends its steps as they come, a plain answer
+joins them. Knows no endpoint's shapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from dovetail.engine.outputs import RequestOutput
+from dovetail.errors import DovetailError, RequestFault
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.observability import metrics
+from dovetail.server.errors import problem_of
+from dovetail.server.events import Event, Session, SessionPlan
+from dovetail.server.finish import finish_reason
+
+logger = logging.getLogger("dovetail.server")
+Answer = TypeVar("Answer")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """News of one of a request's answers. `text` is what the events were made of.
+
+    The counts are of the whole request so far; `finish_reason` is set exactly once per answer.
+    """
+
+    index: int
+    text: str
+    events: Sequence[Event]
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_cached_tokens: int
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
+
+
+async def event_steps(
+    outputs: AsyncGenerator[RequestOutput, None], plan: SessionPlan
+) -> AsyncGenerator[Step, None]:
+    """Yield a step per delta of the engine. Closing it closes `outputs`, which aborts.
+
+    Raises: RequestFault when the engine ended an answer with an error or an abort.
+    """
+    sessions: dict[int, Session] = {}
+    num_generated = 0
+    try:
+        async for output in outputs:
+            for delta in output.deltas:
+                num_generated += len(delta.token_ids)
+                session = sessions.setdefault(delta.index, Session(plan))
+                events = session.feed(delta.text)
+                if delta.finish_reason is not None:
+                    _check_end(delta.finish_reason, output.request_id)
+                    events = [*events, *session.finish()]
+                yield Step(
+                    index=delta.index,
+                    text=delta.text,
+                    events=events,
+                    token_ids=delta.token_ids,
+                    logprobs=delta.logprobs,
+                    finish_reason=_reason(delta.finish_reason, session),
+                    stop_reason=delta.stop_reason,
+                    num_prompt_tokens=len(output.prompt_token_ids),
+                    num_generated_tokens=num_generated,
+                    num_cached_tokens=output.num_cached_tokens,
+                    prompt_logprobs=output.prompt_logprobs,
+                )
+    finally:
+        await outputs.aclose()
+
+
+def _reason(cause: str | None, session: Session) -> str | None:
+    return None if cause is None else finish_reason(cause, num_calls=session.num_calls)
+
+
+def _check_end(cause: str, request_id: str) -> None:
+    if cause in ("abort", "error"):
+        raise RequestFault(f"the engine ended the request ({cause}).", where=request_id)
+
+
+async def until_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return what `work` returns, cancelling it when the client leaves. Raises: ClientGone"""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        await _cancel(task, watch)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def continued(first: Step, rest: AsyncIterator[Step]) -> AsyncIterator[Step]:
+    """Yield `first`, then the rest."""
+    yield first
+    async for step in rest:
+        yield step
+
+
+class EventStream:
+    """A response of server-sent events. `chunks` are JSON bodies; `owned` is closed at its end.
+
+    An error after the first chunk becomes an error event, and then the stream just ends: without
+    [DONE] no client takes it for a success. A client that leaves stops the chunks at once.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        owned: AsyncExitStack,
+        headers: dict[str, str],
+        request_id: str,
+    ) -> None:
+        self._chunks = chunks
+        self._owned = owned
+        self._request_id = request_id
+        fixed = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        }
+        self._headers = [(k.encode(), v.encode()) for k, v in {**fixed, **headers}.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        pump = asyncio.ensure_future(self._pump(send))
+        watch = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not pump.done():
+                metrics.DISCONNECTS.inc()
+                logger.info("request %s ended: the client left", self._request_id)
+        finally:
+            await _cancel(pump, watch)
+            await self._chunks.aclose()
+            await self._owned.aclose()
+        if not pump.cancelled():
+            pump.result()
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        try:
+            async for chunk in self._chunks:
+                await _send_event(send, chunk)
+            await _send_event(send, b"[DONE]")
+        except Exception as error:
+            await self._send_error(send, error)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_error(self, send: Send, error: Exception) -> None:
+        if isinstance(error, OSError):
+            return  # the connection broke: there is nobody to tell
+        if not isinstance(error, DovetailError):
+            logger.error("request %s failed", self._request_id, exc_info=error)
+        found = problem_of(error)
+        metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
+        logger.warning("request %s ended with an error: %s", self._request_id, found.info.message)
+        await _send_event(send, found.body())
+
+
+async def _send_event(send: Send, data: bytes) -> None:
+    await send(
+        {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}
+    )

@@ -1,0 +1,81 @@
+"""Runs the conformance kit from Python and sums it up per plugin. Needs pytest."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_INI = Path(__file__).with_name("kit.ini")
+_WORDS = {"passed": "passed", "failed": "failed", "skipped": "not run", "xfailed": "known faults"}
+
+
+@dataclass(kw_only=True, eq=False)
+class Results:
+    """A pytest plugin that keeps what every clause came to."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a clause's outcome. Mutates: self"""
+        facts = dict(report.user_properties)
+        if "dovetail_plugin" not in facts:
+            return
+        if report.when == "call" or report.outcome != "passed":
+            text = str(report.longrepr) if report.failed else _reason(report)
+            self.rows.append(
+                {
+                    "plugin": facts["dovetail_plugin"],
+                    "clause": facts["dovetail_clause"],
+                    "outcome": _outcome(report),
+                    "detail": text,
+                }
+            )
+
+
+def check(words: Sequence[str], *, as_json: bool = False) -> int:
+    """Run every clause on the plugins named KIND or KIND:NAME (none: all); return the status.
+
+    0: all kept, 1: a clause failed, other: pytest's own status. Prints a report.
+    """
+    results = Results()
+    arguments = ["-c", str(_INI), "-p", "dovetail.testing.plugin"]
+    for word in words:
+        arguments += ["--dovetail-plugin", word]
+    if as_json:
+        arguments += ["-p", "no:terminal"]
+    arguments += ["--pyargs", "dovetail.testing.contracts"]
+    status = int(pytest.main(arguments, plugins=[results]))
+    if as_json:
+        print(json.dumps({"status": status, "clauses": results.rows}, indent=2))
+    else:
+        print("\n".join(_summary(results.rows)))
+    return status
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        counts.setdefault(row["plugin"], Counter())[row["outcome"]] += 1
+    return [
+        f"{plugin}: " + ", ".join(f"{n} {_WORDS[word]}" for word, n in sorted(counter.items()))
+        for plugin, counter in sorted(counts.items())
+    ]
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if report.skipped and getattr(report, "wasxfail", None) is not None:
+        return "xfailed"
+    return str(report.outcome)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    known = getattr(report, "wasxfail", None)
+    if known is not None:
+        return str(known)
+    return str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""

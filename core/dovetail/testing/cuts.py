@@ -1,0 +1,69 @@
+"""Ways to cut a text, and what the event pipeline makes of it: the heart of the parser clauses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.tool_parser import ToolParser
+
+NUM_RANDOM_CUTS = 40
+MAX_TWO_WAY_CUTS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """What an answer came to."""
+
+    content: str
+    reasoning: str
+    calls: tuple[ToolCall, ...] = field(default=())
+
+
+def parse_in_pieces(
+    pieces: list[str],
+    *,
+    tool_parser: ToolParser | None = None,
+    reasoning: Markers | None = None,
+    starts_inside: bool = False,
+    tools: tuple[Tool, ...] = (),
+) -> Parsed:
+    """Return what the server's pipeline makes of a text that comes in these pieces."""
+    from dovetail.server.events import Collected, Session, SessionPlan
+
+    session = Session(
+        SessionPlan(
+            reasoning=reasoning, tool_parser=tool_parser, tools=tools, starts_inside=starts_inside
+        )
+    )
+    answer = Collected()
+    for piece in pieces:
+        answer.add(session.feed(piece))
+    answer.add(session.finish())
+    calls = tuple(ToolCall(name=c.name, arguments=c.arguments) for c in answer.calls)
+    return Parsed(content=answer.content, reasoning=answer.reasoning, calls=calls)
+
+
+def expected(sample: Sample) -> Parsed:
+    """Return what a sample says its text comes to."""
+    return Parsed(content=sample.content, reasoning=sample.reasoning, calls=sample.calls)
+
+
+def cuts(text: str, *, seed: int = 0) -> Iterator[list[str]]:
+    """Yield the text cut into single characters, fixed sizes, every two parts, and at random."""
+    for size in (1, 2, 3, 5, 12):
+        yield [text[start : start + size] for start in range(0, len(text), size)]
+    step = max(1, len(text) // MAX_TWO_WAY_CUTS)
+    for at in range(0, len(text) + 1, step):
+        yield [text[:at], text[at:]]
+    chance = random.Random(seed)
+    for _ in range(NUM_RANDOM_CUTS):
+        places = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(1, 8)))
+        yield [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def letters(text: str) -> str:
+    """Return the text without blanks: layout around regions may be dropped, text never."""
+    return "".join(text.split())

@@ -1,0 +1,55 @@
+"""Plain-Python stand-ins for what core hands to plugins. No torch, no files, no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail.interfaces.stats import RequestStats, StepStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeRequest:
+    """A request as a scheduling policy sees it."""
+
+    request_id: str = "r"
+    priority: int = 0
+    arrival_s: float = 0.0
+    num_prompt_tokens: int = 8
+    num_computed_tokens: int = 0
+    num_tokens: int = 8
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeRow:
+    """A row as a test model sees it."""
+
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    start: int
+    num_tokens: int
+
+
+def step_stats(**counts: int) -> StepStats:
+    """Return the numbers of a quiet step with these counts changed."""
+    return StepStats(**({"num_running": 1, "num_waiting": 0, "kv_usage": 0} | counts))
+
+
+def request_stats(request_id: str = "r") -> RequestStats:
+    """Return the numbers of an ordinary finished request."""
+    return RequestStats(
+        request_id=request_id,
+        finish_reason="stop",
+        prompt_tokens=12,
+        generated_tokens=3,
+        cached_tokens=4,
+        max_tokens=16,
+        n=1,
+        queue_s=0.01,
+        prefill_s=0.2,
+        decode_s=0.3,
+        ttft_s=0.21,
+        e2e_s=0.51,
+        inter_token_s=(0.15, 0.15),
+    )

@@ -1,0 +1,119 @@
+"""The kit's pytest plugin: every clause runs once per registered plugin of its kind.
+
+A contract class says `kind = "..."` ("*" for all); its clauses take the fixture `plugin` (the
+loaded class or Value) or `entry` (its metadata). Loaded with -p, never on its own: a serving
+package is often installed beside unrelated test suites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from dovetail import registry
+from dovetail.errors import ConfigError, UnavailablePlugin
+from dovetail.interfaces.plugin import Value
+from dovetail.registry import Entry
+from dovetail.testing.contract import REQUIRES, clause_name
+
+OPTION = "--dovetail-plugin"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --dovetail-plugin KIND[:NAME]."""
+    parser.addoption(
+        OPTION,
+        action="append",
+        default=[],
+        metavar="KIND[:NAME]",
+        help="check only these plugins; NAME may be name@distribution, module:Class, file.py:Class",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marks."""
+    config.addinivalue_line("markers", f"{REQUIRES}(word): only for plugins that claim the word")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a contract class's clauses once per chosen plugin of its kind."""
+    kind = getattr(metafunc.cls, "kind", None)
+    if kind is None or "entry" not in metafunc.fixturenames:
+        return
+    words = tuple(metafunc.config.getoption(OPTION))
+    entries = [entry for entry in chosen(words) if kind in ("*", entry.kind)]
+    names = [f"{entry.kind}:{entry.id}" if kind == "*" else entry.id for entry in entries]
+    metafunc.parametrize("entry", entries, ids=names, scope="class")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the clauses of kinds of which no plugin was chosen."""
+    empty = [item for item in items if _has_no_plugin(item)]
+    if empty:
+        config.hook.pytest_deselected(items=empty)
+        items[:] = [item for item in items if not _has_no_plugin(item)]
+
+
+def _has_no_plugin(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    parameters = callspec.params if callspec else {}
+    return "entry" in parameters and not isinstance(parameters["entry"], Entry)
+
+
+@cache
+def chosen(words: Sequence[str]) -> list[Entry]:
+    """Return the entries that KIND and KIND:NAME words name (none: all), each target once."""
+    found: list[Entry] = []
+    for word in words or list(registry.KINDS):
+        kind, _, spec = word.partition(":")
+        found += [registry.find(kind, spec)] if spec else registry.entries(kind)
+    return list({(entry.kind, entry.target): entry for entry in found}.values())
+
+
+@pytest.fixture
+def plugin(request: pytest.FixtureRequest, entry: Entry) -> Any:
+    """Return the loaded plugin; skip where it is unavailable or does not claim the clause.
+
+    A plugin that cannot be loaded fails the clauses that load it, and skips all others.
+    """
+    try:
+        loaded = registry.load_entry(entry)
+    except UnavailablePlugin as error:
+        pytest.skip(f"unavailable here: {error}")
+    except ConfigError as error:
+        pytest.skip(f"cannot be loaded: {error}")
+    if isinstance(loaded, Value):
+        return loaded
+    for mark in request.node.iter_markers(REQUIRES):
+        word, claimed = mark.args[0], mark.kwargs.get("claimed", True)
+        if (word in loaded.capabilities) is not claimed:
+            pytest.skip(f'{"does not claim" if claimed else "claims"} "{word}"')
+    _expect_failure(request.node, loaded.expected_failures)
+    return loaded
+
+
+@pytest.fixture(autouse=True)
+def _note_clause(request: pytest.FixtureRequest) -> None:
+    """Write plugin and clause into the report, for summaries and JUnit files."""
+    callspec = getattr(request.node, "callspec", None)
+    found = callspec.params.get("entry") if callspec else None
+    if isinstance(found, Entry):
+        request.node.user_properties.append(("dovetail_plugin", f"{found.kind}:{found.id}"))
+        request.node.user_properties.append(("dovetail_clause", clause_of(request.node)))
+
+
+def clause_of(item: Any) -> str:
+    """Return a test's clause name: its function and its parameters but for the plugin."""
+    entry = item.callspec.params["entry"]
+    parts = [part for part in (f"{entry.kind}:{entry.id}", entry.id) if part in item.callspec.id]
+    rest = item.callspec.id.replace(parts[0], "").strip("-") if parts else item.callspec.id
+    return clause_name(item.originalname, rest)
+
+
+def _expect_failure(item: Any, expected: Any) -> None:
+    reason = expected.get(clause_of(item))
+    if reason is not None:
+        item.add_marker(pytest.mark.xfail(reason=reason, strict=True))

@@ -1,0 +1,80 @@
+"""Checking and timing one case of an op. Knows no op by name."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail_kernels.op import Arguments, Case, Op
+
+MIN_TIME_S = 0.01
+MAX_RUNS = 50
+
+
+def results_of(
+    function: Callable[..., Any], case: Case, arguments: Arguments
+) -> list[torch.Tensor]:
+    """Return everything a call computes: what it returns and what it changed."""
+    returned = function(**arguments)
+    tensors = [] if returned is None else [returned]
+    return tensors + [arguments[name] for name in case.mutates]
+
+
+def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | None:
+    """Return what is wrong with an implementation in a case; None when nothing is.
+
+    The reference is checked for finite numbers, and for leaving its other arguments alone.
+    """
+    try:
+        function = op.pick(device.type, case.dtype, name=name)
+    except LookupError:
+        return None  # it does not claim this device or dtype
+    wanted = results_of(op.reference, case, case.build(device))
+    arguments, untouched = case.build(device), case.build(device)
+    found = results_of(function, case, arguments)
+    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        if not bool(one.isfinite().all()):
+            return f"result {i} is not finite"
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return f"result {i} is {one.dtype} {list(one.shape)}"
+        if not torch.allclose(one.float(), other.float(), rtol=case.rtol, atol=case.atol):
+            worst = (one.float() - other.float()).abs().max().item()
+            return f"result {i} is off by {worst:.3g}"
+    return _changed(case, arguments, untouched)
+
+
+def _changed(case: Case, arguments: Arguments, untouched: Arguments) -> str | None:
+    for name, value in arguments.items():
+        is_kept = name in case.mutates or not isinstance(value, torch.Tensor)
+        if not is_kept and not torch.equal(value, untouched[name]):
+            return f"argument {name} was changed"
+    return None
+
+
+def time_case(op: Op, case: Case, name: str, device: torch.device) -> float | None:
+    """Return the median seconds of a call, or None when it does not run here."""
+    try:
+        function = op.pick(device.type, case.dtype, name=name)
+    except LookupError:
+        return None
+    arguments = case.build(device)
+    function(**arguments)
+    times: list[float] = []
+    while len(times) < MAX_RUNS and (len(times) < 5 or sum(times) < MIN_TIME_S):
+        _wait(device)
+        start_s = time.perf_counter()
+        function(**arguments)
+        _wait(device)
+        times.append(time.perf_counter() - start_s)
+    return statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+

@@ -1,0 +1,22 @@
+"""paged_attention: each query attends the keys of its own row, found through a block table.
+
+A row of L cached tokens whose last n are queried has queries at positions p = L - n .. L - 1. Query
+p sees keys j <= p (all j < L when not causal) and j > p - window. With s = scale q.k, and
+s = c tanh(s / c) under a soft cap c: out = sum_j softmax(s)_j v_j, where a sink logit of the head
+adds exp(sink) to the softmax's denominator.
+
+Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B] int32, query_start [R + 1] int32,
+seq_lens [R] int32, sinks [H] -> [T, H, D] in q's dtype
+Source: Kwon et al., "Efficient memory management for LLM serving with PagedAttention", 2023
+"""
+
+from dovetail_kernels.op import Op
+from dovetail_kernels.paged_attention.cases import cases
+from dovetail_kernels.paged_attention.reference import reference
+
+OP = Op(
+    name="paged_attention",
+    summary="attention over keys in blocks",
+    reference=reference,
+    cases=cases,
+)

@@ -1,0 +1,71 @@
+"""The definition of paged_attention in torch: one row after the other, in float32."""
+
+from __future__ import annotations
+
+import torch
+
+
+def reference(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    is_causal: bool = True,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the attended values. Shapes: q [T, H, D], cache [2, N, P, K, D] -> [T, H, D]"""
+    out = torch.empty_like(q)
+    starts = query_start.tolist()
+    for row, length in enumerate(seq_lens.tolist()):
+        first, last = starts[row], starts[row + 1]
+        keys, values = _row_cache(cache, block_table[row], length)
+        visible = _visible(last - first, length, window, is_causal, q.device)
+        out[first:last] = _attend(
+            q[first:last], keys, values, visible, scale, soft_cap, sinks
+        ).to(q.dtype)
+    return out
+
+
+def _row_cache(
+    cache: torch.Tensor, blocks: torch.Tensor, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a row's keys and values in order. Shapes: [length, K, D] each, float32"""
+    num_blocks = -(-length // cache.shape[2])
+    k, v = cache[:, blocks[:num_blocks].long()].flatten(1, 2)[:, :length].float()
+    return k, v
+
+
+def _visible(
+    queries: int, length: int, window: int | None, is_causal: bool, device: torch.device
+) -> torch.Tensor:
+    """Return which keys each query sees. Shapes: [queries, length] bool"""
+    p = torch.arange(length - queries, length, device=device).unsqueeze(1)
+    j = torch.arange(length, device=device).unsqueeze(0)
+    visible = (j <= p) if is_causal else torch.ones_like(j <= p)
+    return visible if window is None else visible & (j > p - window)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return softmax(scores) v. Shapes: q [n, H, D], k and v [L, K, D], visible [n, L]"""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,lhd->hql", q.float(), k) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    norm = scores.logsumexp(dim=-1, keepdim=True)
+    if sinks is not None:
+        norm = torch.logaddexp(norm, sinks.float().view(-1, 1, 1))
+    return torch.einsum("hql,lhd->qhd", (scores - norm).exp(), v)

@@ -1,0 +1,1 @@
+"""Attention backends: attention over the paged KV cache."""

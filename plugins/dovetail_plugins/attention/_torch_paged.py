@@ -1,0 +1,325 @@
+"""Paged attention in torch operators: cache write, gather of a row's keys, masked attention.
+
+Only slots of a row's own tokens are ever read, so what other blocks hold (NaN even) cannot matter.
+Shape letters as in `interfaces.attention`; S gathered key positions, G query heads per kv head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+
+GATHER_BYTES = 8 << 20
+"""Keys gathered at once. Larger blocks of memory are returned to the system after each use, and
+getting them back costs ten times the copy itself."""
+MAX_SCORES = 1 << 24
+"""Scores held at once where they are computed openly (soft cap, sinks)."""
+QUERY_CHUNK_TOKENS = 512
+"""Queries attended at once under a mask, which takes this many bytes per key."""
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeChunk:
+    """Rows of one token each, attended together. `tokens` None: all of the step's tokens.
+
+    Shapes: slots [R * S] int64, mask [R, 1, 1, S] bool or None when all is visible
+    """
+
+    tokens: torch.Tensor | None
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRow:
+    """One row of several tokens: first token of the step, first position, and their end."""
+
+    row: int
+    first_token: int
+    start: int
+    end: int
+
+
+class Prepared:
+    """A step's layout, and what the layers of one KV group compute from it only once."""
+
+    def __init__(self, layout: BatchLayout) -> None:
+        self.layout = layout
+        starts = layout.query_start_host
+        sizes = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        self.decode_rows = [row for row, size in enumerate(sizes) if size == 1]
+        self.prefills = [
+            PrefillRow(
+                row=row,
+                first_token=starts[row],
+                start=layout.seq_lens_host[row] - size,
+                end=layout.seq_lens_host[row],
+            )
+            for row, size in enumerate(sizes)
+            if size > 1
+        ]
+        self._chunks: dict[tuple[int | None, int], list[DecodeChunk]] = {}
+        self._slots: dict[tuple[int, int], torch.Tensor] = {}
+
+    def decode_chunks(self, window: int | None, max_keys: int) -> list[DecodeChunk]:
+        """Return the decode rows in chunks of at most max_keys gathered keys."""
+        key = (window, max_keys)
+        if key not in self._chunks:
+            self._chunks[key] = _decode_chunks(self.layout, self.decode_rows, window, max_keys)
+        return self._chunks[key]
+
+    def row_slots(self, row: int, start: int, end: int) -> torch.Tensor:
+        """Return the slots of a row's positions start .. end - 1. Shapes: [end - start] int64"""
+        key = (row, start)
+        if key not in self._slots:
+            layout = self.layout
+            positions = torch.arange(start, end, device=layout.block_table.device)
+            blocks = layout.block_table[row, positions // layout.block_tokens].long()
+            self._slots[key] = blocks * layout.block_tokens + positions % layout.block_tokens
+        return self._slots[key]
+
+
+def forward(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache"""
+    slots = cache.view(2, -1, *cache.shape[3:])
+    write(slots, k, v, prepared.layout.slots)
+    max_keys = max(1, GATHER_BYTES // (slots[0, 0].numel() * slots.element_size()))
+    chunks = prepared.decode_chunks(spec.window_tokens, max_keys) if prepared.decode_rows else []
+    if len(chunks) == 1 and chunks[0].tokens is None:
+        return decode(spec, q, slots, chunks[0], sinks)
+    out = torch.empty_like(q)
+    for chunk in chunks:
+        out[chunk.tokens] = decode(spec, q[chunk.tokens], slots, chunk, sinks)
+    for row in prepared.prefills:
+        last = row.first_token + row.end - row.start
+        part = slice(row.first_token, last)
+        out[part] = prefill(spec, q[part], k[part], v[part], slots, prepared, row, sinks)
+    return out
+
+
+def write(
+    slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: torch.Tensor
+) -> None:
+    """Store keys and values. Shapes: slots [2, N * P, K, D], k and v [T, K, D], where [T]
+
+    Mutates: slots
+    """
+    if slots.dtype in FLOAT8:
+        largest = torch.finfo(slots.dtype).max
+        k, v = (x.clamp(-largest, largest).to(slots.dtype).view(torch.uint8) for x in (k, v))
+        slots = slots.view(torch.uint8)
+    slots[0].index_copy_(0, where, k.to(slots.dtype))
+    slots[1].index_copy_(0, where, v.to(slots.dtype))
+
+
+def read(
+    slots: torch.Tensor, where: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values at some slots. Shapes: slots [2, N * P, K, D], where [S] ->
+    [S, K, D] each"""
+    if slots.dtype in FLOAT8:
+        raw = slots.view(torch.uint8)
+        k, v = (half.index_select(0, where).view(slots.dtype) for half in raw)
+    else:
+        k, v = (half.index_select(0, where) for half in slots)
+    return k.to(dtype), v.to(dtype)
+
+
+def decode(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    slots: torch.Tensor,
+    chunk: DecodeChunk,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend rows of one token each. Shapes: q [R, H, D] -> [R, H, D]
+
+    The G query heads of one kv head take the place of G queries: nothing is repeated.
+    """
+    num_rows = len(q)
+    k, v = read(slots, chunk.slots, q.dtype)
+    k = k.view(num_rows, chunk.num_keys, *k.shape[1:]).transpose(1, 2)
+    v = v.view(num_rows, chunk.num_keys, *v.shape[1:]).transpose(1, 2)
+    grouped = q.reshape(num_rows, spec.num_kv_heads, -1, spec.head_size)
+    if sinks is not None:
+        sinks = sinks.view(1, spec.num_kv_heads, -1, 1)
+    return attend(spec, grouped, k, v, chunk.mask, sinks).reshape(q.shape)
+
+
+def prefill(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    prepared: Prepared,
+    row: PrefillRow,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend one row of several tokens. Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D]"""
+    window = spec.window_tokens
+    first = 0 if window is None else max(0, row.start - window + 1)
+    if row.start > 0 or slots.dtype != k.dtype:
+        k, v = read(slots, prepared.row_slots(row.row, first, row.end), q.dtype)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    if sinks is not None:
+        sinks = sinks.view(1, -1, 1, 1)
+    if _is_plain_causal(spec, row, sinks):
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=spec.scale, enable_gqa=_is_grouped(spec)
+        )
+    else:
+        out = _prefill_masked(spec, q, k, v, row, first, sinks)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _is_grouped(spec: AttentionSpec) -> bool:
+    return spec.num_heads != spec.num_kv_heads
+
+
+def _is_plain_causal(spec: AttentionSpec, row: PrefillRow, sinks: torch.Tensor | None) -> bool:
+    """Return whether torch's own causal mask says it all."""
+    has_window = spec.window_tokens is not None and spec.window_tokens < row.end
+    is_plain = sinks is None and spec.soft_cap is None
+    return spec.is_causal and row.start == 0 and is_plain and not has_window
+
+
+def _prefill_masked(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    row: PrefillRow,
+    first: int,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend under an explicit mask, some queries at a time.
+
+    Shapes: q [1, H, T, D], k and v [1, K, S, D] (positions `first` .. row.end - 1) -> [1, H, T, D]
+    """
+    out = torch.empty_like(q)
+    is_open = sinks is not None or spec.soft_cap is not None
+    most = MAX_SCORES // (spec.num_heads * k.shape[2]) if is_open else QUERY_CHUNK_TOKENS
+    step = min(max(most, 1), QUERY_CHUNK_TOKENS)
+    for start in range(row.start, row.end, step):
+        end = min(start + step, row.end)
+        low, high = _visible(spec, start, end, row.end)
+        low = max(low, first)
+        keys = slice(low - first, high - first)
+        mask = _mask(spec, start, end, low, high, q.device)
+        part = slice(start - row.start, end - row.start)
+        out[:, :, part] = attend(spec, q[:, :, part], k[:, :, keys], v[:, :, keys], mask, sinks)
+    return out
+
+
+def _visible(spec: AttentionSpec, start: int, end: int, last: int) -> tuple[int, int]:
+    """Return the range of keys that queries start .. end - 1 of a row of `last` tokens see."""
+    low = 0 if spec.window_tokens is None else max(0, start - spec.window_tokens + 1)
+    return low, end if spec.is_causal else last
+
+
+def _mask(
+    spec: AttentionSpec, start: int, end: int, low: int, high: int, device: torch.device
+) -> torch.Tensor | None:
+    """Return which keys low .. high - 1 the queries see, or None for all.
+
+    Shapes: [1, 1, end - start, high - low] bool
+    """
+    query = torch.arange(start, end, device=device).unsqueeze(1)
+    key = torch.arange(low, high, device=device)
+    if spec.is_causal:
+        mask = key <= query
+        if spec.window_tokens is not None:
+            mask &= key > query - spec.window_tokens
+    elif spec.window_tokens is not None:
+        mask = key > query - spec.window_tokens
+    else:
+        return None
+    return mask[None, None]
+
+
+def attend(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return softmax(scores) v. Shapes: q [B, H, T, D], k and v [B, K, S, D], mask that spreads
+    to [B, 1, T, S], sinks that spread to [B, H, T, 1] -> [B, H, T, D]"""
+    is_grouped = q.shape[1] != k.shape[1]
+    if sinks is None and spec.soft_cap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=is_grouped
+        )
+    if is_grouped:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        column = sinks.float().expand(*q.shape[:3], 1)
+        weights = torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    return torch.matmul(weights, v.float()).to(q.dtype)
+
+
+def _decode_chunks(
+    layout: BatchLayout, rows: list[int], window: int | None, max_keys: int
+) -> list[DecodeChunk]:
+    """Return decode rows of similar length together, so that little is gathered in vain."""
+    lens = {r: _window_keys(layout.seq_lens_host[r], window) for r in rows}
+    is_all = len(rows) == layout.num_rows
+    if is_all and len(rows) * max(lens.values()) <= max_keys:
+        return [_decode_chunk(layout, None, window, max(lens.values()), min(lens.values()))]
+    chunks: list[list[int]] = []
+    for row in sorted(rows, key=lens.__getitem__):
+        if not chunks or (len(chunks[-1]) + 1) * lens[row] > max_keys:
+            chunks.append([])
+        chunks[-1].append(row)
+    return [_decode_chunk(layout, c, window, lens[c[-1]], lens[c[0]]) for c in chunks]
+
+
+def _window_keys(seq_len: int, window: int | None) -> int:
+    return seq_len if window is None else min(seq_len, window)
+
+
+def _decode_chunk(
+    layout: BatchLayout, rows: list[int] | None, window: int | None, num_keys: int, fewest: int
+) -> DecodeChunk:
+    """Return one chunk. Places beyond a row's end name its last token and are masked."""
+    device = layout.block_table.device
+    seq_lens, table, tokens = layout.seq_lens, layout.block_table, None
+    if rows is not None:
+        index = torch.tensor(rows, device=device)
+        tokens = layout.query_start[index].long()
+        seq_lens, table = seq_lens[index], table[index]
+    lens = seq_lens.long().unsqueeze(1)
+    first = 0 if window is None else (lens - window).clamp(min=0)
+    positions = torch.arange(num_keys, device=device) + first
+    mask = None
+    if fewest != num_keys:
+        mask = (positions < lens)[:, None, None]
+        positions = torch.minimum(positions, lens - 1)
+    positions = positions.expand(len(lens), -1)
+    blocks = table.gather(1, positions // layout.block_tokens).long()
+    slots = blocks * layout.block_tokens + positions % layout.block_tokens
+    return DecodeChunk(tokens=tokens, slots=slots.flatten(), mask=mask, num_keys=num_keys)

@@ -1,0 +1,73 @@
+"""TorchSdpa: attention by torch's own operators, on any device. The reference backend.
+
+Rows that compute one token are gathered and attended together, the others one by one. Knows no
+model and no scheduler; torch is imported when an object is made, so asking costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.plugin import Info
+
+if TYPE_CHECKING:
+    import torch
+
+KV_DTYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2")
+
+
+class TorchSdpa(AttentionBackend):
+    """scaled_dot_product_attention over keys and values gathered from their blocks."""
+
+    info = Info(
+        summary="torch's scaled_dot_product_attention on any device (reference)",
+        source="https://docs.pytorch.org/docs/stable/generated/"
+        "torch.nn.functional.scaled_dot_product_attention.html",
+    )
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        from dovetail_plugins.attention import _torch_paged
+
+        self._paged = _torch_paged
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why this backend cannot serve an AttentionQuery."""
+        if query is None:
+            return []
+        reasons = []
+        if query.uses_alibi:
+            reasons.append("ALiBi biases are not supported")
+        if query.kv_dtype not in KV_DTYPES:
+            reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        return reasons
+
+    def kv_shape(
+        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
+    ) -> tuple[int, ...]:
+        """Return [2, N, P, K, D]: all keys, then all values."""
+        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
+
+    def prepare(self, layout: BatchLayout) -> Any:
+        """Return the step's rows split into decodes and prefills."""
+        return self._paged.Prepared(layout)
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v into the cache, then attend.
+
+        Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks [H] -> [T, H, D]
+        Mutates: cache
+        """
+        return self._paged.forward(spec, q, k, v, cache, prepared, sinks)

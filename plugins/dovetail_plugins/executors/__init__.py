@@ -1,0 +1,1 @@
+"""Executors: call the workers of every rank and gather their answers."""

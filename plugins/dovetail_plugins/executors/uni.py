@@ -1,0 +1,148 @@
+"""UniExecutor: one worker in the engine's own process.
+
+With `run.async_steps` one thread makes every torch call and submit returns at once; without it
+steps run inside submit. Knows no device.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+from dovetail import registry
+from dovetail.errors import EngineDead
+from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.worker import Worker
+
+T = TypeVar("T")
+STOP_WAIT_S = 5.0
+"""How long shutdown waits for a step that is under way."""
+
+
+class UniExecutor(Executor):
+    """Runs one worker here. A step that raises ends the executor: its rows' state is unknown."""
+
+    info = Info(summary="one worker in the engine process")
+    capabilities = frozenset({"async_steps"})
+
+    def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
+        self.options = options
+        self._thread = _WorkThread() if run.async_steps else None
+        self._death: str | None = None
+        self._callbacks: list[Callable[[str], None]] = []
+        self._worker: Worker | None = None
+        try:
+            self._worker = self._call(lambda: _build_worker(run, worker))
+            self._call(self.worker.load)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def worker(self) -> Worker:
+        """Return the worker. Raises: EngineDead after shutdown."""
+        if self._worker is None:
+            raise EngineDead("the executor has been shut down.")
+        return self._worker
+
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """Return what the model's attention layers cache, in layer order."""
+        return self._call(self.worker.kv_layers)
+
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory free for the KV cache."""
+        return self._call(self.worker.free_bytes)
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Create the KV cache and warm up. Raises: ConfigError when it cannot."""
+        worker = self.worker
+        self._call(lambda: worker.allocate(layout))
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Run the step, or hand it to the thread that will."""
+        self.check()
+        worker = self.worker
+        if self._thread is not None:
+            return self._thread.submit(lambda: self._step(worker, plan))
+        done: Future[StepResult] = Future()
+        _settle(done, lambda: self._step(worker, plan))
+        return done
+
+    def check(self) -> None:
+        """Raise EngineDead when a step has raised."""
+        if self._death is not None:
+            raise EngineDead(self._death)
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Ask to be told when a step raises."""
+        self._callbacks.append(callback)
+
+    def shutdown(self) -> None:
+        """End the worker and its thread. May be called twice."""
+        worker, self._worker = self._worker, None
+        thread, self._thread = self._thread, None
+        if thread is None:
+            if worker is not None:
+                worker.shutdown()
+            return
+        thread.stop(worker.shutdown if worker is not None else None)
+
+    def _step(self, worker: Worker, plan: StepPlan) -> StepResult:
+        """Run one step. Raises: EngineDead when the worker raised. Mutates: self"""
+        self.check()
+        try:
+            return worker.step(plan)
+        except Exception as error:
+            self._death = f"step {plan.step_id} failed: {type(error).__name__}: {error}"
+            for callback in self._callbacks:
+                callback(self._death)
+            raise EngineDead(self._death) from error
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Run in the thread that makes the torch calls, and wait."""
+        return function() if self._thread is None else self._thread.submit(function).result()
+
+
+def _build_worker(run: RunSpec, worker: Selection) -> Worker:
+    plugin = cast(type[Worker], registry.load_selection(worker))
+    return plugin(registry.build_options(worker), run)
+
+
+class _WorkThread:
+    """One daemon thread that runs calls in the order they came."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="dovetail-torch", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Queue a call; return its future."""
+        future: Future[T] = Future()
+        self._calls.put(lambda: _settle(future, function))
+        return future
+
+    def stop(self, last: Callable[[], None] | None) -> None:
+        """Run `last` after what is queued, then end; waits a few seconds at most."""
+        if last is not None:
+            self._calls.put(last)
+        self._calls.put(None)
+        self._thread.join(STOP_WAIT_S)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _settle(future: Future[T], function: Callable[[], T]) -> None:
+    """Run a call and put its outcome into its future. Mutates: future"""
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)

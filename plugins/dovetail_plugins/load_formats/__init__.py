@@ -1,0 +1,1 @@
+"""Plugins: ways weights lie on disk, one file per format."""

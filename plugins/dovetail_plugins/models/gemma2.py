@@ -1,0 +1,71 @@
+"""Gemma 2: norms before and after each part, windows in every other layer, soft caps.
+
+Source: Gemma Team 2024, Gemma 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.rotary import Rope
+from dovetail_plugins.models import _decoder
+from dovetail_plugins.models._decoder import (
+    FULL,
+    MLP,
+    SLIDING,
+    Attention,
+    DecoderForCausalLM,
+    DecoderModel,
+    Style,
+)
+from dovetail_plugins.models.gemma import gemma_style
+
+__all__ = ["MLP", "Attention", "Block", "Gemma2ForCausalLM", "Gemma2Model"]
+
+
+class Block(_decoder.Block):
+    """Attention and MLP, each between two norms."""
+
+    def __init__(self, context: BuildContext, name: str, style: Style, layer: int) -> None:
+        super().__init__(context, name, style, layer)
+        size = context.model.hidden_size
+        self.pre_feedforward_layernorm = style.norm(context, size, eps=style.eps)
+        self.post_feedforward_layernorm = style.norm(context, size, eps=style.eps)
+
+    def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        attended = self.self_attn(self.input_layernorm(x), ropes[self.kind])
+        x = x + self.post_attention_layernorm(attended)
+        fed = self.mlp(self.pre_feedforward_layernorm(x))
+        return x + self.post_feedforward_layernorm(fed)
+
+
+class Gemma2Model(DecoderModel):
+    """The plain decoder over blocks with four norms."""
+
+
+class Gemma2ForCausalLM(DecoderForCausalLM):
+    """Gemma 2 with a head."""
+
+    info = Info(summary="Gemma 2", source="https://arxiv.org/abs/2408.00118")
+    trunk = Gemma2Model
+    block = Block
+
+    @classmethod
+    def style(cls, model: ModelSpec) -> Style:
+        """Return Gemma 2's style: even layers slide."""
+        config = model.hf_config
+        derived = [FULL if i % 2 else SLIDING for i in range(model.num_layers)]
+        return gemma_style(
+            model,
+            kinds=tuple(config.get("layer_types") or derived),
+            window_tokens=config.get("sliding_window", 4096),
+            query_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+            score_soft_cap=config.get("attn_logit_softcapping", 50.0),
+            logit_soft_cap=config.get("final_logit_softcapping", 30.0),
+        )

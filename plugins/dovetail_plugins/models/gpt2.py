@@ -1,0 +1,154 @@
+"""GPT-2: learned positions, pre-norm blocks, matrices stored as [in, out], tied head.
+
+Source: Radford et al. 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.model import BuildContext, Model, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.layers import attention
+from dovetail.layers.activation import activation
+from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from dovetail.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from dovetail.layers.logits import LogitsHead
+from dovetail.layers.norm import LayerNorm
+
+
+class Attention(nn.Module):
+    """Attention without rotary positions; q, k and v come fused from the checkpoint."""
+
+    def __init__(self, context: BuildContext, name: str, layer: int) -> None:
+        super().__init__()
+        model, config = context.model, context.model.hf_config
+        self.c_attn = QKVParallelLinear(
+            context,
+            f"{name}.c_attn",
+            model.hidden_size,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_heads,
+            head_size=model.head_size,
+            bias=True,
+        )
+        self.c_proj = RowParallelLinear(
+            context, f"{name}.c_proj", model.hidden_size, model.hidden_size, bias=True
+        )
+        scale = model.head_size**-0.5 if config.get("scale_attn_weights", True) else 1.0
+        if config.get("scale_attn_by_inverse_layer_idx", False):
+            scale /= layer + 1
+        spec = AttentionSpec(
+            num_heads=self.c_attn.num_heads,
+            num_kv_heads=self.c_attn.num_kv_heads,
+            head_size=model.head_size,
+            scale=scale,
+        )
+        self.attend = attention.Attention(name, spec)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        return self.c_proj(self.attend(*self.c_attn.forward_split(x)))
+
+
+class MLP(nn.Module):
+    """act(c_fc(x)), then c_proj."""
+
+    def __init__(self, context: BuildContext, name: str) -> None:
+        super().__init__()
+        config, size = context.model.hf_config, context.model.hidden_size
+        inner = int(config.get("n_inner") or 4 * size)
+        self.act = activation(config.get("activation_function", "gelu_new"))
+        self.c_fc = ColumnParallelLinear(context, f"{name}.c_fc", size, inner, bias=True)
+        self.c_proj = RowParallelLinear(context, f"{name}.c_proj", inner, size, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        return self.c_proj(self.act(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each behind a norm, each added to its input."""
+
+    def __init__(self, context: BuildContext, name: str, layer: int) -> None:
+        super().__init__()
+        size = context.model.hidden_size
+        eps = float(context.model.hf_config.get("layer_norm_epsilon", 1e-5))
+        self.ln_1 = LayerNorm(context, size, eps=eps)
+        self.attn = Attention(context, f"{name}.attn", layer)
+        self.ln_2 = LayerNorm(context, size, eps=eps)
+        self.mlp = MLP(context, f"{name}.mlp")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2Model(nn.Module):
+    """Token and position embeddings, blocks, last norm."""
+
+    def __init__(self, context: BuildContext, name: str) -> None:
+        super().__init__()
+        model, config = context.model, context.model.hf_config
+        if config.get("add_cross_attention"):
+            raise ConfigError(
+                "cross attention needs an encoder, GPT-2 alone has none",
+                where="config.json: add_cross_attention",
+            )
+        size = model.hidden_size
+        num_positions = int(config.get("n_positions") or model.max_position_tokens)
+        self.wte = VocabParallelEmbedding(context, model.vocab_size, size)
+        self.wpe = PositionEmbedding(context, num_positions, size)
+        self.h = nn.ModuleList(Block(context, f"{name}.h.{i}", i) for i in range(model.num_layers))
+        self.ln_f = LayerNorm(context, size, eps=float(config.get("layer_norm_epsilon", 1e-5)))
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Shapes: token_ids, positions [T] -> [T, E]"""
+        x = self.wte(token_ids) + self.wpe(positions)
+        for layer in self.h:
+            x = layer(x)
+        return self.ln_f(x)
+
+
+class GPT2LMHeadModel(nn.Module, Model):
+    """GPT-2 with its tied head."""
+
+    info = Info(summary="GPT-2", source="https://github.com/openai/gpt-2")
+    capabilities = frozenset({"tensor_parallel"})
+
+    def __init__(self, options: Any, context: BuildContext) -> None:
+        super().__init__()
+        model = context.model
+        self.is_tied = bool(model.hf_config.get("tie_word_embeddings", True))
+        self.transformer = GPT2Model(context, "transformer")
+        self.lm_head = LogitsHead(
+            context,
+            "lm_head",
+            model.vocab_size,
+            model.hidden_size,
+            tied=self.transformer.wte if self.is_tied else None,
+        )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names: older checkpoints leave "transformer." out; matrices are [in, out]."""
+        starts = ("wte.", "wpe.", "h.", "ln_f.")
+        return WeightMap(
+            prefixes=tuple((start, f"transformer.{start}") for start in starts),
+            transposed=("c_attn.weight", "c_proj.weight", "c_fc.weight"),
+            ignored=(".attn.bias", ".attn.masked_bias"),
+            tied={"lm_head.weight": "transformer.wte.weight"} if self.is_tied else {},
+        )
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
+        return self.transformer(token_ids, positions)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
+        return self.lm_head(hidden)

@@ -1,0 +1,176 @@
+"""OPT: learned positions that start at 2, plain ReLU MLP, biases everywhere, tied head.
+
+Norms stand before each part, or after it in the 350M checkpoint. Source: Zhang et al. 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.model import BuildContext, Model, WeightMap
+from dovetail.interfaces.plugin import Info
+from dovetail.layers import attention
+from dovetail.layers.activation import activation
+from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from dovetail.layers.linear import (
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from dovetail.layers.logits import LogitsHead
+from dovetail.layers.norm import LayerNorm
+
+POSITION_OFFSET = 2
+EPS = 1e-5
+
+
+class Attention(nn.Module):
+    """Attention without rotary positions, biases on all projections."""
+
+    def __init__(self, context: BuildContext, name: str, *, bias: bool) -> None:
+        super().__init__()
+        model = context.model
+        self.qkv_proj = QKVParallelLinear(
+            context,
+            f"{name}.qkv_proj",
+            model.hidden_size,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_heads,
+            head_size=model.head_size,
+            bias=bias,
+        )
+        self.out_proj = RowParallelLinear(
+            context, f"{name}.out_proj", model.hidden_size, model.hidden_size, bias=bias
+        )
+        spec = AttentionSpec(
+            num_heads=self.qkv_proj.num_heads,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
+            head_size=model.head_size,
+            scale=model.head_size**-0.5,
+        )
+        self.attend = attention.Attention(name, spec)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        return self.out_proj(self.attend(*self.qkv_proj.forward_split(x)))
+
+
+class MLP(nn.Module):
+    """act(fc1(x)), then fc2."""
+
+    def __init__(self, context: BuildContext, name: str, *, bias: bool) -> None:
+        super().__init__()
+        config, size = context.model.hf_config, context.model.hidden_size
+        inner = int(config["ffn_dim"])
+        self.act = activation(config.get("activation_function", "relu"))
+        self.fc1 = ColumnParallelLinear(context, f"{name}.fc1", size, inner, bias=bias)
+        self.fc2 = RowParallelLinear(context, f"{name}.fc2", inner, size, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """One layer; `norms_first` says on which side of each part its norm stands."""
+
+    def __init__(self, context: BuildContext, name: str) -> None:
+        super().__init__()
+        config, size = context.model.hf_config, context.model.hidden_size
+        bias = bool(config.get("enable_bias", True))
+        self.norms_first = bool(config.get("do_layer_norm_before", True))
+        self.self_attn = Attention(context, f"{name}.self_attn", bias=bias)
+        self.mlp = MLP(context, name, bias=bias)
+        self.self_attn_layer_norm = LayerNorm(context, size, eps=EPS)
+        self.final_layer_norm = LayerNorm(context, size, eps=EPS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, E] -> [T, E]"""
+        if self.norms_first:
+            x = x + self.self_attn(self.self_attn_layer_norm(x))
+            return x + self.mlp(self.final_layer_norm(x))
+        x = self.self_attn_layer_norm(x + self.self_attn(x))
+        return self.final_layer_norm(x + self.mlp(x))
+
+
+class OPTModel(nn.Module):
+    """Embeddings (projected where they are narrower than the blocks), blocks, last norm."""
+
+    def __init__(self, context: BuildContext, name: str) -> None:
+        super().__init__()
+        model, config = context.model, context.model.hf_config
+        size = model.hidden_size
+        narrow = int(config.get("word_embed_proj_dim") or size)
+        self.embed_tokens = VocabParallelEmbedding(context, model.vocab_size, narrow)
+        self.embed_positions = PositionEmbedding(
+            context, int(config["max_position_embeddings"]), size, offset=POSITION_OFFSET
+        )
+        is_projected = narrow != size
+        self.project_in = (
+            ReplicatedLinear(context, f"{name}.project_in", narrow, size) if is_projected else None
+        )
+        self.project_out = (
+            ReplicatedLinear(context, f"{name}.project_out", size, narrow) if is_projected else None
+        )
+        self.layers = nn.ModuleList(
+            Block(context, f"{name}.layers.{i}") for i in range(model.num_layers)
+        )
+        norms_last = config.get("do_layer_norm_before", True) and not config.get(
+            "_remove_final_layer_norm", False
+        )
+        self.final_layer_norm = LayerNorm(context, size, eps=EPS) if norms_last else None
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Shapes: token_ids, positions [T] -> [T, E of the head]"""
+        x = self.embed_tokens(token_ids)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        x = x + self.embed_positions(positions)
+        for layer in self.layers:
+            x = layer(x)
+        if self.final_layer_norm is not None:
+            x = self.final_layer_norm(x)
+        return x if self.project_out is None else self.project_out(x)
+
+
+class OPTForCausalLM(nn.Module, Model):
+    """OPT with its tied head."""
+
+    info = Info(summary="OPT", source="https://arxiv.org/abs/2205.01068")
+    capabilities = frozenset({"tensor_parallel"})
+
+    def __init__(self, options: Any, context: BuildContext) -> None:
+        super().__init__()
+        model = context.model
+        narrow = int(model.hf_config.get("word_embed_proj_dim") or model.hidden_size)
+        self.is_tied = bool(model.hf_config.get("tie_word_embeddings", True))
+        self.model = OPTModel(context, "model.decoder")
+        self.lm_head = LogitsHead(
+            context,
+            "lm_head",
+            model.vocab_size,
+            narrow,
+            tied=self.model.embed_tokens if self.is_tied else None,
+        )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names: older checkpoints start with "decoder.", newer "model.decoder."."""
+        return WeightMap(
+            prefixes=(("model.decoder.", "model."), ("decoder.", "model.")),
+            renames=((".fc1.", ".mlp.fc1."), (".fc2.", ".mlp.fc2."), (".mlp.mlp.", ".mlp.")),
+            fused={f"{n}_proj": ("qkv_proj", n) for n in "qkv"},
+            tied={"lm_head.weight": "model.embed_tokens.weight"} if self.is_tied else {},
+        )
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
+        return self.model(token_ids, positions)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
+        return self.lm_head(hidden)

@@ -1,0 +1,1 @@
+"""Plugins: ways weights are stored and multiplied, one file per method."""

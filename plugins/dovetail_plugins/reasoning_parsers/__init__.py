@@ -1,0 +1,1 @@
+"""Reasoning parsers: one file per way in which models mark their thinking."""

@@ -1,0 +1,1 @@
+"""Schedulers: which request computes how many tokens in each step."""

@@ -1,0 +1,439 @@
+"""ContinuousScheduler: continuous batching by a token budget, with preemption by recompute.
+
+Every step hands `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
+Prefill, chunked prefill, decode, prefix hits and recompute are the same arithmetic: a request wants
+the tokens between `num_computed_tokens` and what is known or under way. When blocks run out, the
+running request with the largest key gives its blocks back and waits again. Knows no tensor or text.
+Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
+Sarathi-Serve (OSDI 2024).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from dovetail.engine.request import NO_ROW, RUNNING, WAITING
+from dovetail.errors import BrokenPlugin, RequestError
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
+from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail.interfaces.spec import ScheduleSpec
+from dovetail.interfaces.step import NewRow, RowResult, RowStep, StepPlan, StepResult
+
+Order = tuple[tuple[float, ...], int]
+Blocks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuousOptions:
+    """Options of the continuous scheduler."""
+
+    growth_blocks: int = field(
+        default=1,
+        metadata={
+            "help": "KV blocks per running request and KV group that stay free when another "
+            "request is admitted; more of them means fewer preemptions"
+        },
+    )
+
+
+class _Job:
+    """A request as this scheduler keeps it.
+
+    `order` is fixed while it waits and runs; `epoch` counts its preemptions, so that a result can
+    be told from one of an earlier life; `max_tokens` is the length at which it surely ends.
+    """
+
+    __slots__ = ("arrival_index", "epoch", "max_tokens", "order", "request")
+
+    def __init__(self, request: RequestState, arrival_index: int, max_tokens: int) -> None:
+        self.request = request
+        self.arrival_index = arrival_index
+        self.max_tokens = max_tokens
+        self.epoch = 0
+        self.order: Order = ((), arrival_index)
+
+
+class _Draft:
+    """A plan in the making: the budget left, and what has been given away."""
+
+    __slots__ = ("has_preempted", "jobs", "new_rows", "rows", "tokens_left")
+
+    def __init__(self, tokens_left: int) -> None:
+        self.tokens_left = tokens_left
+        self.has_preempted = False
+        self.rows: list[RowStep] = []
+        self.new_rows: list[NewRow] = []
+        self.jobs: list[tuple[_Job, int]] = []
+
+    def take(self, job: _Job, num_tokens: int, new_blocks: Blocks) -> None:
+        """Give a job its next `num_tokens` tokens. Mutates: draft and request counters."""
+        request = job.request
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        samples = end == request.num_tokens + request.num_inflight
+        request.num_computed_tokens = end
+        if samples:
+            request.num_inflight += 1
+        self.tokens_left -= num_tokens
+        self.jobs.append((job, job.epoch))
+        self.rows.append(
+            RowStep(
+                row=request.row,
+                start=start,
+                num_tokens=num_tokens,
+                samples=samples,
+                new_blocks=new_blocks,
+            )
+        )
+
+
+class ContinuousScheduler(Scheduler):
+    """Plans steps and records their results.
+
+    Without chunked prefill a prompt above the step budget is refused when it arrives; only a
+    recompute that has outgrown the budget is split all the same, since it could never run whole.
+    A request that outgrows the whole cache ends with an error.
+    """
+
+    info = Info(
+        summary="continuous batching by a token budget, chunked prefill, preemption by recompute",
+        source="https://www.usenix.org/conference/osdi22/presentation/yu",
+    )
+    capabilities = frozenset({"chunked_prefill", "preemption", "async_steps", "priority"})
+    Options = ContinuousOptions
+
+    def __init__(
+        self,
+        options: ContinuousOptions,
+        spec: ScheduleSpec,
+        cache: KVCache,
+        policy: SchedulingPolicy,
+    ) -> None:
+        self._options = options
+        self._spec = spec
+        self._cache = cache
+        self._policy = policy
+        self._jobs: dict[str, _Job] = {}
+        self._waiting: list[_Job] = []
+        self._running: list[_Job] = []
+        self._free_rows = list(range(spec.max_rows))
+        self._freed_rows: list[int] = []
+        self._flights: dict[int, list[tuple[_Job, int]]] = {}
+        self._blocked: tuple[_Job, int] | None = None
+        self._num_arrived = 0
+        self._num_planned = 0
+        self._uncommitted_tokens = spec.max_step_tokens * (2 if spec.async_steps else 1)
+        self._blocks_per_row = cache.blocks_for(1, 1)
+        self._no_blocks: Blocks = ((),) * self._blocks_per_row
+        self._capacity_tokens = self._find_capacity()
+
+    def _find_capacity(self) -> int:
+        """Return how many tokens of one request the whole cache holds, by bisection."""
+        low, high = 0, self._spec.max_model_tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._cache.blocks_for(middle, self._uncommitted_tokens) <= self._cache.num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def add(self, request: RequestState) -> None:
+        """Queue a new request. Raises: RequestError when it can never fit."""
+        self._verify(request)
+        self._num_arrived += 1
+        job = _Job(request, self._num_arrived, self._max_tokens(request))
+        self._jobs[request.request_id] = job
+        self._enqueue(job)
+
+    def _verify(self, request: RequestState) -> None:
+        if request.request_id in self._jobs:
+            raise RequestError("a request with this id is under way.", where=request.request_id)
+        num_tokens = request.num_tokens
+        if num_tokens == 0:
+            raise RequestError("the prompt has no tokens.", where="prompt")
+        limit, fix = self._prompt_limit()
+        if num_tokens > limit:
+            raise RequestError(
+                f"the prompt has {num_tokens} tokens, {limit} fit.",
+                where="prompt",
+                fix=fix,
+                code="context_length_exceeded",
+            )
+
+    def _prompt_limit(self) -> tuple[int, str]:
+        """Return the longest prompt, and how an operator could allow a longer one."""
+        spec = self._spec
+        limits = [
+            (spec.max_model_tokens - 1, "shorten it, or raise --max-model-len."),
+            (self._capacity_tokens, "shorten it, or give the KV cache more memory."),
+        ]
+        if not spec.uses_chunked_prefill:
+            fix = "shorten it, raise --max-num-batched-tokens or set --enable-chunked-prefill."
+            limits.append((spec.max_step_tokens, fix))
+        return min(limits)
+
+    def _max_tokens(self, request: RequestState) -> int:
+        """Return the length at which the request surely ends, whatever is drawn."""
+        # The last token is drawn but never computed: one more than the cache holds.
+        limit = min(self._spec.max_model_tokens, self._capacity_tokens + 1)
+        if request.sampling.max_tokens is None:
+            return limit
+        return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
+
+    def _enqueue(self, job: _Job) -> None:
+        """Put a job among the waiting, where its key says. Mutates: job.order, status"""
+        request = job.request
+        job.order = (tuple(self._policy.key(request)), job.arrival_index)
+        request.status = WAITING
+        insort(self._waiting, job, key=_order)
+
+    def plan(self) -> StepPlan:
+        """Return the next step; without rows when nothing can run now."""
+        draft = _Draft(self._spec.max_step_tokens)
+        self._continue_running(draft)
+        if not draft.has_preempted:
+            self._admit_waiting(draft)
+        return self._seal(draft)
+
+    def _continue_running(self, draft: _Draft) -> None:
+        """Give running jobs their next tokens, smallest key first."""
+        running = self._running
+        index = 0
+        while index < len(running) and draft.tokens_left > 0:
+            job = running[index]
+            index += 1
+            num_tokens = self._next_tokens(job, draft.tokens_left, len(running) - index)
+            if num_tokens == 0:
+                continue
+            new_blocks = self._make_room(job, num_tokens, draft)
+            if new_blocks is not None:
+                draft.take(job, num_tokens, new_blocks)
+
+    def _next_tokens(self, job: _Job, tokens_left: int, num_behind: int) -> int:
+        """Return how many tokens a running job computes now."""
+        request = job.request
+        num_known = request.num_tokens + request.num_inflight
+        if num_known >= job.max_tokens:
+            return 0  # what is under way ends it
+        num_wanted = num_known - request.num_computed_tokens
+        if num_wanted <= 1:
+            return num_wanted
+        # A long prompt leaves one token to every row behind it, so that nobody's decode stalls.
+        return min(self._capped(num_wanted), max(1, tokens_left - num_behind))
+
+    def _first_tokens(self, num_wanted: int, tokens_left: int) -> int:
+        """Return how many tokens a job computes in its first step; 0 when it must wait."""
+        spec = self._spec
+        is_whole = not spec.uses_chunked_prefill and num_wanted <= spec.max_step_tokens
+        if is_whole and num_wanted > tokens_left:
+            return 0
+        return min(self._capped(num_wanted), tokens_left)
+
+    def _capped(self, num_wanted: int) -> int:
+        """Return a chunk no longer than the limit for long prompts."""
+        limit = self._spec.long_prefill_tokens
+        return (
+            min(num_wanted, limit) if limit > 0 and self._spec.uses_chunked_prefill else num_wanted
+        )
+
+    def _make_room(self, job: _Job, num_tokens: int, draft: _Draft) -> Blocks | None:
+        """Return the job's new blocks; jobs with the largest keys yield until there are enough.
+
+        None when the job itself had the largest key and had to yield.
+        """
+        request = job.request
+        end = request.num_computed_tokens + num_tokens
+        while (new_blocks := self._cache.allocate(request, end)) is None:
+            victim = self._running[-1]
+            self._preempt(victim)
+            draft.has_preempted = True
+            if victim is job:
+                return None
+        return new_blocks
+
+    def _preempt(self, job: _Job) -> None:
+        """Take row and blocks from a running job and queue it again in front, by its key."""
+        self._give_back(job, forget=False)
+        job.epoch += 1
+        job.request.num_computed_tokens = 0
+        job.request.num_preemptions += 1
+        self._enqueue(job)
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        """Start waiting jobs in strict order until one does not fit; nobody overtakes it."""
+        while self._waiting and self._free_rows and draft.tokens_left > 0:
+            if not self._admit(self._waiting[0], draft):
+                return
+
+    def _admit(self, job: _Job, draft: _Draft) -> bool:
+        """Return whether the first waiting job could start. Mutates: queues, draft, cache"""
+        request = job.request
+        # A job preempted with a token under way waits for it: its new row must know all tokens.
+        if request.num_inflight > 0 or self._is_blocked(job):
+            return False
+        num_cached = self._cache.find_prefix(request)
+        num_tokens = self._first_tokens(request.num_tokens - num_cached, draft.tokens_left)
+        if num_tokens == 0:
+            return False
+        blocks = None
+        if self._has_room(request, num_cached):
+            end = num_cached + num_tokens
+            blocks = self._cache.allocate(request, end, cached_tokens=num_cached)
+        if blocks is None:
+            self._blocked = (job, self._cache.num_free_blocks)
+            return False
+        del self._waiting[0]
+        self._start(job, num_cached)
+        draft.new_rows.append(_new_row(request, blocks))
+        draft.take(job, num_tokens, self._no_blocks)
+        return True
+
+    def _is_blocked(self, job: _Job) -> bool:
+        """Return whether nothing was freed since this job did not fit (looking again is dear)."""
+        if self._blocked is None or not self._running:
+            return False
+        blocked_job, num_free = self._blocked
+        return blocked_job is job and self._cache.num_free_blocks <= num_free
+
+    def _has_room(self, request: RequestState, num_cached: int) -> bool:
+        """Return whether all known tokens fit and running jobs can still grow.
+
+        Admitting less would soon preempt what was just admitted.
+        """
+        num_running = len(self._running)
+        if num_running == 0:
+            return True
+        num_missing = request.num_tokens - num_cached
+        num_needed = self._cache.blocks_for(num_missing, self._uncommitted_tokens)
+        num_reserved = self._options.growth_blocks * self._blocks_per_row * num_running
+        return num_needed + num_reserved <= self._cache.num_free_blocks
+
+    def _start(self, job: _Job, num_cached: int) -> None:
+        """Give a job a row and put it among the running."""
+        request = job.request
+        request.row = heappop(self._free_rows)
+        request.status = RUNNING
+        request.num_computed_tokens = num_cached
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = num_cached
+        insort(self._running, job, key=_order)
+
+    def _seal(self, draft: _Draft) -> StepPlan:
+        """Return the finished plan; freed rows wait for a plan that has rows."""
+        self._num_planned += 1
+        if not draft.rows:
+            return StepPlan(step_id=self._num_planned, rows=())
+        freed_rows = tuple(self._freed_rows)
+        self._freed_rows.clear()
+        self._flights[self._num_planned] = draft.jobs
+        return StepPlan(
+            step_id=self._num_planned,
+            rows=tuple(draft.rows),
+            new_rows=tuple(draft.new_rows),
+            freed_rows=freed_rows,
+        )
+
+    def update(self, plan: StepPlan, result: StepResult) -> Sequence[RequestState]:
+        """Record a result; return the requests that got tokens or ended."""
+        jobs = self._flights.pop(plan.step_id, [])
+        if result.step_id != plan.step_id or not len(jobs) == len(plan.rows) == len(result.rows):
+            raise BrokenPlugin(
+                f"the result of step {result.step_id} does not answer plan {plan.step_id}.",
+                where="executor",
+            )
+        changed = []
+        for (job, epoch), step, row_result in zip(jobs, plan.rows, result.rows, strict=True):
+            if not job.request.is_finished and self._record(job, epoch, step, row_result):
+                changed.append(job.request)
+        return changed
+
+    def _record(self, job: _Job, epoch: int, step: RowStep, result: RowResult) -> bool:
+        """Take one row's result; return whether its request changed."""
+        request = job.request
+        if step.samples:
+            request.num_inflight -= 1
+            if not result.token_ids and result.fault is None:
+                result = RowResult(row=step.row, fault="the worker drew no token for this row.")
+        is_stale = epoch != job.epoch
+        # The recompute tells prompt logprobs again from the start; a late piece would not fit.
+        if is_stale and request.sampling.prompt_logprobs is not None:
+            return False
+        request.append(result)
+        if not is_stale and result.fault is None:
+            self._cache.commit(request, min(step.start + step.num_tokens, request.num_tokens))
+        self._end_if_outgrown(request)
+        if request.is_finished:
+            self._drop(job, forget=result.fault is not None)
+            return True
+        return bool(result.token_ids)
+
+    def _end_if_outgrown(self, request: RequestState) -> None:
+        """End a request whose next token would not fit the cache even alone."""
+        if request.num_tokens > self._capacity_tokens and not request.is_finished:
+            request.finish(
+                "error",
+                f"the KV cache holds {self._capacity_tokens} tokens of one request "
+                f"({self._cache.num_blocks} blocks), and this one has grown beyond.",
+            )
+
+    def abort(self, request_ids: Sequence[str], reason: str = "abort") -> Sequence[RequestState]:
+        """End these requests now; return those that were under way."""
+        ended = []
+        for request_id in request_ids:
+            job = self._jobs.get(request_id)
+            if job is not None:
+                job.request.finish(reason)
+                self._drop(job, forget=False)
+                ended.append(job.request)
+        return ended
+
+    def _drop(self, job: _Job, *, forget: bool) -> None:
+        """Let go of an ended job, wherever it is."""
+        del self._jobs[job.request.request_id]
+        if job.request.row == NO_ROW:
+            _remove(self._waiting, job)
+        else:
+            self._give_back(job, forget=forget)
+
+    def _give_back(self, job: _Job, *, forget: bool) -> None:
+        """Take a running job's row and blocks away."""
+        request = job.request
+        _remove(self._running, job)
+        self._cache.free(request, forget=forget)
+        self._freed_rows.append(request.row)
+        heappush(self._free_rows, request.row)
+        request.row = NO_ROW
+        self._blocked = None
+
+    def counts(self) -> tuple[int, int]:
+        """Return (running, waiting)."""
+        return len(self._running), len(self._waiting)
+
+
+def _order(job: _Job) -> Order:
+    return job.order
+
+
+def _remove(jobs: list[_Job], job: _Job) -> None:
+    """Remove a job from a list sorted by order."""
+    index = bisect_left(jobs, job.order, key=_order)
+    assert jobs[index] is job, "the list of jobs is out of order"
+    del jobs[index]
+
+
+def _new_row(request: RequestState, blocks: Blocks) -> NewRow:
+    return NewRow(
+        row=request.row,
+        request_id=request.request_id,
+        token_ids=tuple(request.token_ids),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        blocks=blocks,
+        sampling=request.sampling,
+        seed=request.seed,
+    )

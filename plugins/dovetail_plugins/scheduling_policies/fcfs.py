@@ -1,0 +1,16 @@
+"""First come, first served: the default order. Nobody can be overtaken, so nobody starves."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
+
+
+class Fcfs(SchedulingPolicy):
+    """Orders requests by arrival; the latest one yields."""
+
+    info = Info(summary="first come, first served; the latest running request yields")
+
+    def key(self, request: RequestView) -> tuple[float, ...]:
+        """Return the arrival time."""
+        return (request.arrival_s,)

@@ -1,0 +1,1 @@
+"""Stat loggers: where the engine's numbers go."""

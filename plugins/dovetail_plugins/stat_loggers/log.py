@@ -1,0 +1,76 @@
+"""Engine numbers as one log line every few seconds while there is work.
+
+Knows no metrics endpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
+
+logger = logging.getLogger("dovetail.stats")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    interval_s: float = field(
+        default=10.0, metadata={"help": "seconds between two lines", "ge": 0.1}
+    )
+
+
+class LogStats(StatLogger):
+    """Rates are means over the time since the previous line; an idle engine logs nothing."""
+
+    info = Info(summary="one log line with throughput and queue every few seconds")
+    Options = _Options
+
+    def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:
+        self._interval_s: float = options.interval_s
+        self._since_s = time.monotonic()
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._queried_tokens = 0
+        self._hit_tokens = 0
+        self._preemptions = 0
+        self._num_finished = 0
+        self._last: StepStats | None = None
+
+    def step(self, stats: StepStats) -> None:
+        """Count; write a line when the interval is over."""
+        self._last = stats
+        self._prompt_tokens += stats.prompt_tokens
+        self._generated_tokens += stats.generated_tokens
+        self._queried_tokens += stats.prefix_queried_tokens
+        self._hit_tokens += stats.prefix_hit_tokens
+        self._preemptions += stats.preemptions
+        self.flush()
+
+    def request(self, stats: RequestStats) -> None:
+        """Count a finished request."""
+        self._num_finished += 1
+
+    def flush(self) -> None:
+        """Write a line if the interval is over and there is something to say."""
+        now_s = time.monotonic()
+        seconds = now_s - self._since_s
+        if seconds < self._interval_s or self._last is None:
+            return
+        logger.info("%s", self._line(self._last, seconds))
+        self._since_s, self._last = now_s, None
+        self._prompt_tokens = self._generated_tokens = self._num_finished = 0
+        self._queried_tokens = self._hit_tokens = self._preemptions = 0
+
+    def _line(self, last: StepStats, seconds: float) -> str:
+        hit_share = self._hit_tokens / self._queried_tokens if self._queried_tokens else 0.0
+        return (
+            f"prompt {self._prompt_tokens / seconds:.1f} tokens/s, "
+            f"generated {self._generated_tokens / seconds:.1f} tokens/s, "
+            f"running {last.num_running}, waiting {last.num_waiting}, "
+            f"finished {self._num_finished}, KV cache {last.kv_usage:.1%}, "
+            f"prefix hits {hit_share:.1%}, preemptions {self._preemptions}"
+        )

@@ -1,0 +1,1 @@
+"""Plugins: text to token ids and back."""

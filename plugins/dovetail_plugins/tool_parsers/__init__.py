@@ -1,0 +1,1 @@
+"""Tool parsers: one file per syntax in which models write calls."""

@@ -1,0 +1,13 @@
+"""Number types of the KV cache: the choices of --kv-cache-dtype.
+
+`value` is torch's name of the type; None takes the type the model computes in.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Value
+
+AUTO = Value(summary="the type the model computes in", value=None)
+FLOAT32 = Value(summary="32 bits", value="float32")
+FLOAT16 = Value(summary="16 bits: 5 exponent, 10 mantissa", value="float16")
+BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat16")

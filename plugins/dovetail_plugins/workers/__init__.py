@@ -1,0 +1,1 @@
+"""Workers: one rank's life on one device."""

@@ -1,0 +1,91 @@
+"""DeviceWorker: what the workers of all devices share; a subclass knows its device's memory.
+
+Torch and the runner are imported when a worker is made, so naming one costs nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.runner.model_runner import ModelRunner
+
+
+class DeviceWorker(Worker):
+    """One ModelRunner on one device, driven by one thread."""
+
+    def __init__(self, options: Any, run: RunSpec) -> None:
+        self.options = options
+        self.run = run
+        self.device = self._open_device()
+        self._set_threads()
+        self._runner: ModelRunner | None = None
+
+    @abstractmethod
+    def _open_device(self) -> torch.device:
+        """Return the device of this rank, made current. Raises: ConfigError"""
+
+    def _set_threads(self) -> None:
+        import torch
+
+        if self.run.num_threads > 0:
+            torch.set_num_threads(self.run.num_threads)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Return the runner; the model must be loaded."""
+        assert self._runner is not None, "load() comes first, and nothing after shutdown()"
+        return self._runner
+
+    def load(self) -> None:
+        """Build the model and fill its weights. Raises: ConfigError naming the file at fault."""
+        from dovetail.runner.model_runner import ModelRunner
+
+        runner = ModelRunner(self.run, self.device)
+        runner.load()
+        self._runner = runner
+
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """Return what the model's attention layers cache, in layer order."""
+        return self.runner.kv_layers()
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Create the KV tensors and the row state, and run a warm-up."""
+        if layout.num_blocks < 1:
+            raise ConfigError(
+                "no block of KV cache fits into the memory left",
+                where="--gpu-memory-utilization",
+                fix="raise it, or use a smaller model or context",
+            )
+        self.runner.allocate(layout)
+        self.runner.warm_up()
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        return self.runner.step(plan)
+
+    def shutdown(self) -> None:
+        """Give the model and the cache back. May be called twice."""
+        self._runner = None
+        gc.collect()
+
+    def _largest_step_bytes(self) -> int:
+        """Return a bound of the memory that a largest step takes beside weights and cache.
+
+        Per token some 24 vectors of the hidden size (residual, q, k, v, gate and up of a
+        feed-forward layer four times as wide); per row three float32 vectors of logits.
+        """
+        run = self.run
+        token_bytes = 24 * run.model.hidden_size * 4
+        row_bytes = 3 * run.model.vocab_size * 4
+        return run.max_step_tokens * token_bytes + run.max_rows * row_bytes
