@@ -1,6 +1,6 @@
 """Time of plan + update per step of the continuous scheduler, without a model.
 
-Bar: 0.15 ms + 5 us per row. Run: PYTHONPATH=core:plugins:kernels python benchmarks/scheduler_overhead.py
+Bar: 0.15 ms + 5 us per row. Run with PYTHONPATH=core:plugins:kernels from the repository root.
 """
 
 from __future__ import annotations

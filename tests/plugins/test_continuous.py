@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING, Request
 from dovetail.errors import BrokenPlugin, RequestError
@@ -127,7 +128,7 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
 
 
 def test_without_chunks_a_recompute_beyond_the_budget_is_split() -> None:
-    rig = Rig(max_step_tokens=8, uses_chunked_prefill=False, num_blocks=8, uses_prefix_cache=False)
+    rig = Rig(max_step_tokens=10, uses_chunked_prefill=False, num_blocks=8)
     rig.add("a", 8, max_tokens=12)
     b = rig.add("b", 8, max_tokens=12)
     for _ in range(60):
@@ -220,6 +221,26 @@ def test_an_id_under_way_is_refused() -> None:
     rig.add("a", 3)
     with pytest.raises(RequestError, match="under way"):
         rig.add("a", 3)
+
+
+@pytest.mark.parametrize("key", [(float("nan"),), [1.0], ("a",), ZeroDivisionError()])
+def test_a_policy_without_a_proper_key_harms_one_request_only(key: Any) -> None:
+    class Odd(Fcfs):
+        def key(self, request: Any) -> Any:
+            if request.request_id != "odd":
+                return super().key(request)
+            if isinstance(key, Exception):
+                raise key
+            return key
+
+    rig = Rig(Odd(None))
+    rig.add("a", 3)
+    with pytest.raises((BrokenPlugin, TypeError, ZeroDivisionError)):
+        rig.add("odd", 3)
+    assert rig.scheduler.counts() == (0, 1)
+    assert rig.scheduler.abort(["odd"]) == []
+    rig.add("b", 3)
+    assert len(rig.step().rows) == 2
 
 
 def test_one_ahead_plans_positions_not_known_yet() -> None:
@@ -344,14 +365,17 @@ SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]]
 ]
 
 
-@pytest.mark.parametrize(("name", "policy", "settings"), SIMULATIONS, ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize(
+    ("name", "policy", "settings"), SIMULATIONS, ids=[name for name, _, _ in SIMULATIONS]
+)
 def test_simulation(
     name: str, policy: Callable[[Any], SchedulingPolicy], settings: dict[str, Any]
 ) -> None:
     num_steps = NUM_SIMULATED_STEPS // len(SIMULATIONS)
-    report = simulate(
-        ContinuousScheduler, policy(None), SimSettings(num_steps=num_steps, seed=11, **settings)
-    )
+    # Without blocks kept for growth there are many more preemptions.
+    options = ContinuousOptions(growth_blocks=0 if "ahead" in name else 1)
+    sim = SimSettings(num_steps=num_steps, seed=11, **settings)
+    report = simulate(ContinuousScheduler, policy(None), sim, options)
     assert report.num_steps >= num_steps
     assert report.num_arrived == report.num_refused + sum(report.finished.values())
     assert report.num_tokens > 2 * num_steps

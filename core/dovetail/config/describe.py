@@ -35,19 +35,21 @@ def sentence(flag: Flag) -> str:
     return f"{text}. Default: {default_text(flag)}."
 
 
-def choices(flag: Flag) -> list[str]:
-    """Return the registered names for a flag with a plugin kind, "auto" first."""
+def choices(flag: Flag, *, is_own_only: bool = False) -> list[str]:
+    """Return the registered names for a flag with a plugin kind, "auto" first.
+
+    `is_own_only` leaves out what other installed packages offer.
+    """
     if flag.meta.kind is None:
         return []
     from dovetail import registry  # metadata is read only when help or docs are asked for
 
-    names = sorted(registry.names(flag.meta.kind), key=_natural)
-    extra = ["auto"] if flag.default == "auto" and "auto" not in names else []
-    return extra + sorted(names, key=lambda name: name != "auto")
-
-
-def _natural(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdigit() else (-1, name)
+    entries = registry.entries(flag.meta.kind)
+    shown = [e.name for e in entries if not is_own_only or e.distribution == registry.BUILT_IN]
+    names = list(dict.fromkeys(shown))
+    if registry.KINDS[flag.meta.kind].auto:
+        names = ["auto", *names]
+    return sorted(names, key=lambda name: name != "auto")
 
 
 def default_text(flag: Flag) -> str:

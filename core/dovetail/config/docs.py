@@ -43,7 +43,7 @@ def _entry(flag: Flag) -> str:
     if bounds_text(flag):
         facts.append(f"Range: {bounds_text(flag)}")
     if flag.meta.kind:
-        names = ", ".join(f"`{name}`" for name in choices(flag))
+        names = ", ".join(f"`{name}`" for name in choices(flag, is_own_only=True))
         facts.append(f"Plugin kind: `{flag.meta.kind}`" + (f" ({names})" if names else ""))
     return f"### `{usage(flag)}`\n\n{text}.\n\n" + "".join(f"- {fact}\n" for fact in facts)
 

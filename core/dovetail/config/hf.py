@@ -160,9 +160,9 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
 
 
 def _kv_heads(path: str | Path, text: Mapping[str, Any], num_heads: int) -> int:
-    num_kv_heads = _find(text, "num_kv_heads")
-    if num_kv_heads is None:
-        return 1 if text.get("multi_query") is True else num_heads
+    if text.get("multi_query") is True and not text.get("new_decoder_architecture"):
+        return 1  # Falcon's and BigCode's own way of saying it; the count is then unused
+    num_kv_heads = _find(text, "num_kv_heads") or num_heads
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"{num_heads} query heads cannot share {num_kv_heads} key and value heads.",

@@ -84,6 +84,17 @@ def refuse(config: Config) -> None:
             where="--enable-auto-tool-choice",
             fix=f"add --tool-call-parser, one of {', '.join(registry.names('tool_parser'))}.",
         )
+    template = config.frontend.chat_template
+    if template and not Path(template).is_file() and not _is_template_text(template):
+        raise ConfigError(
+            f"{template!r} is neither a file nor a template.",
+            where="--chat-template",
+            fix="name a .jinja file, or give the template itself.",
+        )
+
+
+def _is_template_text(text: str) -> bool:
+    return "{{" in text or "{%" in text or "\n" in text
 
 
 def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:
@@ -253,7 +264,7 @@ def _run_spec(
 
 def _load_options(config: Config) -> dict[str, Any]:
     return {
-        "ignore_patterns": config.load.ignore_patterns,
+        "ignore_patterns": list(config.load.ignore_patterns),
         "download_dir": config.load.download_dir,
     }
 

@@ -15,7 +15,7 @@ import msgspec
 from dovetail import registry
 from dovetail.engine.fanout import child_params, child_seed, root_seed
 from dovetail.engine.messages import EngineRequest
-from dovetail.errors import RequestError
+from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -209,3 +209,13 @@ def _eos_token_ids(spec: EngineSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
         return spec.run.model.eos_token_ids
     eos_token_id = tokenizer.facts().eos_token_id
     return () if eos_token_id is None else (eos_token_id,)
+
+
+def load_tokenizer(spec: EngineSpec) -> Tokenizer:
+    """Return the chosen tokenizer. Raises: ConfigError naming the file at fault."""
+    tokenizer_class = registry.load_selection(spec.tokenizer)
+    if not isinstance(tokenizer_class, type):
+        raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")
+    options = registry.build_options(spec.tokenizer)
+    tokenizer: Tokenizer = tokenizer_class(options, spec.tokenizer_path)
+    return tokenizer

@@ -148,6 +148,11 @@ class OutputProcessor:
             self._owners[child.request_id] = (live, child)
         return live
 
+    def unfinished_ids(self, key: int) -> tuple[str, ...]:
+        """Return the engine's ids of what a request still has running."""
+        live = self._live.get(key)
+        return () if live is None else live.unfinished_ids()
+
     def drop(self, key: int) -> tuple[tuple[str, ...], RequestStats | None]:
         """Forget a request; return the engine ids to abort, and its numbers if it was live."""
         live = self._live.pop(key, None)
@@ -189,7 +194,9 @@ class OutputProcessor:
             if update.finish_reason is None:
                 processed.aborts.append(child.request_id)
         prompt_logprobs = update.prompt_logprobs
-        output = _output_of(live, delta, None if prompt_logprobs is None else shaped(prompt_logprobs))
+        output = _output_of(
+            live, delta, None if prompt_logprobs is None else shaped(prompt_logprobs)
+        )
         processed.outputs.append((live.key, output))
         if output.is_finished:
             self._live.pop(live.key, None)

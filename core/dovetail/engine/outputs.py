@@ -106,6 +106,4 @@ def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
             known = deltas.get(delta.index)
             deltas[delta.index] = delta if known is None else merge_deltas(known, delta)
     told = (o.prompt_logprobs for o in ordered if o.prompt_logprobs is not None)
-    return replace(
-        ordered[-1], deltas=tuple(deltas.values()), prompt_logprobs=next(told, None)
-    )
+    return replace(ordered[-1], deltas=tuple(deltas.values()), prompt_logprobs=next(told, None))

@@ -74,7 +74,10 @@ def make_socket_folder() -> Path:
     Raises: ConfigError when no temporary folder has a short path.
     """
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
-        if len(os.fsencode(parent)) + len("/dovetail-xxxxxxxx/engine.sock") <= MAX_SOCKET_PATH_BYTES:
+        if (
+            len(os.fsencode(parent)) + len("/dovetail-xxxxxxxx/engine.sock")
+            <= MAX_SOCKET_PATH_BYTES
+        ):
             return Path(tempfile.mkdtemp(prefix="dovetail-", dir=parent))
     raise ConfigError(
         "the path of the temporary folder is too long for a socket.",
@@ -276,9 +279,7 @@ class MemoryClientEnd:
 class MemoryEngineEnd:
     """The engine thread's end."""
 
-    def __init__(
-        self, to_engine: queue.SimpleQueue[ToEngine], client_end: MemoryClientEnd
-    ) -> None:
+    def __init__(self, to_engine: queue.SimpleQueue[ToEngine], client_end: MemoryClientEnd) -> None:
         self._to_engine = to_engine
         self._client_end = client_end
 

@@ -46,3 +46,13 @@ def shortened(text: str, max_chars: int | None) -> str:
     if max_chars is None or len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}... ({len(text) - max_chars} more)"
+
+
+def setup_uvicorn(level: str) -> None:
+    """Send uvicorn's lines to the same place in the same form. Mutates: uvicorn's loggers"""
+    handlers = logging.getLogger("dovetail").handlers
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers = list(handlers) if name == "uvicorn" else []
+        logger.setLevel({"trace": "DEBUG"}.get(level.lower(), level.upper()))
+        logger.propagate = name != "uvicorn"

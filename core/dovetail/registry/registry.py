@@ -73,12 +73,14 @@ class Registry:
             raise self._unknown(kind, spec, place)
         return matches[0]
 
-    def load(self, kind: str, spec: str, *, where: str | None = None) -> Any:
+    def load(self, kind: str, spec: str | None = None, *, where: str | None = None) -> Any:
         """Return the plugin class (or Value), imported, verified and available here.
 
-        Raises: as `find`, and BrokenPlugin, UnavailablePlugin.
+        `spec` None takes the kind's default. Raises: as `find`, BrokenPlugin, UnavailablePlugin.
         """
-        return self.load_entry(self.find(kind, spec, where=where), where=where)
+        table = kind_named(kind)
+        name = self._spec(table, spec, where or table.where)
+        return self.load_entry(self.find(kind, name, where=where), where=where)
 
     def load_entry(self, entry: Entry, *, where: str | None = None) -> Loaded:
         """Return the plugin of an entry. Raises: BrokenPlugin, UnavailablePlugin."""

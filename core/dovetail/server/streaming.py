@@ -26,6 +26,7 @@ from dovetail.server.finish import finish_reason
 
 logger = logging.getLogger("dovetail.server")
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 
 class ClientGone(Exception):
@@ -120,11 +121,11 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def continued(first: Step, rest: AsyncIterator[Step]) -> AsyncIterator[Step]:
+async def continued(first: Item, rest: AsyncIterator[Item]) -> AsyncIterator[Item]:
     """Yield `first`, then the rest."""
     yield first
-    async for step in rest:
-        yield step
+    async for item in rest:
+        yield item
 
 
 class EventStream:
@@ -192,3 +193,42 @@ async def _send_event(send: Send, data: bytes) -> None:
     await send(
         {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}
     )
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[Step, None]],
+) -> AsyncGenerator[tuple[int, Step], None]:
+    """Yield (which stream, step) as the steps come. Closing it closes every stream.
+
+    Raises: what the first failing stream raises; the others are closed then.
+    """
+    news: asyncio.Queue[tuple[int, Step] | BaseException | None] = asyncio.Queue()
+    tasks = [asyncio.ensure_future(_forward(i, s, news)) for i, s in enumerate(streams)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await news.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        await _cancel(*tasks)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _forward(
+    which: int,
+    stream: AsyncGenerator[Step, None],
+    news: asyncio.Queue[tuple[int, Step] | BaseException | None],
+) -> None:
+    try:
+        async for step in stream:
+            news.put_nowait((which, step))
+    except Exception as error:
+        news.put_nowait(error)
+        return
+    news.put_nowait(None)

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.spec import ModelSpec
+
 REQUIRES = "dovetail_requires"
 
 
@@ -30,3 +33,34 @@ def clause_name(function: str, parameters: str = "") -> str:
 def default_options(plugin: type[Any]) -> Any:
     """Return the plugin's options with every default."""
     return plugin.Options()
+
+
+def device_of(plugin: type[Plugin]) -> str:
+    """Return a device type of this machine on which the plugin runs; skip where there is none."""
+    devices = plugin.info.devices
+    if not devices or "cpu" in devices:
+        return "cpu"
+    import torch
+
+    if "cuda" in devices and torch.cuda.is_available():
+        return "cuda"
+    pytest.skip(f"not run here: needs {' or '.join(devices)}")
+
+
+def model_spec(**changes: Any) -> ModelSpec:
+    """Return the facts of an imagined tiny checkpoint of RandomLogitsForCausalLM."""
+    facts: dict[str, Any] = {
+        "path": "",
+        "architecture": "RandomLogitsForCausalLM",
+        "hf_config": {"logits": "random"},
+        "dtype": "float32",
+        "vocab_size": 64,
+        "hidden_size": 8,
+        "num_layers": 1,
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_size": 8,
+        "max_position_tokens": 128,
+        "eos_token_ids": (0,),
+    }
+    return ModelSpec(**(facts | changes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from dovetail import registry
 from dovetail.errors import ConfigError, UnavailablePlugin
 from dovetail.interfaces.plugin import Value
-from dovetail.registry import Entry
+from dovetail.registry import KINDS, Entry
 from dovetail.testing.contract import REQUIRES, clause_name
 
 OPTION = "--dovetail-plugin"
@@ -49,6 +50,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("entry", entries, ids=names, scope="class")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the contract files of kinds that were not chosen: importing them takes time."""
+    kind = collection_path.stem.removeprefix("test_")
+    if collection_path.parent.name != "contracts" or kind not in KINDS:
+        return None
+    chosen_kinds = {word.partition(":")[0] for word in config.getoption(OPTION)}
+    return True if chosen_kinds and kind not in chosen_kinds else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the clauses of kinds of which no plugin was chosen."""
     empty = [item for item in items if _has_no_plugin(item)]
@@ -70,7 +80,10 @@ def chosen(words: Sequence[str]) -> list[Entry]:
     for word in words or list(registry.KINDS):
         kind, _, spec = word.partition(":")
         found += [registry.find(kind, spec)] if spec else registry.entries(kind)
-    return list({(entry.kind, entry.target): entry for entry in found}.values())
+    first: dict[tuple[str, str], Entry] = {}
+    for entry in found:
+        first.setdefault((entry.kind, entry.target), entry)
+    return list(first.values())
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ class DeepseekR1(ReasoningParser):
         source="https://huggingface.co/deepseek-ai/DeepSeek-R1",
     )
     capabilities = frozenset({"implicit_start"})
+    auto_rank = 1
     markers: ClassVar[Markers] = Markers(start="<think>", end="</think>")
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(text="Two.\n</think>\n\nIt is 2.", reasoning="Two.", content="It is 2."),

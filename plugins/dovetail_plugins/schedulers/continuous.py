@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import isfinite
 
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING
 from dovetail.errors import BrokenPlugin, RequestError
@@ -147,8 +148,8 @@ class ContinuousScheduler(Scheduler):
         self._verify(request)
         self._num_arrived += 1
         job = _Job(request, self._num_arrived, self._max_tokens(request))
-        self._jobs[request.request_id] = job
         self._enqueue(job)
+        self._jobs[request.request_id] = job
 
     def _verify(self, request: RequestState) -> None:
         if request.request_id in self._jobs:
@@ -188,9 +189,18 @@ class ContinuousScheduler(Scheduler):
     def _enqueue(self, job: _Job) -> None:
         """Put a job among the waiting, where its key says. Mutates: job.order, status"""
         request = job.request
-        job.order = (tuple(self._policy.key(request)), job.arrival_index)
+        job.order = (self._key(request), job.arrival_index)
         request.status = WAITING
         insort(self._waiting, job, key=_order)
+
+    def _key(self, request: RequestState) -> tuple[float, ...]:
+        """Return the policy's key. Raises: BrokenPlugin for one that would upset the order."""
+        key = self._policy.key(request)
+        if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
+            raise BrokenPlugin(
+                f"the key {key!r} is no tuple of finite numbers.", where="scheduling policy"
+            )
+        return key
 
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""

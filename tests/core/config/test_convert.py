@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dovetail.config.convert import from_text, from_value, human_int
 from dovetail.config.field import Flag, Meta
 from dovetail.errors import ConfigError
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def make(shape: str, *, is_optional: bool = False, **meta: Any) -> Flag:

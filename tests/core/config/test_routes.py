@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from dovetail.cli.parser import Parser
 from dovetail.config.engine import Config, flags
 from dovetail.config.field import Flag
@@ -68,8 +69,8 @@ def words_for(flag: Flag, value: Any) -> list[list[str]]:
             return [
                 [flag.spelling, json.dumps(value)],
                 [f"{under}={json.dumps(value)}"],
-                [f"{under}.first.second+", "1", f"{flag.spelling}.first.second+=x"]
-                + [f"{flag.spelling}.first.second+", "null", f"{under}.third=false"],
+                f"{under}.first.second+ 1 {flag.spelling}.first.second+=x "
+                f"{flag.spelling}.first.second+ null {under}.third=false".split(),
             ]
         case _:
             return [[name, str(value)] for name in (*flag.spellings, under)] + [

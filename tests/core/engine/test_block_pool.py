@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+
 from dovetail.engine.block_pool import NULL_BLOCK, BlockPool
 
 

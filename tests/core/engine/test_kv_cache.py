@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.kv_groups import plan_layout
 from dovetail.engine.request import Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+
 from dovetail.engine.kv_groups import (
     blocks_for,
     longest_hit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+
 from dovetail.engine import prefix_hash
 from dovetail.engine.prefix_hash import ALGORITHMS, PrefixHasher
 from dovetail.engine.request import Request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dovetail.engine.request import FINISHED, WAITING, Request
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import RowResult, TokenLogprobs

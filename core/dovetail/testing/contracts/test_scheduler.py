@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 from dovetail import registry
+from dovetail.engine.request import NO_ROW, Request
+from dovetail.errors import RequestError
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail.interfaces.step import RowResult, StepPlan, StepResult
 from dovetail.testing.contract import requires
-from dovetail.testing.simulate import SimReport, SimSettings, simulate
+from dovetail.testing.simulate import SimReport, SimSettings, Simulation, simulate
 
 PLAIN = SimSettings(num_steps=600)
 ROOMY = replace(PLAIN, num_blocks=400)
@@ -30,6 +35,48 @@ def policy(name: str = "fcfs") -> SchedulingPolicy:
 def run(plugin: Any, settings: SimSettings, policy_name: str = "fcfs") -> SimReport:
     """Return the report of one simulation with the plugin's default options."""
     return simulate(plugin, policy(policy_name), settings)
+
+
+class Bench:
+    """A scheduler over an empty cache, for one request at a time."""
+
+    def __init__(self, plugin: Any) -> None:
+        settings = replace(ROOMY, max_step_tokens=128, max_model_tokens=128)
+        chunked = "chunked_prefill" in plugin.capabilities
+        simulation = Simulation(plugin, policy(), replace(settings, uses_chunked_prefill=chunked))
+        self.scheduler = simulation.scheduler
+        self.cache = simulation.cache
+
+    def answer(self, plan: StepPlan, fault: str | None = None) -> list[RequestState]:
+        """Give every row a token or this fault; return the requests that changed."""
+        drawn = tuple(
+            RowResult(row=step.row, token_ids=(7,) if step.samples else (), fault=fault)
+            for step in plan.rows
+        )
+        return list(self.scheduler.update(plan, StepResult(step_id=plan.step_id, rows=drawn)))
+
+    def is_empty(self) -> None:
+        """Check that no request owns anything."""
+        self.cache.check_invariants()
+        assert self.scheduler.counts() == (0, 0)
+        assert self.cache.num_free_blocks == self.cache.num_blocks
+
+
+@pytest.fixture
+def bench(plugin: Any) -> Bench:
+    """Return the plugin's scheduler with its default options."""
+    return Bench(plugin)
+
+
+def new_request(num_tokens: int) -> Request:
+    """Return a request whose prompt has this many tokens."""
+    return Request(
+        request_id="r",
+        prompt_ids=range(num_tokens),
+        sampling=SamplingParams(),
+        seed=0,
+        max_model_tokens=128,
+    )
 
 
 class TestScheduler:
@@ -64,6 +111,13 @@ class TestScheduler:
         report = run(plugin, replace(TIGHT, async_steps=True))
         assert report.num_tokens > 0
 
+    @requires("async_steps")
+    def test_plans_one_ahead_over_several_kv_groups(self, plugin: Any) -> None:
+        """Blocks that leave a window are not reused while a step in flight reads them."""
+        chunked = "chunked_prefill" in plugin.capabilities
+        settings = replace(ROOMY, async_steps=True, windows=(None, 9, 6), num_blocks=120)
+        run(plugin, replace(settings, max_step_tokens=128, uses_chunked_prefill=chunked))
+
     @requires("priority")
     def test_follows_the_policy(self, plugin: Any) -> None:
         """The simulation checks the order of every plan under a policy with priorities."""
@@ -87,3 +141,43 @@ class TestScheduler:
         chunked = "chunked_prefill" in plugin.capabilities
         settings = replace(ROOMY, uses_chunked_prefill=chunked, max_step_tokens=128)
         assert run(plugin, settings) == run(plugin, settings)
+
+    def test_plans_nothing_for_nobody(self, bench: Bench) -> None:
+        """Without requests a plan has no rows, and names no freed ones either."""
+        assert bench.scheduler.counts() == (0, 0)
+        plan = bench.scheduler.plan()
+        assert (plan.rows, plan.new_rows, plan.freed_rows) == ((), (), ())
+
+    @pytest.mark.parametrize("num_tokens", [0, 128, 1_000])
+    def test_refuses_what_never_fits(self, bench: Bench, num_tokens: int) -> None:
+        """An empty prompt and one that fills the context are refused and leave no trace."""
+        with pytest.raises(RequestError):
+            bench.scheduler.add(new_request(num_tokens))
+        assert bench.scheduler.counts() == (0, 0)
+        assert bench.scheduler.plan().rows == ()
+
+    @pytest.mark.parametrize("stage", ["waiting", "in flight", "running"])
+    def test_abort_ends_at_every_stage(self, bench: Bench, stage: str) -> None:
+        """An aborted request owns nothing at once, and a result that comes later is ignored."""
+        request = new_request(20)
+        bench.scheduler.add(request)
+        plan = None if stage == "waiting" else bench.scheduler.plan()
+        if plan is not None and stage == "running":
+            bench.answer(plan)
+        assert list(bench.scheduler.abort(["unknown", "r"], "stop")) == [request]
+        assert list(bench.scheduler.abort(["r"])) == []
+        bench.is_empty()
+        if plan is not None and stage == "in flight":
+            assert bench.answer(plan) == []
+        assert (request.finish_reason, request.row) == ("stop", NO_ROW)
+        bench.is_empty()
+
+    def test_a_fault_ends_one_request(self, bench: Bench) -> None:
+        """The request ends with the fault's text, and its blocks are not found again."""
+        request = new_request(20)
+        bench.scheduler.add(request)
+        assert bench.answer(bench.scheduler.plan()) == [request]
+        assert bench.answer(bench.scheduler.plan(), fault="NaN logits") == [request]
+        assert (request.finish_reason, request.error) == ("error", "NaN logits")
+        bench.is_empty()
+        assert bench.cache.find_prefix(new_request(20)) == 0

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from dovetail import registry
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.testing.fakes import FakeRequest
+from dovetail.testing.simulate import SimSettings, simulate
 
 REQUESTS = [
     FakeRequest(request_id=f"r{number}", priority=priority, arrival_s=arrival_s,
@@ -53,3 +55,11 @@ class TestSchedulingPolicy:
         """A second object gives the same keys: order never depends on history."""
         second = plugin(plugin.Options())
         assert [second.key(r) for r in REQUESTS] == [policy.key(r) for r in REQUESTS]
+
+    @pytest.mark.parametrize("async_steps", [False, True])
+    def test_a_scheduler_works_under_it(self, policy: SchedulingPolicy, async_steps: bool) -> None:
+        """With few blocks and random requests every request ends; the order is the policy's."""
+        scheduler = registry.load("scheduler", "continuous")
+        settings = SimSettings(num_steps=600, num_blocks=24, async_steps=async_steps)
+        report = simulate(scheduler, policy, settings)
+        assert sum(report.finished.values()) == report.num_arrived - report.num_refused

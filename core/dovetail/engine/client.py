@@ -1,0 +1,217 @@
+"""EngineHost: how an API process starts an engine and learns of its end.
+
+Either a child process (spawned, told everything over its standard input, which stays open as its
+lifeline) or a thread of this process. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from dovetail import errors
+from dovetail.engine.messages import Boot, Shutdown, StartFailed, ToEngine
+from dovetail.engine.transport import (
+    ClientEnd,
+    MemoryLink,
+    ZmqClientEnd,
+    address_in,
+    make_socket_folder,
+    remove_socket_folder,
+)
+from dovetail.errors import DovetailError, EngineDead
+from dovetail.interfaces.spec import EngineSpec
+
+logger = logging.getLogger(__name__)
+
+LENGTH = struct.Struct(">Q")
+KILL_WAIT_S = 5.0
+
+OnExit = Callable[[str], None]
+"""Told in words, in any thread, that the engine has ended."""
+
+
+class EngineHost(Protocol):
+    """Where the engine runs. `end` is this process's end of the transport."""
+
+    end: ClientEnd
+    address: str | None
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Ask to be told when the engine ends."""
+
+    def stop(self, timeout_s: float) -> None:
+        """End the engine, by force after `timeout_s`. Blocks; may be called twice."""
+
+
+class EngineProcess:
+    """An engine in a child process. The caller is its parent: when it dies, the child does."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        folder = make_socket_folder()
+        self.address: str | None = address_in(folder)
+        self._folder_address = self.address
+        atexit.register(self._tidy)
+        # The death signal comes when the *thread* that spawned ends, so only the main one may ask.
+        boot = Boot(
+            spec=spec,
+            address=self.address,
+            parent_pid=os.getpid(),
+            uses_death_signal=threading.current_thread() is threading.main_thread(),
+        )
+        self._process = _spawn(boot)
+        self.end: ClientEnd = ZmqClientEnd(self.address)
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the child's process id."""
+        return self._process.pid
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Ask to be told when the engine ends."""
+
+        def wait() -> None:
+            on_exit(_how_it_ended(self._process.wait()))
+
+        self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
+        self._watcher.start()
+
+    def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
+        """End the child, by force after `timeout_s`. Blocks; may be called twice."""
+        self.end.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("the engine process did not end within %.1f s", timeout_s)
+        self._tidy()
+        try:
+            self._process.wait(KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        atexit.unregister(self._tidy)
+        if self._watcher is not None:
+            self._watcher.join(timeout_s)
+
+    def _tidy(self) -> None:
+        """Cut the lifeline, which ends the child at once, and remove the socket."""
+        lifeline = self._process.stdin
+        if lifeline is not None and not lifeline.closed:
+            lifeline.close()
+        remove_socket_folder(self._folder_address)
+
+
+def _spawn(boot: Boot) -> subprocess.Popen[bytes]:
+    """Start the child and write its settings into its standard input, which stays open."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dovetail.engine.process"],
+        stdin=subprocess.PIPE,
+        stdout=2,  # a stray print must not mix with what this process writes for others to read
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(_import_paths())},
+        close_fds=True,
+    )
+    payload = msgspec.msgpack.encode(boot)
+    assert process.stdin is not None
+    try:
+        process.stdin.write(LENGTH.pack(len(payload)) + payload)
+        process.stdin.flush()
+    except BrokenPipeError:
+        logger.debug("the child ended before it had read its settings")  # watch() tells how
+    return process
+
+
+def _import_paths() -> list[str]:
+    """Return where this process imports from, so that the child imports the same."""
+    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    paths = (str(Path(entry or ".").resolve()) for entry in sys.path)
+    return [
+        path
+        for path in dict.fromkeys(paths)
+        if path not in own and Path(path).name != "lib-dynload" and Path(path).exists()
+    ]
+
+
+def _how_it_ended(status: int) -> str:
+    if status < 0:
+        return f"the engine process was killed by signal {-status}."
+    return f"the engine process ended with status {status}."
+
+
+class EngineThread:
+    """An engine in a thread of this process, for --disable-frontend-multiprocessing."""
+
+    address: str | None = None
+
+    def __init__(self, spec: EngineSpec) -> None:
+        from dovetail.engine import loop  # imports the engine side, which other processes lack
+
+        self._link = MemoryLink()
+        self.end: ClientEnd = self._link.client_end
+        self._on_exit: OnExit | None = None
+        self._reason: str | None = None
+        self._lock = threading.Lock()
+        self._run = loop.run
+        self._thread = threading.Thread(target=self._main, args=(spec,), name="engine", daemon=True)
+        self._thread.start()
+
+    def _main(self, spec: EngineSpec) -> None:
+        status = self._run(spec, self._link.engine_end)
+        with self._lock:
+            self._reason = f"the engine thread ended with status {status}."
+            on_exit = self._on_exit
+        if on_exit is not None:
+            on_exit(self._reason)
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Ask to be told when the engine ends."""
+        with self._lock:
+            self._on_exit = on_exit
+            reason = self._reason
+        if reason is not None:
+            on_exit(reason)
+
+    def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
+        """End the engine's thread after the step it is in. Blocks; may be called twice."""
+        self.end.close()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning("the engine thread is still in a step after %.1f s", timeout_s)
+
+
+def say_shutdown(end: ClientEnd) -> None:
+    """Ask the engine to end; one that is gone already is fine."""
+    message: ToEngine = Shutdown()
+    try:
+        end.send(message)
+    except EngineDead:
+        logger.debug("no shutdown message: the engine is gone")
+
+
+def error_of(failure: StartFailed) -> DovetailError:
+    """Return the exception that ended the start-up, as the engine raised it."""
+    error_class = getattr(errors, failure.kind, None) if failure.kind else None
+    if isinstance(error_class, type) and issubclass(error_class, DovetailError):
+        return error_class(failure.what, where=failure.where, fix=failure.fix)
+    return EngineDead(
+        f"the engine could not start: {failure.what}", fix="see the engine's log lines above."
+    )
+
+
+async def closed(host: EngineHost, timeout_s: float) -> None:
+    """Ask an engine to end and wait for it without blocking the event loop."""
+    say_shutdown(host.end)
+    host.end.close()
+    await asyncio.get_running_loop().run_in_executor(None, host.stop, timeout_s)

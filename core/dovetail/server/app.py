@@ -1,0 +1,154 @@
+"""build_app: routes, middleware and error handlers around one engine.
+
+Knows no process, socket or signal: `launch` does. Tests call it with a fake engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.config.frontend import FrontendConfig
+from dovetail.errors import DovetailError
+from dovetail.observability import metrics
+from dovetail.registry import hooks
+from dovetail.server.errors import problem, problem_of
+from dovetail.server.fields import HEADER
+from dovetail.server.generation import CLAMPED_HEADER
+from dovetail.server.middleware import REQUEST_ID, BodyLimit, Gate, OpenRequests, Outer
+from dovetail.server.render.chat import ChatRenderer, load_template
+from dovetail.server.routes import chat, completions, health, models, tokenize
+from dovetail.server.state import Parsers, build_server
+from dovetail.server.streaming import ClientGone
+from dovetail.version import __version__
+
+if TYPE_CHECKING:
+    from dovetail.engine.async_engine import AsyncEngine
+
+logger = logging.getLogger("dovetail.server")
+
+ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("POST", "/v1/chat/completions", chat.create_chat_completion),
+    ("POST", "/v1/completions", completions.create_completion),
+    ("GET", "/v1/models", models.list_models),
+    ("GET", "/v1/models/{model_id:path}", models.show_model),
+    ("POST", "/tokenize", tokenize.tokenize),
+    ("POST", "/detokenize", tokenize.detokenize),
+    ("GET", "/health", health.health),
+    ("GET", "/live", health.live),
+    ("GET", "/ready", health.ready),
+    ("GET", "/ping", health.ping),
+    ("POST", "/ping", health.ping),
+    ("GET", "/version", health.version),
+    ("GET", "/load", health.load),
+    ("GET", "/metrics", health.show_metrics),
+)
+
+OPEN_ENDPOINTS = frozenset({health.health, health.live, health.ready, health.ping})
+"""What answers without a key when keys are set. Everything else is closed."""
+
+
+def build_app(
+    engine: AsyncEngine,
+    frontend: FrontendConfig,
+    *,
+    parsers: Parsers | None = None,
+    max_queued_requests: int | None = None,
+    renderer: ChatRenderer | None = None,
+) -> FastAPI:
+    """Return the application. Raises: ConfigError for a chat template that cannot be used."""
+    docs = {} if not frontend.disable_fastapi_docs else dict.fromkeys(_DOC_FIELDS)
+    app = FastAPI(
+        title="dovetail", version=__version__, root_path=frontend.root_path or "", **docs
+    )
+    app.state.server = build_server(
+        engine,
+        frontend,
+        renderer or build_renderer(engine, frontend),
+        parsers or Parsers(),
+        max_queued_requests,
+    )
+    app.state.open_requests = OpenRequests()
+    app.state.open_endpoints = set(OPEN_ENDPOINTS)
+    for method, path, endpoint in ROUTES:
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    _add_hook_routes(app, engine)
+    _add_handlers(app)
+    _add_middleware(app, frontend)
+    return app
+
+
+_DOC_FIELDS = ("docs_url", "redoc_url", "openapi_url")
+
+
+def open_route(app: FastAPI, endpoint: Callable[..., Any]) -> None:
+    """Let a route's endpoint answer without a key. Mutates: app"""
+    app.state.open_endpoints.add(endpoint)
+
+
+def build_renderer(engine: AsyncEngine, frontend: FrontendConfig) -> ChatRenderer:
+    """Return the renderer for the engine's tokenizer. Raises: ConfigError"""
+    return ChatRenderer(
+        engine.tokenizer.facts(),
+        override=load_template(frontend.chat_template),
+        content_format=frontend.chat_template_content_format,
+    )
+
+
+def _add_hook_routes(app: FastAPI, engine: AsyncEngine) -> None:
+    if engine.spec.hooks:
+        manager = hooks.manager_of(engine.spec.hooks)
+        hooks.tell(hooks.add_routes, {"app": app}, using=manager)
+
+
+def _add_handlers(app: FastAPI) -> None:
+    for kind in (DovetailError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_exception_handler(ClientGone, _answer_gone)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    found = problem_of(error)
+    metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
+    level = logging.WARNING if found.status >= 500 else logging.INFO
+    request_id = request.state.request_id
+    logger.log(level, "request %s refused (%d): %s", request_id, found.status, found.info.message)
+    return found.response()
+
+
+async def _answer_gone(request: Request, error: Exception) -> Response:
+    metrics.DISCONNECTS.inc()
+    logger.info("request %s ended: the client left", request.state.request_id)
+    return problem(499, "the client closed the request.").response()
+
+
+def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
+    """Add layers, innermost first. Mutates: app"""
+    app.add_middleware(BodyLimit, max_bytes=frontend.max_body_bytes)
+    app.add_middleware(
+        Gate,
+        keys=frontend.api_key,
+        routes=lambda: app.router.routes,
+        open_endpoints=app.state.open_endpoints,
+    )
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(frontend.allowed_origins),
+        allow_methods=list(frontend.allowed_methods),
+        allow_headers=list(frontend.allowed_headers),
+        allow_credentials=frontend.allow_credentials,
+        expose_headers=[REQUEST_ID, HEADER, CLAMPED_HEADER],
+    )
+    app.add_middleware(
+        Outer,
+        shows_id=frontend.enable_request_id_headers,
+        open_requests=app.state.open_requests,
+    )

@@ -1,0 +1,72 @@
+"""One API process of several: `python -m dovetail.server.child`, started by `fleet`.
+
+Reads its settings as one line of JSON from standard input; the end of that pipe means that the
+parent is gone, and so this process ends. Starts no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+
+import msgspec
+
+from dovetail.engine.async_engine import AsyncEngine
+from dovetail.errors import DovetailError
+from dovetail.observability import logging as log_setup
+from dovetail.server.app import build_app
+from dovetail.server.fleet import ChildBoot
+from dovetail.server.launch import run_loop
+from dovetail.server.life import Life
+from dovetail.server.parsers import build_parsers
+
+logger = logging.getLogger("dovetail.server")
+EXIT_PARENT_GONE = 3
+MAX_BOOT_BYTES = 64 << 20
+
+
+def main() -> int:
+    """Serve as told; return the exit status."""
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(MAX_BOOT_BYTES), type=ChildBoot)
+    log_setup.setup(boot.spec.log_level)
+    log_setup.setup_uvicorn(boot.frontend.uvicorn_log_level)
+    threading.Thread(target=_watch_parent, name="lifeline", daemon=True).start()
+    try:
+        return run_loop(_serve(boot))
+    except DovetailError as error:
+        logger.error("%s", error)
+        return 1
+
+
+def _watch_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(EXIT_PARENT_GONE)
+
+
+async def _serve(boot: ChildBoot) -> int:
+    engine = await AsyncEngine.attach(boot.address, boot.spec)
+    try:
+        app = build_app(
+            engine,
+            boot.frontend,
+            parsers=build_parsers(boot.parsers),
+            max_queued_requests=boot.max_queued,
+        )
+        sock = socket.socket(fileno=boot.socket_fd)
+        return await Life(app, engine, boot.frontend).run(sock, _tell_ready)
+    finally:
+        await engine.shutdown()
+
+
+def _tell_ready() -> None:
+    """Tell the parent that this process listens."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

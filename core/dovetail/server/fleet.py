@@ -1,0 +1,169 @@
+"""Several API processes on one socket and one engine: the parent's side.
+
+The parent owns the engine and the socket and answers nothing itself; a child that ends on its own
+ends the whole, so that whoever supervises it sees one clear exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+
+from dovetail.config.engine import Config
+from dovetail.config.frontend import FrontendConfig
+from dovetail.engine.async_engine import AsyncEngine
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.server import launch
+from dovetail.server.parsers import ParserChoice, choose_parsers
+from dovetail.server.phases import Phases
+from dovetail.server.render.chat import ChatRenderer, load_template
+
+logger = logging.getLogger("dovetail.server")
+WATCH_PERIOD_S = 0.1
+GRACE_S = 5.0
+START_LIMIT_S = 120.0
+
+
+class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API child reads from its standard input: one line of JSON."""
+
+    spec: EngineSpec
+    frontend: FrontendConfig
+    parsers: ParserChoice
+    address: str
+    socket_fd: int
+    max_queued: int
+
+
+async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
+    """Run engine and children until told to stop; return the exit status."""
+    if config.frontend.disable_frontend_multiprocessing:
+        raise ConfigError(
+            "several server processes cannot share one process.",
+            where="--api-server-count",
+            fix="leave --disable-frontend-multiprocessing out, or use one.",
+        )
+    engine = await launch.start_engine(config, spec, phases)
+    children: list[subprocess.Popen[bytes]] = []
+    stop = _stop_event()
+    try:
+        boots = _boots(config, spec, sock, engine)
+        children += [_spawn(boot, sock) for boot in boots]
+        await _wait_started(children)
+        launch.tell_ready(spec, sock, phases)
+        return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
+    finally:
+        _end(children)
+        await engine.shutdown()
+
+
+def _boots(
+    config: Config, spec: EngineSpec, sock: socket.socket, engine: AsyncEngine
+) -> list[ChildBoot]:
+    count = config.frontend.api_server_count
+    queue = launch.max_queued(config, spec)
+    override = load_template(config.frontend.chat_template)
+    renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
+    parsers = choose_parsers(config, renderer.source)
+    assert engine.address is not None
+    return [
+        ChildBoot(
+            spec=spec,
+            frontend=config.frontend,
+            parsers=parsers,
+            address=engine.address,
+            socket_fd=sock.fileno(),
+            max_queued=max(1, queue // count),
+        )
+        for _ in range(count)
+    ]
+
+
+def _spawn(boot: ChildBoot, sock: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a child, tell it everything, and keep its standard input open as its lifeline."""
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dovetail.server.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(sock.fileno(),),
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert child.stdin is not None
+    child.stdin.write(msgspec.json.encode(boot) + b"\n")
+    child.stdin.flush()
+    return child
+
+
+async def _wait_started(children: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until every child says that it listens. Raises: DovetailError"""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(START_LIMIT_S):
+        for child in children:
+            assert child.stdout is not None
+            if not await loop.run_in_executor(None, child.stdout.readline):
+                raise DovetailError("a server process ended while starting; see the lines above.")
+
+
+def _stop_event() -> asyncio.Queue[int]:
+    """Return a queue that gets every SIGTERM and SIGINT."""
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    return signals
+
+
+async def _watch(
+    children: list[subprocess.Popen[bytes]],
+    engine: AsyncEngine,
+    signals: asyncio.Queue[int],
+    timeout_s: float,
+) -> int:
+    """Wait for the end: all children gone after a signal (0), or something that broke (1)."""
+    loop = asyncio.get_running_loop()
+    deadline_s: float | None = None
+    while True:
+        await asyncio.sleep(WATCH_PERIOD_S)
+        while not signals.empty():
+            signals.get_nowait()
+            deadline_s = deadline_s or loop.time() + timeout_s + GRACE_S
+            _signal(children, signal.SIGTERM)
+        gone = [child for child in children if child.poll() is not None]
+        if len(gone) == len(children):
+            return 0 if deadline_s and all(c.returncode == 0 for c in gone) else 1
+        if deadline_s is None and gone and engine.is_alive:
+            status = gone[0].returncode
+            logger.error("a server process ended with status %d: stopping", status)
+            return 1
+        if deadline_s is not None and loop.time() > deadline_s:
+            logger.warning("%d server processes did not end in time", len(children) - len(gone))
+            return 1
+
+
+def _signal(children: list[subprocess.Popen[bytes]], number: int) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(number)
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    """Cut every lifeline, which ends the children at once."""
+    for child in children:
+        if child.stdin is not None:
+            child.stdin.close()
+    for child in children:
+        try:
+            child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if child.stdout is not None:
+            child.stdout.close()

@@ -1,0 +1,117 @@
+"""run(config): resolve, bind, start the engine and the HTTP servers, and return the exit status.
+
+With one API process everything but the engine lives here; with several, `fleet` starts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from dovetail.config.engine import Config
+from dovetail.config.resolve import resolve
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability import logging as log_setup
+from dovetail.server.listen import bind, url_of, warn_if_open
+from dovetail.server.phases import Phases
+
+if TYPE_CHECKING:
+    from dovetail.engine.async_engine import AsyncEngine
+
+logger = logging.getLogger("dovetail.server")
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def run(config: Config) -> int:
+    """Serve until told to stop. Raises: ConfigError for what cannot be started."""
+    log_setup.setup(config.observability.log_level)
+    log_setup.setup_uvicorn(config.frontend.uvicorn_log_level)
+    phases = Phases()
+    with phases.time("config"):
+        spec = resolve(config)
+    sock = bind(config.frontend.host, config.frontend.port)
+    warn_if_open(sock, has_key=bool(config.frontend.api_key))
+    try:
+        if config.frontend.api_server_count > 1:
+            return _run_fleet(config, spec, sock, phases)
+        return run_loop(_run_one(config, spec, sock, phases))
+    finally:
+        sock.close()
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run a coroutine on uvloop and return its status."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def max_queued(config: Config, spec: EngineSpec) -> int:
+    """Return how many requests may wait: four times the rows unless told otherwise."""
+    return config.scheduler.max_num_queued_reqs or 4 * spec.schedule.max_rows
+
+
+async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
+    engine = await start_engine(config, spec, phases)
+    try:
+        with phases.time("application"):
+            from dovetail.server.app import build_app, build_renderer
+            from dovetail.server.life import Life
+            from dovetail.server.parsers import build_parsers, choose_parsers
+
+            renderer = build_renderer(engine, config.frontend)
+            app = build_app(
+                engine,
+                config.frontend,
+                parsers=build_parsers(choose_parsers(config, renderer.source)),
+                max_queued_requests=max_queued(config, spec),
+                renderer=renderer,
+            )
+        life = Life(app, engine, config.frontend)
+        return await life.run(sock, lambda: tell_ready(spec, sock, phases))
+    finally:
+        await engine.shutdown()
+
+
+async def start_engine(config: Config, spec: EngineSpec, phases: Phases) -> AsyncEngine:
+    """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
+    from dovetail.engine.async_engine import AsyncEngine
+
+    in_process = config.frontend.disable_frontend_multiprocessing
+    with phases.time("engine"):
+        engine = await AsyncEngine.start(spec, in_process=in_process)
+    for phase in engine.phases:
+        phases.durations_s[f"engine: {phase.name}"] = phase.duration_s
+    return engine
+
+
+def tell_ready(spec: EngineSpec, sock: socket.socket, phases: Phases) -> None:
+    """Log the one line that says where the server answers, and export the phases."""
+    from dovetail.observability import metrics
+
+    for name, duration_s in phases.durations_s.items():
+        metrics.START_SECONDS.labels(name).set(duration_s)
+    names = ", ".join(spec.served_names)
+    logger.info("serving %s", names)
+    logger.info("ready in %.1f s at %s", phases.total_s(), url_of(sock))
+
+
+def _run_fleet(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
+    """Run several API processes. Their metrics meet in a private folder, removed at the end."""
+    folder = tempfile.mkdtemp(prefix="dovetail-metrics-")
+    # prometheus_client decides at import how it keeps numbers, so this precedes its import.
+    os.environ[METRICS_VARIABLE] = folder
+    try:
+        from dovetail.server import fleet
+
+        return run_loop(fleet.run(config, spec, sock, phases))
+    finally:
+        os.environ.pop(METRICS_VARIABLE, None)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The routes, thin: body in, calls, body out. `app` puts them together."""

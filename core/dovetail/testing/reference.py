@@ -1,0 +1,97 @@
+"""ReferenceAttention: the definition of attention over a paged cache, one query at a time.
+
+Slow and obvious on purpose: what faster backends are compared with. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.plugin import Info, NoOptions
+
+
+class ReferenceAttention(AttentionBackend):
+    """softmax(scale * q.k) v with every rule of AttentionSpec spelled out."""
+
+    info = Info(summary="attention by its definition, for tests", devices=("cpu",))
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options or NoOptions())
+
+    def kv_shape(
+        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
+    ) -> tuple[int, ...]:
+        """Return [2, N, P, K, D]: all keys, then all values."""
+        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
+
+    def prepare(self, layout: BatchLayout) -> BatchLayout:
+        """Return the layout itself."""
+        return layout
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v into the cache, then attend, query by query.
+
+        Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks [H] -> [T, H, D]
+        Mutates: cache
+        """
+        layout: BatchLayout = prepared
+        keys, values = (part.flatten(0, 1) for part in cache)
+        keys[layout.slots] = k.to(cache.dtype)
+        values[layout.slots] = v.to(cache.dtype)
+        out = torch.empty_like(q)
+        for row in range(layout.num_rows):
+            seq_len = layout.seq_lens_host[row]
+            slots = _slots(layout, row, seq_len)
+            first, last = layout.query_start_host[row], layout.query_start_host[row + 1]
+            for token in range(first, last):
+                position = seq_len - (last - token)
+                seen = slots[_visible(spec, position, seq_len)]
+                out[token] = _attend(spec, q[token], keys[seen], values[seen], sinks)
+        return out
+
+
+def _slots(layout: BatchLayout, row: int, seq_len: int) -> torch.Tensor:
+    """Return the slot of each of the row's positions. Shapes: -> [seq_len]"""
+    positions = torch.arange(seq_len)
+    blocks = layout.block_table[row][positions // layout.block_tokens].long()
+    return blocks * layout.block_tokens + positions % layout.block_tokens
+
+
+def _visible(spec: AttentionSpec, position: int, seq_len: int) -> torch.Tensor:
+    """Return the key positions that a query sees."""
+    last = position if spec.is_causal else seq_len - 1
+    first = 0 if spec.window_tokens is None else max(0, position - spec.window_tokens + 1)
+    return torch.arange(first, last + 1)
+
+
+def _attend(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return one query's values in float32. Shapes: q [H, D], keys and values [S, K, D]"""
+    repeats = spec.num_heads // spec.num_kv_heads
+    keys = keys.float().repeat_interleave(repeats, dim=1)
+    values = values.float().repeat_interleave(repeats, dim=1)
+    scores = torch.einsum("hd,shd->hs", q.float(), keys) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().unsqueeze(-1)], dim=-1)
+    weights = scores.softmax(dim=-1)[:, : keys.shape[0]]
+    return torch.einsum("hs,shd->hd", weights, values).to(q.dtype)

@@ -1,0 +1,104 @@
+"""Scene: rows over a poisoned paged cache, stepped through a backend and the reference alike.
+
+Every cell not written yet holds NaN, and the rows' blocks lie in random order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.testing.reference import ReferenceAttention
+
+Counts = Sequence[tuple[int, int]]
+"""A step: (row, number of tokens) pairs in batch order."""
+
+
+class Scene:
+    """`step` returns what backend and reference make of one step; both keep their caches."""
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        spec: AttentionSpec,
+        *,
+        num_rows: int,
+        block_tokens: int = 4,
+        max_row_tokens: int = 40,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        self.backend, self.spec = backend, spec
+        self.block_tokens, self.dtype, self.device = block_tokens, dtype, device
+        self.sinks: torch.Tensor | None = None
+        self.random = torch.Generator().manual_seed(seed)
+        per_row = math.ceil(max_row_tokens / block_tokens)
+        num_blocks = 2 * num_rows * per_row + 1
+        order = (torch.randperm(num_blocks - 1, generator=self.random) + 1).tolist()
+        self.blocks = [order[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
+        self.lengths = [0] * num_rows
+        self._reference = ReferenceAttention()
+        sizes = (num_blocks, block_tokens, spec.num_kv_heads, spec.head_size)
+        self.cache = torch.full(backend.kv_shape(*sizes), math.nan, dtype=dtype, device=device)
+        self._plain_cache = torch.full(self._reference.kv_shape(*sizes), math.nan)
+
+    def draw(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return random q, k, v of a step. Shapes: [T, H, D], [T, K, D], [T, K, D]"""
+        heads = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
+        shapes = [(num_tokens, count, self.spec.head_size) for count in heads]
+        q, k, v = (torch.randn(shape, generator=self.random).to(self.dtype) for shape in shapes)
+        return q, k, v
+
+    def step(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (backend, reference) of a step of random tokens, [T, H, D]. Mutates: self"""
+        return self.step_with(counts, *self.draw(sum(count for _, count in counts)))
+
+    def step_with(
+        self, counts: Counts, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (backend, reference) of a step of these tokens. Mutates: self"""
+        layout, plain = self.layout(counts, self.device), self.layout(counts, "cpu")
+        for row, count in counts:
+            self.lengths[row] += count
+        q_there, k_there, v_there = (tensor.to(self.device) for tensor in (q, k, v))
+        sinks = None if self.sinks is None else self.sinks.to(self.device)
+        prepared = self.backend.prepare(layout)
+        got = self.backend.forward(
+            self.spec, q_there, k_there, v_there, self.cache, prepared, sinks
+        )
+        wanted = self._reference.forward(
+            self.spec, q.float(), k.float(), v.float(), self._plain_cache, plain, self.sinks
+        )
+        return got.cpu(), wanted
+
+    def layout(self, counts: Counts, device: str) -> BatchLayout:
+        """Return the layout of the next step."""
+        starts, lens, slots = [0], [], []
+        for row, count in counts:
+            starts.append(starts[-1] + count)
+            lens.append(self.lengths[row] + count)
+            positions = range(self.lengths[row], lens[-1])
+            slots += [self._slot(row, position) for position in positions]
+        used = [math.ceil(length / self.block_tokens) for length in lens]
+        table = torch.zeros(len(counts), max(used), dtype=torch.int32)
+        for index, (row, _) in enumerate(counts):
+            table[index, : used[index]] = torch.tensor(self.blocks[row][: used[index]])
+        return BatchLayout(
+            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
+            block_table=table.to(device),
+            slots=torch.tensor(slots, dtype=torch.int64, device=device),
+            query_start_host=starts,
+            seq_lens_host=lens,
+            block_tokens=self.block_tokens,
+            max_query_tokens=max(count for _, count in counts),
+            max_seq_tokens=max(lens),
+        )
+
+    def _slot(self, row: int, position: int) -> int:
+        block = self.blocks[row][position // self.block_tokens]
+        return block * self.block_tokens + position % self.block_tokens

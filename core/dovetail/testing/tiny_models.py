@@ -1,0 +1,152 @@
+"""Random checkpoints of a few kB, as transformers itself would save them, with a tiny tokenizer.
+
+Needs transformers; everything stays in the given folder. Weights are drawn widely enough that
+a mistake in a norm, a bias or a soft cap shows in the logits.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 320
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "LlamaForCausalLM": ("llama", {}),
+    "MistralForCausalLM": ("mistral", {"sliding_window": 6, "head_dim": 8}),
+    "Qwen2ForCausalLM": ("qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
+    "Qwen3ForCausalLM": ("qwen3", {"head_dim": 16}),
+    "Qwen2MoeForCausalLM": (
+        "qwen2_moe",
+        {**_EXPERTS, "shared_expert_intermediate_size": 24, "mlp_only_layers": [0]},
+    ),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", {**_EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
+    "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "GemmaForCausalLM": ("gemma", {"head_dim": 16}),
+    "Gemma2ForCausalLM": (
+        "gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "Gemma3ForCausalLM": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "Phi3ForCausalLM": ("phi3", {"original_max_position_embeddings": 64}),
+    "OPTForCausalLM": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "GPT2LMHeadModel": (
+        "gpt2",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    ),
+    "GPTNeoXForCausalLM": ("gpt_neox", {"rotary_pct": 0.25}),
+    "FalconForCausalLM": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
+    "StableLmForCausalLM": ("stablelm", {}),
+    "CohereForCausalLM": ("cohere", {}),
+}
+"""Architecture -> (model type, config fields beside the common ones)."""
+
+
+def write_tiny_checkpoint(folder: str | Path, architecture: str, **overrides: Any) -> Path:
+    """Write config, safetensors weights and tokenizer of a random model; return the folder.
+
+    `overrides` are config fields; the weights depend on the architecture's name and on them.
+    Needs: transformers. Raises: KeyError for an architecture not in FAMILIES.
+    """
+    import transformers
+
+    folder = Path(folder)
+    model_type, fields = FAMILIES[architecture]
+    merged = {**_COMMON, **fields, **overrides}
+    if model_type == "gpt2":
+        dropped = set(_COMMON) - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
+        merged = {key: value for key, value in merged.items() if key not in dropped}
+    config = transformers.AutoConfig.for_model(model_type, **merged)
+    model = getattr(transformers, architecture)(config)
+    _randomize(model, seed=len(architecture))
+    model.save_pretrained(folder)
+    write_tiny_tokenizer(folder)
+    return folder
+
+
+def _randomize(model: Any, *, seed: int) -> None:
+    """Move every parameter away from its initial value. Mutates: model"""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            width = 0.1 if parameter.dim() == 1 else 0.2
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * width)
+
+
+def write_tiny_tokenizer(folder: str | Path, *, chat_template: str | None = None) -> Path:
+    """Write tokenizer.json and tokenizer_config.json of the byte-level tokenizer; return folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(_tokenizer_json(), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin|>",
+        "eos_token": "<|end|>",
+        "pad_token": "<|pad|>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": chat_template or CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+TRAINING_TEXT = (
+    "the quick brown fox jumps over the lazy dog and the dog does not mind at all",
+    "user: what is the name of the dog? assistant: the dog has no name, and that is fine",
+    "counting one two three four five six seven eight nine ten and on and on and on",
+)
+
+
+@cache
+def _tokenizer_json() -> str:
+    """Return a byte-level BPE tokenizer of VOCAB_SIZE tokens: 3 special, 256 bytes, merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<|begin|>", "<|end|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
+    return str(tokenizer.to_str())

@@ -1,0 +1,82 @@
+"""Every choice-valued flag belongs to a plugin kind, and every kind's flags exist."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dovetail.config.engine import GROUPS, flags
+from dovetail.config.field import Flag, flags_of
+from dovetail.registry import KINDS
+
+WITH_KIND = [flag for flag in flags().values() if flag.meta.kind]
+FILE_FLAGS = ("tool_parser_plugin", "reasoning_parser_plugin")
+
+
+@pytest.mark.parametrize("flag", WITH_KIND, ids=lambda flag: flag.name)
+def test_flag_and_kind_name_each_other(flag: Flag) -> None:
+    kind = KINDS[str(flag.meta.kind)]
+    assert flag.spelling in kind.flags
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_flags_of_kinds_exist(kind: object) -> None:
+    spellings = {flag.spelling for flag in flags().values()}
+    assert set(kind.flags) <= spellings  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("flag", WITH_KIND, ids=lambda flag: flag.name)
+def test_defaults_are_the_kinds_defaults(flag: Flag) -> None:
+    kind = KINDS[str(flag.meta.kind)]
+    if isinstance(flag.default, str) and kind.default is not None:
+        assert flag.default == kind.default
+
+
+def test_text_flags_without_a_kind_are_free_text() -> None:
+    free = {
+        "chat_template",
+        "download_dir",
+        "host",
+        "model",
+        "response_role",
+        "revision",
+        "root_path",
+        "tokenizer",
+        "tokenizer_revision",
+        *FILE_FLAGS,
+    }
+    found = {f.name for f in flags().values() if f.shape == "str" and f.meta.kind is None}
+    assert found == free
+
+
+def test_every_name_and_spelling_is_unique() -> None:
+    names = [flag.name for group in GROUPS.values() for flag in flags_of(group)]
+    spellings = [spelling for flag in flags().values() for spelling in flag.spellings]
+    assert len(set(names)) == len(names)
+    assert len(set(spellings)) == len(spellings)
+
+
+@pytest.mark.parametrize("flag", flags().values(), ids=lambda flag: flag.name)
+def test_help_is_written_in_one_style(flag: Flag) -> None:
+    text = flag.meta.help
+    assert text and text == text.strip() and not text.endswith(".")
+    assert text[0].islower() or text.split()[0].isupper() or text.startswith(("Python", "HTTP"))
+
+
+def test_importing_config_is_light() -> None:
+    code = (
+        "import sys; import dovetail, dovetail.config.resolve, dovetail.config.docs;"
+        "heavy = {'torch', 'transformers', 'pydantic', 'huggingface_hub', 'numpy', 'yaml'};"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
