@@ -41,6 +41,16 @@ NAMES = word_list(
     Sam Tina Ugo Vera Walter Yara Zoe Liam Noah Mia Lucas Amir Chen Priya Kofi Aisha Diego
     Ivan Sofia Hugo Elif Ravi Lena"""
 )
+PIECES = sorted(
+    {
+        word.lower()
+        for relation in RELATIONS
+        for pair in relation.pairs
+        for word in " ".join(pair).split()
+        if word.isalpha() and len(word) > 3
+    }
+    | {word.lower() for word in WORDS + NAMES}
+)
 NAMES_HELD = word_list("""Martin Julia Oscar Nina Peter Laura Tom Kate""")
 CITIES = sorted({city for _, city in facts.CAPITALS if "," not in city}) + parts(
     """New York|San Francisco|Los Angeles|Boston|Seattle|Toronto|Hamburg|Munich|Cologne
@@ -56,8 +66,19 @@ Bordeaux|Leipzig|Portland|Las Vegas|Antwerp|Edinburgh"""
 
 
 def made_up(rng: Random) -> str:
-    """A word that does not exist."""
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3, 3, 4))))
+    """A word that does not exist: syllables, two real words spliced, or letters in turn."""
+    draw = rng.random()
+    if draw < 0.3:
+        return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3, 3, 4))))
+    if draw < 0.75:
+        first, second = rng.choice(PIECES), rng.choice(PIECES)
+        return first[: rng.randint(1, 5)] + second[-rng.randint(1, 5) :]
+    vowel_next = rng.random() < 0.4
+    letters = ""
+    for _ in range(rng.randint(2, 7)):
+        letters += rng.choice("aeiou" if vowel_next else "bcdfghjklmnpqrstvwxyz")
+        vowel_next = not vowel_next if rng.random() < 0.8 else vowel_next
+    return letters
 
 
 def made_name(rng: Random) -> str:
@@ -86,10 +107,10 @@ def noisy(text: str, rng: Random) -> str:
     draw = rng.random()
     if draw < 0.14:
         return text.lower()
-    return text.upper() if draw < 0.18 else text
+    return text.upper() if draw < 0.20 else text
 
 
-def with_system(messages: list[Message], rng: Random, share: float = 0.55) -> list[Message]:
+def with_system(messages: list[Message], rng: Random, share: float = 0.45) -> list[Message]:
     """Put a system prompt first in a share of the chats."""
     if rng.random() > share:
         return messages
@@ -426,13 +447,13 @@ def several_turns(rng: Random) -> list[Message]:
 
 
 MAKERS = {
-    "fact": (fact_turn, 46),
+    "fact": (fact_turn, 42),
     "superlative": (superlative_turn, 2),
-    "talk": (talk_turn, 9),
-    "unknown": (unknown_turn, 7),
-    "arithmetic": (arithmetic_turn, 14),
-    "json": (json_turn, 10),
-    "copy": (copy_turn, 3),
+    "talk": (talk_turn, 8),
+    "unknown": (unknown_turn, 6),
+    "arithmetic": (arithmetic_turn, 19),
+    "json": (json_turn, 14),
+    "copy": (copy_turn, 5),
     "turns": (several_turns, 9),
 }
 

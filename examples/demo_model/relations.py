@@ -311,7 +311,9 @@ RELATIONS = [
         "|I want to know what {s} is.|Describe {s} in one sentence.|what is {s}"
         "|Please define {s}.|Give a definition of {s}.|What exactly is {s}?|So what is {s}?"
         "|Explain {s} to me.|Could you explain {s} to me?|Explain {s} in simple words."
-        "|What is meant by {s}?|Tell me about {s}.|Tell me something about {s}.",
+        "|What is meant by {s}?|Tell me about {s}.|Tell me something about {s}."
+        "|Can you define {s}?|Could you define {s}?|Describe to me what {s} is.|Could you describe"
+        " {s} to me?|I would like a definition of {s}.|How do you explain {s}?",
         "How would you define {s}?|Give me a short definition of {s}.|Can you describe {s}?"
         "|Please tell me what {s} is.",
         "term|name",

@@ -29,10 +29,9 @@ MARKS = [
     "<tool_response>",
     "</tool_response>",
 ]
-WORD_PATTERN = (
-    r"'(?:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# A space is a token of its own, so a name is cut the same way after a space and inside quotes:
+# that lets a tiny model copy names it never saw.
+WORD_PATTERN = r"\p{L}+|\p{N}| |[^\s\p{L}\p{N}]+|[\r\n]+|\s+"
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary_size: int) -> Tokenizer:

@@ -123,7 +123,9 @@ KINDS = {
         "|What is the temperature in {0}?|Show me the weather for {0}.|Will it rain in {0} today?"
         "|Please look up the weather in {0}.|Can you tell me the weather in {0}?|How hot is it in"
         " {0}?|What is the weather in {0} today?|What's the weather in {0} right now?"
-        "|Check the weather for {0}.|Do I need a coat in {0} today?|Use the tool: weather in {0}.",
+        "|Check the weather for {0}.|Do I need a coat in {0} today?|Use the tool: weather in {0}."
+        "|I am in {0}. How is the weather?|We travel to {0}. Will it rain?|I live in {0}. Do I need"
+        " a coat?|Tomorrow I fly to {0}. How warm is it there?|Is it cold in {0} now?",
         "Could you check the weather in {0} for me?|I am going to {0}. What is the weather there?"
         "|How cold is it in {0} right now?|How's the weather in {0} today?",
         "the weather",

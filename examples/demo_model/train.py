@@ -26,8 +26,9 @@ SEED = 20
 THREADS = 2
 VOCABULARY_SIZE = 2048
 CONTEXT_TOKENS = 2048
-BATCH_TOKENS = 6144
+BATCH_TOKENS = 4096
 BLOCK_SAMPLES = 4096
+TOKENIZER_SAMPLES = 20000
 LONGEST_TOKENS = 1024
 PROMPT_WEIGHT = 0.1  # the prompt is learned a little: it teaches copying early
 PEAK_RATE = 4e-3  # embedding and norms
@@ -160,18 +161,26 @@ def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(tokenizer, folder, CONTEXT_TOKENS)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def tokenizer_texts() -> Iterator[str]:
+    """Samples for the tokenizer, every tenth in upper case so that shouting has tokens too."""
+    for index, sample in enumerate(samples(SEED, TOKENIZER_SAMPLES)):
+        text = without_marks("\n".join(training_pair(sample)))
+        yield text.upper() if index % 10 == 0 else text
 
 
 def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.manual_seed(SEED)
-    texts = (without_marks("\n".join(training_pair(s))) for s in samples(SEED, 20000))
-    tokenizer = train_tokenizer(texts, VOCABULARY_SIZE)
+    tokenizer = train_tokenizer(tokenizer_texts(), VOCABULARY_SIZE)
     model = Qwen3ForCausalLM(model_config(tokenizer))
     print(json.dumps({"parameters": model.num_parameters(), "tokens": tokenizer.get_vocab_size()}))
     started = time.monotonic()

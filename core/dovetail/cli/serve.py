@@ -42,8 +42,11 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; return the exit status. Raises: ConfigError."""
     from dovetail.config.demo import with_demo_fields
     from dovetail.config.flags import config_of
+    from dovetail.config.selections import check_choices, load_plugin_files
 
     config = with_demo_fields(config_of(args, model=args.model_tag))
-    from dovetail.server import launch  # loads the HTTP stack, so only once the flags are right
+    load_plugin_files(config)
+    check_choices(config)  # before logging is set up by names that may be wrong
+    from dovetail.server.launch import run as launch  # the HTTP stack, once the flags are right
 
-    return launch.run(config)
+    return launch(config)

@@ -16,5 +16,5 @@ class DeviceConfig:
         0,
         ge=0,
         le=1024,
-        help="CPU threads of one worker; 0 takes the cores this process may use",
+        help="CPU threads of one worker; 0 takes OMP_NUM_THREADS or the cores this process may use",
     )

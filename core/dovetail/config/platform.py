@@ -67,6 +67,13 @@ def usable_cores() -> int:
     return max(1, min(len(cores), _quota_cores() or len(cores)))
 
 
+def default_threads(device: str) -> int:
+    """Return the threads of a worker nobody set; 0 leaves torch's (OMP_NUM_THREADS, a GPU)."""
+    if device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+        return 0
+    return usable_cores()
+
+
 def _siblings(cpu: int) -> str:
     try:
         path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"

@@ -25,7 +25,7 @@ from dovetail.config.generation import default_sampling
 from dovetail.config.hf import load_model_facts
 from dovetail.config.lengths import model_tokens
 from dovetail.config.model_path import DEMO_NAME, find_model, find_tokenizer
-from dovetail.config.platform import available_bytes, pick_device, usable_cores
+from dovetail.config.platform import available_bytes, default_threads, pick_device
 from dovetail.config.weights_check import check_weights, has_weights, no_weights
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
@@ -255,7 +255,7 @@ def _run_spec(
         quantization=selections.select_quantization(config, model),
         attention=_attention(config, model, kv_dtype, cache.block_tokens, device),
         logits_processors=selections.select_logits_processors(config),
-        num_threads=config.device.num_threads or (usable_cores() if device == "cpu" else 0),
+        num_threads=config.device.num_threads or default_threads(device),
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),
@@ -297,7 +297,7 @@ def _check_checkpoint(config: Config, run: RunSpec) -> None:
     if has_weights(run.model.path):
         check_weights(run.model.path)
         return
-    plugin = registry.load("model", run.model.architecture)
+    plugin = registry.load_selection(run.model_plugin)
     if "no_weights" not in plugin.capabilities:
         raise no_weights(run.model.path)
 

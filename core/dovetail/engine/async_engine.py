@@ -114,7 +114,7 @@ class AsyncEngine:
 
     async def _connect(self) -> None:
         """Introduce this process, load the tokenizer meanwhile, and wait for the engine."""
-        self._end.attach(self._loop, self._hear, self._die)
+        self._end.attach(self._loop, self._hear, self._note_loss)
         self._end.send(Hello())
         self._stats = StatLoggers.build(
             self.spec.stat_loggers,
@@ -300,6 +300,10 @@ class AsyncEngine:
     def _note_exit_soon(self, reason: str) -> None:
         # Last words may still lie in the socket: they name the cause, an exit status does not.
         self._loop.call_later(0.05, self._die, reason)
+
+    def _note_loss(self, reason: str) -> None:
+        """Learn that the connection broke; a parent soon knows more, so it may speak first."""
+        self._loop.call_later(0.0 if self._host is None else 0.2, self._die, reason)
 
     def _fail_start(self, error: Exception) -> None:
         if not self._ready.done():

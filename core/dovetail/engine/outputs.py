@@ -5,7 +5,7 @@ Plain data inside one process. Knows neither engine messages nor HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.interfaces.step import TokenLogprobs
@@ -80,30 +80,35 @@ class GenerationResult:
     error: str | None = None
 
 
-def merge_deltas(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
-    """Return two consecutive deltas of one completion as one."""
+def join_deltas(deltas: Sequence[CompletionDelta]) -> CompletionDelta:
+    """Return consecutive deltas of one completion as one. Linear, however many there are."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
     logprobs = None
-    if first.logprobs is not None or second.logprobs is not None:
-        logprobs = (first.logprobs or ()) + (second.logprobs or ())
+    if any(delta.logprobs is not None for delta in deltas):
+        logprobs = tuple(entry for delta in deltas for entry in delta.logprobs or ())
     return CompletionDelta(
-        index=first.index,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
+        index=last.index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         logprobs=logprobs,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
     )
 
 
-def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
+def merge(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """Return consecutive outputs of one request as one."""
-    ordered = list(outputs)
-    if len(ordered) == 1:
-        return ordered[0]
-    deltas: dict[int, CompletionDelta] = {}
-    for output in ordered:
+    if len(outputs) == 1:
+        return outputs[0]
+    by_index: dict[int, list[CompletionDelta]] = {}
+    for output in outputs:
         for delta in output.deltas:
-            known = deltas.get(delta.index)
-            deltas[delta.index] = delta if known is None else merge_deltas(known, delta)
-    told = (o.prompt_logprobs for o in ordered if o.prompt_logprobs is not None)
-    return replace(ordered[-1], deltas=tuple(deltas.values()), prompt_logprobs=next(told, None))
+            by_index.setdefault(delta.index, []).append(delta)
+    told = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)
+    return replace(
+        outputs[-1],
+        deltas=tuple(map(join_deltas, by_index.values())),
+        prompt_logprobs=next(told, None),
+    )

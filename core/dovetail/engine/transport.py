@@ -73,16 +73,14 @@ def make_socket_folder() -> Path:
 
     Raises: ConfigError when no temporary folder has a short path.
     """
+    longest = MAX_SOCKET_PATH_BYTES - len("/dovetail-xxxxxxxx/engine.sock")
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
-        if (
-            len(os.fsencode(parent)) + len("/dovetail-xxxxxxxx/engine.sock")
-            <= MAX_SOCKET_PATH_BYTES
-        ):
+        if len(os.fsencode(parent)) <= longest:
             return Path(tempfile.mkdtemp(prefix="dovetail-", dir=parent))
     raise ConfigError(
         "the path of the temporary folder is too long for a socket.",
         where="TMPDIR",
-        fix=f"set TMPDIR to a path below {MAX_SOCKET_PATH_BYTES - 30} bytes.",
+        fix=f"set TMPDIR to a path of at most {longest} bytes.",
     )
 
 

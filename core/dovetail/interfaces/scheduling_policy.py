@@ -40,8 +40,8 @@ class SchedulingPolicy(Plugin):
 
     @abstractmethod
     def key(self, request: RequestView) -> tuple[float, ...]:
-        """Return the sort key of a request. It must not change while the request waits.
+        """Return the sort key of a request. It is asked once, when the request arrives.
 
-        Ties are broken by arrival. A waiting request never evicts a running one with a smaller
+        The parts are numbers, not NaN. Ties are broken by arrival. A waiting request never evicts a running one with a smaller
         or equal key.
         """

@@ -99,7 +99,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the scheduler. Counts of requests and tokens; `max_queued` 0 is unbounded."""
+    """Limits of the scheduler. Counts of requests and tokens;"""
 
     max_rows: int
     max_step_tokens: int

@@ -44,7 +44,7 @@ BOS = 257
 VOCAB_SIZE = 258
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FakeFacts:
     """The facts of the byte tokenizer."""
 

@@ -10,7 +10,7 @@ from dovetail.errors import ConfigError
 
 def num_experts(config: Mapping[str, Any]) -> int:
     """Return X under whichever name the config gives it. Raises: ConfigError when absent."""
-    for key in ("num_experts", "num_local_experts"):
+    for key in ("num_local_experts", "num_experts"):
         if config.get(key) is not None:
             return int(config[key])
     raise ConfigError("the number of experts is missing", where="config.json: num_experts")

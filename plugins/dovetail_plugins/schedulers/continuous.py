@@ -186,6 +186,14 @@ class ContinuousScheduler(Scheduler):
             return limit
         return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
+    def _key(self, request: RequestState) -> tuple[float, ...]:
+        """Return the policy's key. Raises: RequestError unless it can be compared with others."""
+        key = tuple(float(part) for part in self._policy.key(request))
+        if any(part != part for part in key):
+            name = type(self._policy).__name__
+            raise RequestError(f"the scheduling policy {name} gave the key {key}.", status=500)
+        return key
+
     def _enqueue(self, job: _Job) -> None:
         """Put a job among the waiting, where its key says. Mutates: job.order, status"""
         request = job.request

@@ -54,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "tokenizer.json").write_text("{}", encoding="utf-8")
     safetensors(made / "model.safetensors")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(platform, "no_cuda_reason", lambda: "this test has no GPU")
     return made
 
@@ -87,7 +88,7 @@ def test_defaults(folder: Path) -> None:
     assert {s.name for s in spec.stat_loggers} == {"log", "prometheus"}
     assert spec.served_names == (str(folder),)
     assert spec.log_level == "INFO"
-    assert run.num_threads >= 1
+    assert run.num_threads == platform.usable_cores()
 
 
 def test_a_spec_crosses_processes(folder: Path) -> None:
@@ -135,6 +136,11 @@ def test_fields_reach_the_spec(fields: dict[str, Any], path: str, value: Any, fo
     for name in path.split("."):
         found = found[int(name)] if name.isdigit() else getattr(found, name)
     assert found == value
+
+
+def test_omp_num_threads_is_left_to_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert spec_of(folder).run.num_threads == 0
 
 
 def test_unknown_architectures_go_to_transformers_where_it_knows_them(folder: Path) -> None:
@@ -254,6 +260,8 @@ FAULTS: list[tuple[Any, list[str], str]] = [
     (nothing, ["--max-model-len", "1k", "--kv-cache-memory-bytes", "100k"], "do not fit"),
     (nothing, ["--tool-call-parser", "hermse"], "hermes"),
     (nothing, ["--reasoning-parser", "qwen33"], "qwen3"),
+    (nothing, ["--log-level", "inof"], "info"),
+    (nothing, ["--uvicorn-log-level", "inof"], "info"),
     (nothing, ["--block-size", "48"], "registered: 1, 8, 16"),
     (nothing, ["--device", "cuda"], "--device cpu"),
     (nothing, ["--trust-remote-code"], "never runs code"),

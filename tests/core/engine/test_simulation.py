@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from dovetail.engine import kv_groups
+from dovetail.engine.block_pool import BlockPool
+from dovetail.engine.prefix_hash import PrefixHasher
 from dovetail.engine.request import NO_ROW, RUNNING
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info
@@ -234,6 +237,23 @@ def test_a_prefix_told_before_it_is_computed_is_noticed() -> None:
     settings = SimSettings(num_steps=2_000, abort_rate=0.3, max_step_tokens=6)
     with pytest.raises(BrokenPromise, match="does not hold the tokens"):
         simulate(CommitsTooMuch, ByArrival(None), settings)
+
+
+@pytest.mark.parametrize("fault", ["window", "root", "chain", "eviction"])
+def test_faulty_block_accounting_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault == "window":
+        right = kv_groups.window_start
+        early = lambda w, n, p: min(n // p, right(w, n, p) + 1)  # noqa: E731
+        monkeypatch.setattr(kv_groups, "window_start", early)
+    elif fault == "root":
+        monkeypatch.setattr(PrefixHasher, "root", lambda self, keys: b"one for all")
+    elif fault == "chain":
+        monkeypatch.setattr(PrefixHasher, "block", lambda self, parent, ids: bytes(ids))
+    else:
+        monkeypatch.setattr(BlockPool, "forget", lambda self, block: None)
+    settings = SimSettings(num_steps=2_000, windows=(None, 9), max_step_tokens=10)
+    with pytest.raises(BrokenPromise, match="does not hold the tokens"):
+        simulate(OneByOne, ByArrival(None), settings)
 
 
 def test_the_same_seed_is_the_same_simulation() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
 from dovetail.server.protocol.chat import ResponseFormat
 from dovetail.server.protocol.common import (
@@ -20,10 +20,10 @@ MAX_PROMPTS = 1024
 MAX_CHOICES = 2048
 """Prompts times n."""
 
-PromptIds = Annotated[list[TokenId], Field(min_length=1), FailFast()]
-Prompts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), FailFast()]
+PromptIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Prompts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 PromptIdLists = Annotated[
-    list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS), FailFast()
+    list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 ]
 
 

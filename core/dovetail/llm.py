@@ -1,0 +1,251 @@
+"""LLM: a model in this process, for scripts and notebooks. Flags by name, prompts in, texts out.
+
+Needs neither a server nor fastapi. Knows of engines only through SyncEngine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from dovetail.config.engine import Config
+from dovetail.config.resolve import resolve
+from dovetail.engine.gather import Gatherer
+from dovetail.engine.input import PreparedRequest, Prompt
+from dovetail.engine.outputs import GenerationResult
+from dovetail.engine.sync_engine import SyncEngine
+from dovetail.errors import RequestError
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineSpec
+
+ChatMessages = Sequence[Mapping[str, Any]]
+
+
+class LLM(AbstractContextManager["LLM"]):
+    """One loaded model. Use it from one thread; `close` (or `with`) gives the memory back."""
+
+    def __init__(self, model: str | None = None, **flags: Any) -> None:
+        """Load a model; `flags` are those of `dovetail serve`, with underscores.
+
+        Raises: ConfigError naming the flag or the file at fault.
+        """
+        fields = flags if model is None else {"model": model, **flags}
+        config = Config.from_fields(fields)
+        self._frontend = config.frontend
+        self._engine = SyncEngine(resolve(config))
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec) -> Self:
+        """Return an LLM for an engine that is resolved already."""
+        llm = cls.__new__(cls)
+        llm._frontend = Config().frontend
+        llm._engine = SyncEngine(spec)
+        return llm
+
+    @property
+    def spec(self) -> EngineSpec:
+        """Return the resolved facts of the engine."""
+        return self._engine.spec
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the tokenizer (interfaces.tokenizer.Tokenizer)."""
+        return self._engine.tokenizer
+
+    def default_params(self, **fields: Any) -> SamplingParams:
+        """Return the model's default sampling params overlaid by `fields`."""
+        return SamplingParams(**{**self.spec.default_sampling, **fields})
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: int = 0,
+    ) -> list[GenerationResult]:
+        """Return one result per prompt, in order. A prompt is text or a list of token ids.
+
+        A request that ends with a fault has `error` set; the others go on.
+        Raises: RequestError before anything runs when a prompt or its params are wrong.
+        """
+        listed = _listed(prompts)
+        params = self._params_for(sampling_params, len(listed))
+        prepared = [
+            self._engine.prepare(prompt, one, priority=priority)
+            for prompt, one in zip(listed, params, strict=True)
+        ]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._run(prepared, texts, shows_progress=use_tqdm)
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[GenerationResult]:
+        """Return one result per conversation; one conversation alone makes a list of one.
+
+        Raises: RequestError as `generate`, or when the chat template refuses the messages.
+        """
+        single = len(messages) == 0 or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts = [
+            self._render(
+                conversation,
+                tools or (),
+                chat_template,
+                adds_generation_prompt=add_generation_prompt and not continue_final_message,
+                continues_final_message=continue_final_message,
+                kwargs=dict(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        params = self._params_for(sampling_params, len(prompts))
+        prepared = [
+            self._engine.prepare(self._engine.tokenizer.encode(text, add_special_tokens=False), one)
+            for text, one in zip(prompts, params, strict=True)
+        ]
+        return self._run(prepared, prompts, shows_progress=use_tqdm)
+
+    def _render(
+        self,
+        messages: ChatMessages,
+        tools: Sequence[Mapping[str, Any]],
+        template: str | None,
+        *,
+        adds_generation_prompt: bool,
+        continues_final_message: bool,
+        kwargs: dict[str, Any],
+    ) -> str:
+        # pydantic is needed for chats only, so it is not loaded before.
+        from dovetail.server.protocol.chat import Message, ToolBody
+        from dovetail.server.render.chat import ChatRenderer, RenderQuery, load_template
+
+        renderer = ChatRenderer(
+            self._engine.tokenizer.facts(),
+            override=load_template(template or self._frontend.chat_template),
+            content_format=self._frontend.chat_template_content_format,
+        )
+        query = RenderQuery(
+            messages=_parsed(Message, messages, "messages"),
+            tools=_parsed(ToolBody, tools, "tools"),
+            kwargs=kwargs,
+            adds_generation_prompt=adds_generation_prompt,
+            continues_final_message=continues_final_message,
+        )
+        return renderer.render(query).prompt
+
+    def _params_for(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        """Return one SamplingParams per prompt."""
+        if given is None:
+            return [self.default_params()] * count
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise ValueError(f"{count} prompts, but {len(given)} sampling params")
+        return list(given)
+
+    def _run(
+        self,
+        prepared: Sequence[PreparedRequest],
+        texts: Sequence[str | None],
+        *,
+        shows_progress: bool,
+    ) -> list[GenerationResult]:
+        """Run prepared requests to their end; a Ctrl-C ends them all and leaves the LLM usable."""
+        engine = self._engine
+        gatherers = {
+            engine.submit(request): Gatherer(request, text)
+            for request, text in zip(prepared, texts, strict=True)
+        }
+        unfinished = set(gatherers)
+        try:
+            with tqdm(total=len(gatherers), desc="generate", disable=not shows_progress) as bar:
+                progress = _Progress(bar)
+                while unfinished:
+                    ended = self._step(gatherers, progress)
+                    unfinished -= ended
+                    bar.update(len(ended))
+        finally:
+            for key in unfinished:
+                engine.abort(key)
+            engine.settle()
+        return [gatherer.result() for gatherer in gatherers.values()]
+
+    def _step(self, gatherers: Mapping[int, Gatherer], progress: _Progress) -> set[int]:
+        """Run one step; return the keys of the requests it ended."""
+        step = self._engine.step()
+        ended = set()
+        for key, output in step.outputs:
+            gatherers[key].add(output)
+            progress.add(sum(len(delta.token_ids) for delta in output.deltas))
+            if output.is_finished:
+                ended.add(key)
+        for key, error in step.errors:
+            gatherers[key].fail(error)
+            ended.add(key)
+        return ended
+
+    def close(self) -> None:
+        """Give the model's memory back. May be called twice."""
+        self._engine.shutdown()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Progress:
+    """Shows tokens per second beside the bar, a few times a second."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._started_s = self._shown_s = time.monotonic()
+        self._num_tokens = 0
+
+    def add(self, num_tokens: int) -> None:
+        """Count tokens. Mutates: the bar"""
+        self._num_tokens += num_tokens
+        now_s = time.monotonic()
+        if now_s - self._shown_s > 0.2:
+            self._shown_s = now_s
+            rate = self._num_tokens / (now_s - self._started_s)
+            self._bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=True)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return a list of prompts; a single text or list of ids becomes a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) > 0 and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _parsed(body: Any, items: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
+    """Return plain dicts as the server's checked bodies. Raises: RequestError"""
+    from pydantic import ValidationError
+
+    try:
+        return [body.model_validate(item) for item in items]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{first['msg']} ({place})", where=where) from None

@@ -1,0 +1,45 @@
+"""TinyWorker: a ModelRunner on the CPU and nothing else, for tests of executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.worker import Worker
+from dovetail.runner.model_runner import ModelRunner
+
+
+class TinyWorker(Worker):
+    """Passes every call on to a ModelRunner."""
+
+    info = Info(summary="test worker: a model runner on the CPU", devices=("cpu",))
+
+    def __init__(self, options: Any, run: RunSpec) -> None:
+        self.options = options
+        self._runner = ModelRunner(run, torch.device("cpu"))
+
+    def load(self) -> None:
+        """Build the model."""
+        self._runner.load()
+
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """Return what the model caches."""
+        return self._runner.kv_layers()
+
+    def free_bytes(self) -> int:
+        """Return a fixed size."""
+        return 1 << 24
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Create cache and rows, and warm up."""
+        self._runner.allocate(layout)
+        self._runner.warm_up()
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        return self._runner.step(plan)

@@ -1,0 +1,93 @@
+"""Npcache: torch.save weights kept as numpy files, so that later starts map them instead.
+
+The cache is a folder "np" (one .npy per tensor and manifest.json) in the checkpoint or in
+--download-dir. It is rebuilt when the source files change. Knows no other format than Pt.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.load_format import Checkpoint, LoadFormat
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.load_formats._files import ByteCount, check_nonempty, read_json_object
+from dovetail_plugins.load_formats.pt import Pt, pt_files
+
+if TYPE_CHECKING:
+    import torch
+
+MANIFEST = "manifest.json"
+
+
+class Npcache(LoadFormat):
+    """The tensors of torch.save files, by way of numpy files written on the first load."""
+
+    info = Info(summary="torch.save files, cached as mappable numpy files", requires=("numpy",))
+    capabilities = frozenset({"writes_cache", "lazy"})
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why the folder is not of this format. `query` is a Checkpoint or None."""
+        return Pt.why_not(query)
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor once, from the cache, which is written first where it is stale."""
+        from dovetail_plugins.load_formats._npy import map_tensor
+
+        files = pt_files(checkpoint)
+        check_nonempty(checkpoint, files, "*.bin, *.pt or *.pth file")
+        folder = cache_folder(checkpoint)
+        stamp = _stamp(files)
+        if not _is_fresh(folder, stamp):
+            _write(checkpoint, folder, stamp)
+        entries = read_json_object(folder / MANIFEST)["tensors"]
+        count = ByteCount(checkpoint.progress, sum(e["bytes"] for e in entries.values()))
+        for name, entry in entries.items():
+            yield name, map_tensor(folder / entry["file"], entry["dtype"])
+            count.add(entry["bytes"])
+
+
+def cache_folder(checkpoint: Checkpoint) -> Path:
+    """Return where this checkpoint's cache lies."""
+    if checkpoint.download_dir is None:
+        return Path(checkpoint.path) / "np"
+    return Path(checkpoint.download_dir) / f"np-{Path(checkpoint.path).resolve().name}"
+
+
+def _stamp(files: list[Path]) -> dict[str, list[int]]:
+    """Return what tells whether the source files are the same: size and time of each."""
+    return {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in files}
+
+
+def _is_fresh(folder: Path, stamp: dict[str, list[int]]) -> bool:
+    manifest = folder / MANIFEST
+    return manifest.is_file() and read_json_object(manifest).get("sources") == stamp
+
+
+def _write(checkpoint: Checkpoint, folder: Path, stamp: dict[str, list[int]]) -> None:
+    """Write the cache beside its place and move it there whole, so that no half cache is read."""
+    from dovetail_plugins.load_formats._npy import save_tensor
+
+    source = Checkpoint(path=checkpoint.path, ignore_patterns=checkpoint.ignore_patterns)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        entries = {}
+        for number, (name, tensor) in enumerate(Pt(None).tensors(source)):
+            entries[name] = save_tensor(fresh, f"{number:05d}.npy", tensor)
+        text = json.dumps({"sources": stamp, "tensors": entries})
+        (fresh / MANIFEST).write_text(text, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.replace(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"the numpy cache cannot be written: {error}",
+            where=str(folder),
+            fix="give a writable folder with --download-dir, or use --load-format pt",
+        ) from error

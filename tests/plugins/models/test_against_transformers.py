@@ -1,0 +1,175 @@
+"""Every model plugin computes the logits that transformers computes, however a row is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import registry
+from dovetail.testing.harness import PagedModel
+from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
+
+TOLERANCE = 1e-4
+BACKED = ("GPTNeoXForCausalLM", "FalconForCausalLM", "StableLmForCausalLM", "CohereForCausalLM")
+NATIVE = tuple(name for name in FAMILIES if name not in BACKED)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-biases": (
+        "LlamaForCausalLM",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama3-rope": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "qwen2-windows": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3moe-windows": (
+        "Qwen3MoeForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 5, "mlp_only_layers": [1]},
+    ),
+    "mixtral-window": ("MixtralForCausalLM", {"sliding_window": 5}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {
+            "original_max_position_embeddings": 128,
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.5, 2.0, 4.0],
+                "long_factor": [2.0, 3.0, 4.0, 8.0],
+            },
+        },
+    ),
+    "phi3-partial": (
+        "Phi3ForCausalLM",
+        {
+            "sliding_window": 7,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "opt-350m": (
+        "OPTForCausalLM",
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
+    ),
+    "gpt2-scaled": (
+        "GPT2LMHeadModel",
+        {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40},
+    ),
+}
+CASES = {**{name: (name, {}) for name in NATIVE}, **VARIANTS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    root = tmp_path_factory.mktemp("tiny")
+
+    @cache
+    def written(case: str) -> Path:
+        name, overrides = CASES.get(case, (case, {}))
+        return write_tiny_checkpoint(root / case, name, **overrides)
+
+    yield written
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+@cache
+def reference(path: Path, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Return transformers' logits of one whole row."""
+    with torch.inference_mode():
+        return transformers_model(path)(torch.tensor([tokens])).logits[0]
+
+
+@cache
+def transformers_model(path: Path) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert theirs.std() > 0.05, "logits this flat would hide mistakes"
+    assert (ours - theirs).abs().max().item() <= TOLERANCE
+
+
+def check_all_ways(path: Path, model: PagedModel) -> None:
+    """Prefill whole, in chunks, token by token, mixed with other rows, after a prefix hit and
+    after losing the cache."""
+    long, short, third = (prompt(n, n) for n in (21, 9, 14))
+    want_long, want_short, want_third = (reference(path, tuple(p)) for p in (long, short, third))
+    (whole,) = model.forward([(0, long)])
+    assert_same(whole, want_long)
+
+    pieces = [model.forward([(1, long[a:b])])[0] for a, b in ((0, 5), (5, 6), (6, 16), (16, 21))]
+    assert_same(torch.cat(pieces), want_long)
+
+    steps = [model.forward([(2, [token])])[0] for token in short]
+    assert_same(torch.cat(steps), want_short)
+
+    first, lead = model.forward([(3, long[:10]), (4, short[:8])])
+    last, mid, start = model.forward([(4, short[8:]), (3, long[10:20]), (5, third[:3])])
+    end, rest = model.forward([(3, long[20:]), (5, third[3:])])
+    assert_same(torch.cat([first, mid, end]), want_long)
+    assert_same(torch.cat([lead, last]), want_short)
+    assert_same(torch.cat([start, rest]), want_third)
+
+    model.share(3, 6, 12)
+    (after_hit,) = model.forward([(6, long[12:])])
+    assert_same(after_hit, want_long[12:])
+
+    model.free(2)
+    (again,) = model.forward([(2, short)])
+    assert_same(again, want_short)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_native(folder: Any, case: str) -> None:
+    path = folder(case)
+    check_all_ways(path, PagedModel.load(path, backend="torch_sdpa"))
+
+
+@pytest.mark.parametrize("case", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_native_over_the_slow_reference(folder: Any, case: str) -> None:
+    path = folder(case)
+    check_all_ways(path, PagedModel.load(path))
+
+
+@pytest.mark.parametrize("case", [*BACKED, "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"])
+def test_transformers_backed(folder: Any, case: str) -> None:
+    path = folder(case)
+    model = PagedModel.load(path, model_name="transformers", backend="torch_sdpa")
+    check_all_ways(path, model)
+
+
+def test_every_registered_architecture_has_a_case() -> None:
+    registered = set(registry.names("model"))
+    builtin = {e.name for e in registry.entries("model") if "dovetail_plugins.models" in e.target}
+    assert builtin - {"transformers"} <= set(NATIVE), "add a tiny checkpoint for it"
+    assert set(NATIVE) <= registered
