@@ -176,7 +176,7 @@ def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2200)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.manual_seed(SEED)

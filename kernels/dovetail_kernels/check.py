@@ -76,5 +76,3 @@ def time_case(op: Op, case: Case, name: str, device: torch.device) -> float | No
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-

@@ -79,4 +79,3 @@ class ModelConfig:
         help="further logits processors to load beside the installed ones",
         metavar="NAME",
     )
-    enforce_eager: bool = flag(False, help="never record device graphs")

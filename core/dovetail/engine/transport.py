@@ -194,14 +194,14 @@ class ZmqClientEnd:
         """Deliver up to DRAIN_BATCH messages, then let the loop do other work."""
         self._is_drain_due = False
         for _ in range(DRAIN_BATCH):
-            if self._socket.closed or not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if self._socket.closed or not _has_message(self._socket):
                 return
             self._on_message(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
         self._drain_soon()
 
     def _look_at_monitor(self) -> None:
         is_lost = False
-        while not self._monitor.closed and self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while not self._monitor.closed and _has_message(self._monitor):
             parts = self._monitor.recv_multipart(zmq.NOBLOCK)
             is_lost |= parse_monitor_message(parts)["event"] == zmq.EVENT_DISCONNECTED
         if is_lost:
@@ -223,6 +223,10 @@ class ZmqClientEnd:
         self._monitor.close(0)
         self._socket.close()
         self._context.term()
+
+
+def _has_message(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 class MemoryLink:

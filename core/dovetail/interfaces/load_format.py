@@ -56,3 +56,11 @@ class LoadFormat(Plugin):
 
         Raises: ConfigError naming the file that is missing, short or malformed.
         """
+
+    @classmethod
+    def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a checkpoint of this format, for the conformance kit.
+
+        Formats that read what the kit writes itself (safetensors, torch's .bin) leave it out.
+        """
+        raise NotImplementedError

@@ -170,7 +170,7 @@ class Registry:
         return selection_of(self.find(kind, wanted, where=where), dict(options or {}))
 
     def load_selection(self, selection: Selection) -> Any:
-        """Return the class (or Value) of a selection; what the parent checked is not asked again."""
+        """Return the class (or Value) of a selection; the parent's questions are not repeated."""
         return self.load_target(selection.kind, selection.target)
 
     def build_options(self, selection: Selection) -> Any:

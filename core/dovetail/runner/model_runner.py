@@ -58,9 +58,7 @@ class ModelRunner:
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
         run = self.run
-        processors = {
-            s.name: build_plugin(s, run.model.vocab_size) for s in run.logits_processors
-        }
+        processors = {s.name: build_plugin(s, run.model.vocab_size) for s in run.logits_processors}
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
         self._groups = group_of_layers(layout)
@@ -78,7 +76,11 @@ class ModelRunner:
             return
         self.step(_warm_up_prompt(self._layout, count))
         again = RowStep(
-            row=0, start=count, num_tokens=1, samples=True, new_blocks=((),) * len(self._layout.groups)
+            row=0,
+            start=count,
+            num_tokens=1,
+            samples=True,
+            new_blocks=((),) * len(self._layout.groups),
         )
         self.step(StepPlan(step_id=-1, rows=(again,)))
         self.step(StepPlan(step_id=-1, rows=(), freed_rows=(0,)))
@@ -232,7 +234,5 @@ def _warm_up_prompt(layout: KVLayout, count: int) -> StepPlan:
         sampling=SamplingParams(top_k=4, top_p=0.9, logprobs=1),
         seed=0,
     )
-    step = RowStep(
-        row=0, start=0, num_tokens=count, samples=True, new_blocks=((),) * num_groups
-    )
+    step = RowStep(row=0, start=0, num_tokens=count, samples=True, new_blocks=((),) * num_groups)
     return StepPlan(step_id=-1, rows=(step,), new_rows=(new,))

@@ -70,9 +70,7 @@ class Sampler:
         is_wanted, fault = self._chain.add_row(tokens)
         features = bits.PROCESSED if is_wanted else 0
         if uses_penalties(tokens.params):
-            self._penalties.add_row(
-                tokens.row, tokens.params, tokens.prompt_ids, tokens.output_ids
-            )
+            self._penalties.add_row(tokens.row, tokens.params, tokens.prompt_ids, tokens.output_ids)
             features |= bits.PENALISED
         self._params.fill(tokens.row, tokens.params, seed, features=features)
         if fault is not None:

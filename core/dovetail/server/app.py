@@ -66,9 +66,7 @@ def build_app(
 ) -> FastAPI:
     """Return the application. Raises: ConfigError for a chat template that cannot be used."""
     docs = {} if not frontend.disable_fastapi_docs else dict.fromkeys(_DOC_FIELDS)
-    app = FastAPI(
-        title="dovetail", version=__version__, root_path=frontend.root_path or "", **docs
-    )
+    app = FastAPI(title="dovetail", version=__version__, root_path=frontend.root_path or "", **docs)
     app.state.server = build_server(
         engine,
         frontend,

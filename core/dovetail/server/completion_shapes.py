@@ -62,9 +62,7 @@ class CompletionPieces:
             fields["token_ids"] = list(step.token_ids)
         if step.finish_reason is not None:
             fields["stop_reason"] = step.stop_reason
-        return CompletionChoice(
-            index=index, text=text, finish_reason=self._reason(step), **fields
-        )
+        return CompletionChoice(index=index, text=text, finish_reason=self._reason(step), **fields)
 
     def _reason(self, step: Step) -> str | None:
         is_hidden = self._shape.hides_answer and step.finish_reason is not None

@@ -64,9 +64,7 @@ def problem_of(error: BaseException) -> Problem:
     match error:
         case Overloaded():
             wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
-            return problem(
-                error.status, error.what, kind=error.kind, code=error.code, headers=wait
-            )
+            return problem(error.status, error.what, kind=error.kind, code=error.code, headers=wait)
         case RequestError():
             return problem(
                 error.status, _sentence(error), kind=error.kind, param=error.where, code=error.code
@@ -76,9 +74,7 @@ def problem_of(error: BaseException) -> Problem:
         case RequestValidationError():
             return _of_validation(error)
         case HTTPException():
-            return problem(
-                error.status_code, str(error.detail), headers=dict(error.headers or {})
-            )
+            return problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
         case DovetailError():
             return problem(500, _sentence(error))
         case _:

@@ -50,7 +50,9 @@ def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
             what, fix = f"port {port} needs privileges.", "pass a --port above 1023."
         case _:
             what, fix = f"cannot listen on {host}: {error.strerror}.", "pass another --host."
-    return ConfigError(what, where="--host" if error.errno == errno.EADDRNOTAVAIL else "--port", fix=fix)
+    return ConfigError(
+        what, where="--host" if error.errno == errno.EADDRNOTAVAIL else "--port", fix=fix
+    )
 
 
 def port_taken(sock: socket.socket, error: OSError) -> ConfigError:

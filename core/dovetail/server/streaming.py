@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from dovetail.engine.outputs import RequestOutput
@@ -128,7 +129,7 @@ async def continued(first: Item, rest: AsyncIterator[Item]) -> AsyncIterator[Ite
         yield item
 
 
-class EventStream:
+class EventStream(StreamingResponse):
     """A response of server-sent events. `chunks` are JSON bodies; `owned` is closed at its end.
 
     An error after the first chunk becomes an error event, and then the stream just ends: without
@@ -150,7 +151,7 @@ class EventStream:
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
         }
-        self._headers = [(k.encode(), v.encode()) for k, v in {**fixed, **headers}.items()]
+        super().__init__(chunks, headers={**fixed, **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -169,7 +170,7 @@ class EventStream:
             pump.result()
 
     async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for chunk in self._chunks:
                 await _send_event(send, chunk)

@@ -10,6 +10,8 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
 
 REQUIRES = "dovetail_requires"
+SECOND_FILES = {"attention_layouts": "attention_backend"}
+"""Contract files beside test_<kind>.py: what follows "test_" in their names -> kind."""
 
 
 def requires(word: str) -> pytest.MarkDecorator:
@@ -22,6 +24,12 @@ def without(word: str) -> pytest.MarkDecorator:
     """Return a mark: the clause runs only for plugins that do not claim this capability."""
     mark: pytest.MarkDecorator = getattr(pytest.mark, REQUIRES)(word, claimed=False)
     return mark
+
+
+def files_of(kind: str) -> list[str]:
+    """Return the modules that hold a kind's clauses ("plugin": those of every kind)."""
+    stems = [kind, *(stem for stem, owner in SECOND_FILES.items() if owner == kind)]
+    return [f"dovetail.testing.contracts.test_{stem}" for stem in stems]
 
 
 def clause_name(function: str, parameters: str = "") -> str:

@@ -72,9 +72,7 @@ class FakeTokenizer(Tokenizer):
         """Return the characters."""
         return "".join(chr(i) for i in token_ids if i or not skip_special_tokens)
 
-    def stream(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
-    ) -> TokenStream:
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
         """Not needed: the fake engine makes text itself."""
         raise NotImplementedError
 

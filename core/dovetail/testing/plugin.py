@@ -18,7 +18,7 @@ from dovetail import registry
 from dovetail.errors import ConfigError, UnavailablePlugin
 from dovetail.interfaces.plugin import Value
 from dovetail.registry import KINDS, Entry
-from dovetail.testing.contract import REQUIRES, clause_name
+from dovetail.testing.contract import REQUIRES, SECOND_FILES, clause_name
 
 OPTION = "--dovetail-plugin"
 
@@ -52,7 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the contract files of kinds that were not chosen: importing them takes time."""
-    kind = collection_path.stem.removeprefix("test_")
+    stem = collection_path.stem.removeprefix("test_")
+    kind = SECOND_FILES.get(stem, stem)
     if collection_path.parent.name != "contracts" or kind not in KINDS:
         return None
     chosen_kinds = {word.partition(":")[0] for word in config.getoption(OPTION)}

@@ -78,15 +78,11 @@ def app_for(
 async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """Give an HTTP client of an application."""
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://test", timeout=20
-    ) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
         yield client
 
 
-def with_client(
-    app: FastAPI, work: Callable[[httpx.AsyncClient], Awaitable[Answer]]
-) -> Answer:
+def with_client(app: FastAPI, work: Callable[[httpx.AsyncClient], Awaitable[Answer]]) -> Answer:
     """Return what `work` returns, given a client of the application."""
 
     async def main() -> Answer:
@@ -96,9 +92,7 @@ def with_client(
     return asyncio.run(main())
 
 
-def send(
-    app: FastAPI, method: str, path: str, body: Any = None, **headers: str
-) -> httpx.Response:
+def send(app: FastAPI, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
     """Return the answer to one request; underscores in header names are dashes."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return with_client(app, lambda c: c.request(method, path, json=body, headers=named))

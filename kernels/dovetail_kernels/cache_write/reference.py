@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def reference(
-    k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
-) -> None:
+def reference(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """Store k and v. Shapes: k and v [T, K, D], cache [2, N, P, K, D], slots [T]
 
     Mutates: cache

@@ -24,9 +24,9 @@ def reference(
         first, last = starts[row], starts[row + 1]
         keys, values = _row_cache(cache, block_table[row], length)
         visible = _visible(last - first, length, window, is_causal, q.device)
-        out[first:last] = _attend(
-            q[first:last], keys, values, visible, scale, soft_cap, sinks
-        ).to(q.dtype)
+        out[first:last] = _attend(q[first:last], keys, values, visible, scale, soft_cap, sinks).to(
+            q.dtype
+        )
     return out
 
 

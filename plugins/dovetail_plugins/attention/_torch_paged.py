@@ -7,6 +7,7 @@ Shape letters as in `interfaces.attention`; S gathered key positions, G query he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,7 @@ class Prepared:
     def __init__(self, layout: BatchLayout) -> None:
         self.layout = layout
         starts = layout.query_start_host
-        sizes = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        sizes = [b - a for a, b in pairwise(starts)]
         self.decode_rows = [row for row, size in enumerate(sizes) if size == 1]
         self.prefills = [
             PrefillRow(
@@ -111,9 +112,7 @@ def forward(
     return out
 
 
-def write(
-    slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: torch.Tensor
-) -> None:
+def write(slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: torch.Tensor) -> None:
     """Store keys and values. Shapes: slots [2, N * P, K, D], k and v [T, K, D], where [T]
 
     Mutates: slots

@@ -13,10 +13,20 @@ if TYPE_CHECKING:
 
 MARGIN_BYTES = 512 << 20
 """Left to the rest of the machine whatever the engine is told to take."""
-CGROUP_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+CGROUP_FILES = (
+    (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory.current",
+        "/sys/fs/cgroup/memory.stat",
+    ),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
 )
+"""Limit, use and make-up of a control group's memory, in its two versions."""
+CACHE_WORDS = ("active_file", "inactive_file")
 
 
 class CpuWorker(DeviceWorker):
@@ -44,12 +54,22 @@ class CpuWorker(DeviceWorker):
 
 
 def container_rooms() -> list[int]:
-    """Return the bytes that this process's control group may still take, where it is limited."""
+    """Return the bytes that this process's control group may still take, where it is limited.
+
+    Cached file content counts as free: the kernel drops it when memory is needed.
+    """
     rooms = []
-    for limit_path, used_path in CGROUP_LIMITS:
+    for limit_path, used_path, stat_path in CGROUP_FILES:
         try:
             limit = int(Path(limit_path).read_text())
-            rooms.append(max(0, limit - int(Path(used_path).read_text())))
+            used = int(Path(used_path).read_text()) - _cached_bytes(Path(stat_path).read_text())
         except (OSError, ValueError):
             continue  # no such control group, or "max": not limited
+        rooms.append(max(0, limit - used))
     return rooms
+
+
+def _cached_bytes(stat: str) -> int:
+    """Return the file cache told of in a memory.stat."""
+    pairs = (line.split() for line in stat.splitlines())
+    return sum(int(value) for word, value in pairs if word in CACHE_WORDS)

@@ -28,13 +28,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"dovetail {__version__}\n"
 
 
-def test_version_is_that_of_the_project() -> None:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project.get("version", __version__) == __version__
-
-
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sevre"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "fix: did you mean serve?"

@@ -149,10 +149,10 @@ def test_the_model_may_stand_in_three_places(tmp_path: Path) -> None:
 
 
 def test_switches_do_not_swallow_the_model() -> None:
-    config = parse("--enforce-eager", "model")
-    assert config.model.enforce_eager
+    config = parse("--async-scheduling", "model")
+    assert config.scheduler.async_scheduling
     assert config.model.model == "model"
-    assert parse("--enforce-eager", "false", "model").model.enforce_eager is False
+    assert parse("--async-scheduling", "false", "model").scheduler.async_scheduling is False
 
 
 def test_dotted_yaml_keys(tmp_path: Path) -> None:

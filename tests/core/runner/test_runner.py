@@ -12,7 +12,7 @@ import torch
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.testing.drive import Driver, DriveOutput, DriveRequest, collect
+from dovetail.testing.drive import DriveOutput, Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 RANDOM = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)
@@ -79,8 +79,9 @@ def test_chunked_equals_whole(made: ModelRunner, chunk_tokens: int) -> None:
 def test_batched_equals_alone(made: ModelRunner) -> None:
     together = tokens(run(made, mixed()))
     for one in mixed():
-        assert tokens(run(made, [replace(one, joins_at=0)]))[one.request_id] == (
-            together[one.request_id]
+        assert (
+            tokens(run(made, [replace(one, joins_at=0)]))[one.request_id]
+            == (together[one.request_id])
         )
 
 
@@ -206,9 +207,7 @@ def test_nan_in_prompt_logprobs_is_a_fault() -> None:
 
 
 def test_random_logits_do_not_depend_on_the_batch() -> None:
-    made = runner(
-        model="dovetail.testing.models:RandomLogitsModel", hf_config={"logits": "random"}
-    )
+    made = runner(model="dovetail.testing.models:RandomLogitsModel", hf_config={"logits": "random"})
     asks = [request(str(n), n, sampling=RANDOM, seed=n) for n in (3, 4, 5)]
     together = tokens(run(made, asks))
     assert all(tokens(run(made, [one]))[one.request_id] == together[one.request_id] for one in asks)

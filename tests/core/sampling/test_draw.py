@@ -25,7 +25,10 @@ def test_uniforms_are_in_range_and_even() -> None:
 
 
 def test_uniforms_of_neighbouring_seeds_are_unrelated() -> None:
-    first, second = uniform_of([1] * 5000, list(range(5000))), uniform_of([2] * 5000, list(range(5000)))
+    first, second = (
+        uniform_of([1] * 5000, list(range(5000))),
+        uniform_of([2] * 5000, list(range(5000))),
+    )
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
     assert not set(first.tolist()) & set(second.tolist())
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.05

@@ -25,7 +25,16 @@ def obvious(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0], ids=["flat", "usual", "peaked"])
 def test_equals_the_obvious_way(vocab: int, spread: float) -> None:
     """All rows at once, with the filters of each on and off: no row disturbs another."""
-    wishes = [(0, 1.0), (1, 1.0), (3, 1.0), (0, 0.9), (0, 0.1), (20, 0.5), (10**6, 0.999), (-1, 1e-6)]
+    wishes = [
+        (0, 1.0),
+        (1, 1.0),
+        (3, 1.0),
+        (0, 0.9),
+        (0, 0.1),
+        (20, 0.5),
+        (10**6, 0.999),
+        (-1, 1e-6),
+    ]
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(len(wishes), vocab, generator=generator) * spread
     wanted = torch.stack([obvious(row, *wish) for row, wish in zip(logits, wishes, strict=True)])

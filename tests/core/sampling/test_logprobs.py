@@ -38,7 +38,5 @@ def test_never_above_zero() -> None:
 def test_a_row_does_not_depend_on_what_its_neighbours_ask() -> None:
     logits = torch.randint(0, 4, (3, 64), generator=torch.Generator().manual_seed(0)).float()
     together = token_logprobs(logits, [1, 2, 3], [2, 10, -1])
-    alone = [
-        token_logprobs(logits[i : i + 1], [i + 1], [n])[0] for i, n in enumerate((2, 10, -1))
-    ]
+    alone = [token_logprobs(logits[i : i + 1], [i + 1], [n])[0] for i, n in enumerate((2, 10, -1))]
     assert together == alone

@@ -79,9 +79,7 @@ def sampler_with(wishes: Sequence[SamplingParams], **processors: LogitsProcessor
     return sampler
 
 
-def sample(
-    sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], position: int = 3
-) -> Draws:
+def sample(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], position: int = 3) -> Draws:
     return sampler.sample(
         logits.clone(), np.array(rows), np.full(len(rows), position), lambda: logits.clone()
     )
@@ -169,7 +167,9 @@ def test_a_raising_processor_costs_its_row() -> None:
     logits = logits_of(4)
     found = sample(sampler, logits, [0, 1, 2, 3])
     assert list(found.faults) == [2]
-    assert found.faults[2] == 'logits processor "recording" failed: RuntimeError: broken for this row'
+    assert (
+        found.faults[2] == 'logits processor "recording" failed: RuntimeError: broken for this row'
+    )
     best = logits.argmax(dim=1).tolist()
     assert [found.token_ids[i] for i in (0, 1, 3)] == [best[i] for i in (0, 1, 3)]
 
@@ -189,7 +189,8 @@ def test_a_processor_that_refuses_a_row_costs_that_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(-torch.inf, "no token is left"), (float("nan"), "left logits that are not")]
+    ("value", "text"),
+    [(-torch.inf, "no token is left"), (float("nan"), "left logits that are not")],
 )
 @pytest.mark.parametrize("stage", ["ban", "filter"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

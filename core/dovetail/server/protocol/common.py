@@ -91,9 +91,9 @@ class SamplingFields(Body):
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
-    allowed_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIST)] | None
-    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIST)] | None = (
+        None
+    )
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BIASES)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     logits_processors: Annotated[dict[str, dict[str, Any]], Field(max_length=32)] | None = None

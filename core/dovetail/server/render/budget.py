@@ -51,7 +51,9 @@ class Budget:
         """Count text that was built, kept or not. Raises: TemplateLimit"""
         self._chars += num_chars
         if self._chars > MAX_CHARS_IN_ALL:
-            raise TemplateLimit(f"the chat template builds more than {MAX_CHARS_IN_ALL} characters.")
+            raise TemplateLimit(
+                f"the chat template builds more than {MAX_CHARS_IN_ALL} characters."
+            )
 
     def tick(self) -> None:
         """Count one loop turn or call. Raises: TemplateLimit"""

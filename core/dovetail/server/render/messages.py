@@ -77,9 +77,7 @@ def _part_text(part: ContentPart | str, where: str) -> str:
         return part
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in TEXT_PARTS:
-        raise RequestError(
-            f'parts of type "{part.type}" are not built; only text is.', where=where
-        )
+        raise RequestError(f'parts of type "{part.type}" are not built; only text is.', where=where)
     if text is None:
         raise RequestError("a text part without text.", where=where)
     return text

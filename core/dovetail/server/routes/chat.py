@@ -63,9 +63,7 @@ async def _prepare(
         lambda: server.renderer.render(render_query(body, use)), text_size(body)
     )
     reply.ignored += server.fields.report(rendered.ignored)
-    prompt_ids = await server.tokenize(
-        rendered.prompt, add_special_tokens=body.add_special_tokens
-    )
+    prompt_ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
     plan = _plan(server, body, use, rendered)
     fields = _engine_fields(body, plan)
     generation = generation_for(server, body, reply, prompt_ids, fields, plan)

@@ -138,9 +138,7 @@ def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
     return fields
 
 
-def _shape(
-    server: Server, body: CompletionRequest, prompts: Sequence[Prompt]
-) -> CompletionShape:
+def _shape(server: Server, body: CompletionRequest, prompts: Sequence[Prompt]) -> CompletionShape:
     options = body.stream_options
     usage = bool(options and options.include_usage) or server.frontend.enable_force_include_usage
     return CompletionShape(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import inspect
 from typing import Any
 
@@ -18,6 +18,7 @@ from dovetail.registry import Entry
 from dovetail.registry.files import import_target
 from dovetail.registry.options import as_text, options_for
 from dovetail.registry.verify import verify
+from dovetail.testing.contract import files_of
 from dovetail.testing.fresh import import_each
 from dovetail.testing.plugin import OPTION, chosen
 
@@ -111,14 +112,12 @@ class TestEveryPlugin:
 
 
 def clauses_of(kind: str) -> set[str]:
-    """Return the clause names of a kind's contract file; none where there is no file."""
-    name = f"dovetail.testing.contracts.test_{kind}"
-    if importlib.util.find_spec(name) is None:
-        return set()
-    classes = [c for _, c in inspect.getmembers(importlib.import_module(name), inspect.isclass)]
+    """Return the clause names of a kind ("plugin": of every kind); none where there is no file."""
+    modules = [name for name in files_of(kind) if importlib.util.find_spec(name)]
     return {
         function.removeprefix("test_")
-        for cls in classes
+        for name in modules
+        for _, cls in inspect.getmembers(importlib.import_module(name), inspect.isclass)
         for function in vars(cls)
         if function.startswith("test_")
     }

@@ -1,0 +1,137 @@
+"""AttentionBackend over the life of a cache: block and head sizes, chunks, shared and gone blocks.
+
+Steps follow each other over one poisoned cache (`dovetail.testing.scene`), compared with slow
+attention after each; single steps are in `test_attention_backend`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionQuery, AttentionSpec
+from dovetail.testing.contract import device_of, requires
+from dovetail.testing.scene import Counts, Scene
+
+HEADS = {"one": (1, 1), "full": (4, 4), "grouped": (6, 2), "single_kv": (4, 1)}
+STEPS: dict[str, list[Counts]] = {
+    "decode": [[(0, 5), (1, 8), (2, 1)], [(0, 1), (1, 1), (2, 1)], [(0, 1), (1, 1), (2, 1)]],
+    "mixed": [[(0, 6), (1, 3)], [(0, 1), (2, 9), (1, 1)], [(2, 1), (0, 4), (1, 1)]],
+    "chunked": [[(0, 5)], [(0, 3), (1, 2)], [(0, 8), (1, 7)], [(0, 1), (1, 1)]],
+}
+MAX_DIFFERENCE = 2e-5
+PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=16, scale=0.25)
+
+
+@pytest.fixture
+def backend(plugin: Any) -> AttentionBackend:
+    """Return the backend with its default options."""
+    made: AttentionBackend = plugin(plugin.Options())
+    return made
+
+
+def scene(backend: AttentionBackend, spec: AttentionSpec, block_tokens: int = 4) -> Scene:
+    """Return three rows over a poisoned cache; skip what the backend says it cannot do."""
+    device = device_of(type(backend))
+    query = AttentionQuery(
+        device=device,
+        dtype="float32",
+        kv_dtype="float32",
+        head_size=spec.head_size,
+        block_tokens=block_tokens,
+        uses_window=spec.window_tokens is not None,
+    )
+    reasons = backend.why_not(query)
+    if reasons:
+        pytest.skip("; ".join(reasons))
+    return Scene(backend, spec, num_rows=3, block_tokens=block_tokens, device=device)
+
+
+def compare(stage: Scene, steps: list[Counts]) -> None:
+    """Run the steps; assert that backend and reference agree in each."""
+    for counts in steps:
+        got, wanted = stage.step(counts)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
+
+
+class TestAttentionLayouts:
+    """Clauses of attention backends."""
+
+    kind = "attention_backend"
+
+    @pytest.mark.parametrize("steps", list(STEPS))
+    @pytest.mark.parametrize("heads", list(HEADS))
+    def test_steps_follow_each_other(
+        self, backend: AttentionBackend, heads: str, steps: str
+    ) -> None:
+        """Decodes, mixed and chunked steps over several head layouts."""
+        num_heads, num_kv_heads = HEADS[heads]
+        spec = replace(PLAIN, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        compare(scene(backend, spec), STEPS[steps])
+
+    @pytest.mark.parametrize("block_tokens", [1, 8, 16, 128])
+    def test_block_sizes(self, backend: AttentionBackend, block_tokens: int) -> None:
+        """Every block size of --block-size, but for those it objects to."""
+        compare(scene(backend, PLAIN, block_tokens), STEPS["mixed"])
+
+    @pytest.mark.parametrize("head_size", [8, 64, 80, 128, 256])
+    def test_head_sizes(self, backend: AttentionBackend, head_size: int) -> None:
+        """Head sizes of real models, but for those it objects to."""
+        spec = replace(PLAIN, head_size=head_size, scale=head_size**-0.5)
+        compare(scene(backend, spec), STEPS["mixed"])
+
+    @requires("window")
+    @pytest.mark.parametrize("window_tokens", [1, 3, 4, 100])
+    def test_window_over_steps(self, backend: AttentionBackend, window_tokens: int) -> None:
+        """Windows shorter than a step, than a block, and longer than everything."""
+        for steps in STEPS.values():
+            compare(scene(backend, replace(PLAIN, window_tokens=window_tokens)), steps)
+
+    @requires("window")
+    def test_blocks_outside_the_window_may_go(self, backend: AttentionBackend) -> None:
+        """A block wholly outside the window is not read: its entry may name block 0."""
+        stage = scene(backend, replace(PLAIN, window_tokens=4))
+        compare(stage, [[(0, 12)]])
+        stage.blocks[0][0] = 0
+        compare(stage, [[(0, 1)], [(0, 2)]])
+
+    def test_shared_blocks(self, backend: AttentionBackend) -> None:
+        """Two rows may read the same full prefix blocks."""
+        stage = scene(backend, PLAIN)
+        stage.step([(0, 9)])
+        stage.blocks[1][:2] = stage.blocks[0][:2]
+        stage.lengths[1] = 8
+        compare(stage, [[(0, 1), (1, 3)], [(1, 1), (0, 1)]])
+
+    def test_freed_blocks_serve_another_row(self, backend: AttentionBackend) -> None:
+        """A row that takes over another's blocks sees nothing of what they held."""
+        stage = scene(backend, PLAIN)
+        stage.step([(0, 17)])
+        stage.blocks[2] = stage.blocks[0][::-1]
+        compare(stage, [[(2, 6)], [(2, 1)], [(2, 7)]])
+
+    def test_batch_order_does_not_matter(self, backend: AttentionBackend) -> None:
+        """A row's result does not depend on where it lies in a batch of prefills."""
+        results = []
+        for order in ((0, 1, 2), (2, 0, 1)):
+            stage = scene(backend, PLAIN)
+            parts = {row: stage.draw(row + 2) for row in range(3)}
+            q, k, v = (torch.cat([parts[row][i] for row in order]) for i in range(3))
+            got, _ = stage.step_with([(row, row + 2) for row in order], q, k, v)
+            pieces = dict(zip(order, got.split([row + 2 for row in order]), strict=True))
+            results.append(torch.cat([pieces[row] for row in range(3)]))
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=MAX_DIFFERENCE)
+
+    def test_fits_the_plainest_question(self, plugin: Any) -> None:
+        """It fits float32 on a device of its own."""
+        query = AttentionQuery(
+            device=device_of(plugin),
+            dtype="float32",
+            kv_dtype="float32",
+            head_size=64,
+            block_tokens=16,
+        )
+        assert plugin.why_not(query) == []

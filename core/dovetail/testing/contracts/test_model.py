@@ -1,0 +1,132 @@
+"""Model: the numbers of transformers on a random tiny checkpoint, however the tokens come.
+
+The checkpoints are written by transformers itself (`dovetail.testing.tiny_models`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import BuildContext, Model
+from dovetail.interfaces.spec import RankSpec
+from dovetail.registry import Entry
+from dovetail.testing.contract import model_spec, requires, without
+from dovetail.testing.harness import PagedModel
+from dovetail.testing.tiny import PlainWeights
+from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
+
+MAX_DIFFERENCE = 1e-4
+BACKED = "transformers"
+"""The entry that runs any architecture; checked on the one below."""
+BACKED_ARCHITECTURE = "LlamaForCausalLM"
+TOKENS = [[(7 * i * i + 3 * i + row) % VOCAB_SIZE for i in range(19 - 4 * row)] for row in range(3)]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function from an architecture to its (folder, reference logits of TOKENS)."""
+
+    @cache
+    def made(architecture: str) -> tuple[Path, list[torch.Tensor]]:
+        folder = tmp_path_factory.mktemp(architecture)
+        write_tiny_checkpoint(folder, architecture)
+        return folder, reference_logits(folder)
+
+    return made
+
+
+def reference_logits(folder: Path) -> list[torch.Tensor]:
+    """Return transformers' logits of each row of TOKENS, [tokens, V]."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return [model(torch.tensor([row])).logits[0] for row in TOKENS]
+
+
+@pytest.fixture
+def loaded(entry: Entry, plugin: Any, checkpoints: Any) -> tuple[PagedModel, list[torch.Tensor]]:
+    """Return the model of a tiny checkpoint with its paged cache, and the reference."""
+    architecture = BACKED_ARCHITECTURE if entry.name == BACKED else entry.name
+    if architecture not in FAMILIES:
+        pytest.skip(f"the kit cannot write a checkpoint of {architecture}")
+    folder, wanted = checkpoints(architecture)
+    return PagedModel.load(folder, model_name=entry.name), wanted
+
+
+def assert_close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Assert that logits agree."""
+    torch.testing.assert_close(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
+
+
+class TestModel:
+    """Clauses of models."""
+
+    kind = "model"
+
+    @without("no_weights")
+    def test_equals_transformers(self, loaded: Any) -> None:
+        """Prompts computed alone give transformers' logits."""
+        model, wanted = loaded
+        for number, row in enumerate(TOKENS):
+            assert_close(model.forward([(number, row)])[0], wanted[number])
+
+    @without("no_weights")
+    def test_batch_and_chunks(self, loaded: Any) -> None:
+        """Prompts in one batch, cut into chunks and single tokens, give the same logits."""
+        model, wanted = loaded
+        got: dict[int, list[torch.Tensor]] = {number: [] for number in range(len(TOKENS))}
+        at = [0] * len(TOKENS)
+        for sizes in ((5, 3, 1), (1, 1, 1), (1, 4, 2), (99, 99, 99)):
+            batch = [(n, TOKENS[n][at[n] : at[n] + size]) for n, size in enumerate(sizes)]
+            for (number, tokens), logits in zip(batch, model.forward(batch), strict=True):
+                got[number].append(logits)
+                at[number] += len(tokens)
+        for number, logits in got.items():
+            assert_close(torch.cat(logits), wanted[number])
+
+    @without("no_weights")
+    def test_prefix_hit(self, loaded: Any) -> None:
+        """A row that starts on another's full blocks gives the same logits."""
+        model, wanted = loaded
+        model.forward([(0, TOKENS[0])])
+        model.share(0, 1, 8)
+        assert_close(model.forward([(1, TOKENS[0][8:])])[0], wanted[0][8:])
+
+    @without("no_weights")
+    def test_freed_rows_leave_nothing(self, loaded: Any) -> None:
+        """A row computed again after a preemption gives the same logits."""
+        model, wanted = loaded
+        model.forward([(0, TOKENS[0][:7]), (1, TOKENS[1])])
+        model.free(0)
+        assert_close(model.forward([(0, TOKENS[0])])[0], wanted[0])
+
+    @requires("no_weights")
+    def test_builds_without_weights(self, plugin: Any) -> None:
+        """A model without weights has no parameter a checkpoint would fill."""
+        spec = model_spec(hf_config={"replay": [{"tokens": [1]}]})
+        context = BuildContext(model=spec, quant=PlainWeights(None, spec), device="cpu")
+        model = plugin(plugin.Options(), context)
+        assert isinstance(model, Model)
+        assert isinstance(model, nn.Module)
+        assert list(model.parameters()) == []
+
+    @requires("tensor_parallel")
+    def test_divides_over_ranks(self, entry: Entry, plugin: Any, checkpoints: Any) -> None:
+        """Built for one of two ranks, the layers are smaller than the whole."""
+        from dovetail.config.hf import load_model_facts
+        from dovetail.testing.harness import build_model
+
+        if entry.name not in FAMILIES:
+            pytest.skip(f"the kit cannot write a checkpoint of {entry.name}")
+        facts = load_model_facts(checkpoints(entry.name)[0], dtype="float32")
+        ranks = (RankSpec(), RankSpec(world_size=2, tensor_size=2))
+        whole, half = (build_model(facts, model_name=entry.name, rank=rank) for rank in ranks)
+        count = [sum(p.numel() for p in model.parameters()) for model in (whole, half)]
+        assert count[1] < count[0]
