@@ -1,12 +1,6 @@
-"""Writes docs/reference/flags.md from the dataclasses.
-
-Run as `python -m dovetail.config.docs`, with --check to compare only.
-"""
+"""The page docs/reference/flags.md, made from the dataclasses whose fields are the flags."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 from dovetail.config.convert import bounds_text
 from dovetail.config.describe import choices, default_text, usage
@@ -15,7 +9,7 @@ from dovetail.config.field import Flag, flags_of, group_title
 
 _HEAD = """# Flags of `dovetail serve`
 
-<!-- Written by `python -m dovetail.config.docs` from the dataclasses in core/dovetail/config. -->
+<!-- Written by docs/generate.py; run `make docs` after a change. -->
 
 Every flag may be spelled with dashes or underscores, as `--flag value` or `--flag=value`, and may
 stand in the YAML file given with `--config FILE.yaml` under its name without the leading dashes.
@@ -50,21 +44,3 @@ def _entry(flag: Flag) -> str:
 
 def _code(text: str, flag: Flag) -> str:
     return text if flag.meta.default_note else f"`{text}`"
-
-
-def main(argv: list[str]) -> int:
-    """Write the page, or with --check compare it. Returns 1 when it is out of date."""
-    path = Path(__file__).resolve().parents[3] / "docs" / "reference" / "flags.md"
-    page = flags_page()
-    if "--check" in argv:
-        current = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if current != page:
-            print(f"{path} is out of date: run python -m dovetail.config.docs", file=sys.stderr)
-        return int(current != page)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

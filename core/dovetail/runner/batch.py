@@ -37,7 +37,8 @@ class StepInputs:
     @property
     def seq_lens(self) -> np.ndarray:
         """Return the tokens in each row's cache after this step. Shapes: [R]"""
-        return self.starts + self.counts
+        ends: np.ndarray = self.starts + self.counts
+        return ends
 
 
 class Batch:

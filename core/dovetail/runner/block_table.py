@@ -39,7 +39,8 @@ class BlockTable:
     def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return where tokens' keys and values go. Shapes: rows, positions [T] -> [T] int64"""
         block, offset = np.divmod(positions, self.block_tokens)
-        return self.ids[rows, block].astype(np.int64) * self.block_tokens + offset
+        slots: np.ndarray = self.ids[rows, block].astype(np.int64) * self.block_tokens + offset
+        return slots
 
     def gather(self, rows: np.ndarray, max_tokens: int) -> np.ndarray:
         """Return the rows' tables, wide enough for max_tokens. Shapes: [R] -> [R, B] int32"""

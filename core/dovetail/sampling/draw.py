@@ -24,7 +24,8 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """
     counter = positions.astype(np.uint64) + np.uint64(1)
     bits = _mixed(_mixed(seeds + GOLDEN) + GOLDEN * counter)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    fractions: np.ndarray = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return fractions
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:

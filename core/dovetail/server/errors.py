@@ -60,7 +60,7 @@ def problem(
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return what to tell the client about an exception. Unknown ones tell nothing but their kind."""
+    """Return what to tell the client about an exception; of unknown ones only their kind."""
     match error:
         case Overloaded():
             wait = {"Retry-After": str(math.ceil(error.retry_after_s))}

@@ -74,7 +74,7 @@ class ReplayModel(nn.Module, Model):
         config = context.model.hf_config
         self.vocab_size = context.model.vocab_size
         self.scripts = _checked_scripts(config.get("replay"), self.vocab_size)
-        self.cue_base = config.get("cue_base")
+        self.cue_base: int | None = config.get("cue_base")
         self.end_id = context.model.eos_token_ids[0] if context.model.eos_token_ids else 0
         self.cache = _TinyCache(torch.get_default_dtype())
 
@@ -228,10 +228,10 @@ def _write(
         **extra,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    for name in TOKENIZER_FILES if tokenizer_from is not None else ():
-        source = Path(tokenizer_from) / name
-        if source.is_file():
-            shutil.copy(source, folder / name)
+    if tokenizer_from is not None:
+        for source in (Path(tokenizer_from) / name for name in TOKENIZER_FILES):
+            if source.is_file():
+                shutil.copy(source, folder / source.name)
     return folder
 
 

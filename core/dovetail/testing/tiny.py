@@ -84,7 +84,8 @@ class PlainLinear(LinearMethod):
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias."""
-        return F.linear(x, layer.get_parameter("weight"), bias)
+        out: torch.Tensor = F.linear(x, layer.get_parameter("weight"), bias)
+        return out
 
 
 class PlainWeights(QuantMethod):
@@ -133,7 +134,8 @@ class _Block(nn.Module):
         sizes = (HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE)
         q, k, v = self.qkv(F.layer_norm(x, (HIDDEN,))).split(sizes, dim=-1)
         x = x + self.out(self.attention(q, k, v))
-        return x + self.feed(F.layer_norm(x, (HIDDEN,)))
+        out: torch.Tensor = x + self.feed(F.layer_norm(x, (HIDDEN,)))
+        return out
 
 
 class TinyModel(nn.Module, Model):

@@ -27,7 +27,8 @@ def _case(tokens: int, size: int, activation: str, dtype: torch.dtype) -> Case:
         build=_builder(tokens, size, activation, dtype),
         moved_bytes=3 * tokens * size * dtype.itemsize,
         flops=6 * tokens * size,
-        **tolerance(dtype),
+        rtol=tolerance(dtype),
+        atol=tolerance(dtype),
     )
 
 

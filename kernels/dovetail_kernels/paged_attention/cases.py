@@ -50,7 +50,8 @@ def _case(rows: str, rule: str, heads: tuple[int, int], dtype: torch.dtype) -> C
         build=_builder(rows, rule, heads, size, dtype),
         moved_bytes=2 * (keys * heads[1] + queries * heads[0]) * size * dtype.itemsize,
         flops=4 * pairs * heads[0] * size,
-        **tolerance(dtype),
+        rtol=tolerance(dtype),
+        atol=tolerance(dtype),
     )
 
 

@@ -26,7 +26,8 @@ def _case(tokens: int, size: int, dtype: torch.dtype) -> Case:
         build=_builder(tokens, size, dtype),
         moved_bytes=(2 * tokens + 1) * size * dtype.itemsize,
         flops=4 * tokens * size,
-        **tolerance(dtype),
+        rtol=tolerance(dtype),
+        atol=tolerance(dtype),
     )
 
 

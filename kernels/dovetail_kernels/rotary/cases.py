@@ -28,7 +28,8 @@ def _case(tokens: int, turned: int, is_interleaved: bool, dtype: torch.dtype) ->
         build=_builder((tokens, heads, size), turned, is_interleaved, dtype),
         moved_bytes=tokens * (2 * heads * size * dtype.itemsize + turned * 4),
         flops=3 * tokens * heads * turned,
-        **tolerance(dtype),
+        rtol=tolerance(dtype),
+        atol=tolerance(dtype),
     )
 
 

@@ -196,7 +196,7 @@ def test_a_missing_file_is_refused() -> None:
         (["--port.x", "1"], "no keys"),
         (["--port"], "expected one argument"),
         (["--port", "70000"], "from 0 to 65535"),
-        (["--enforce-eager=perhaps"], "true or false"),
+        (["--async-scheduling=perhaps"], "true or false"),
         (["model", "another"], "cannot place 'another'"),
     ],
 )

@@ -16,16 +16,15 @@ class Found:
 
 def find_first(text: str, markers: Sequence[str], begin: int = 0) -> Found | None:
     """Return the earliest marker at or after `begin`; the longest wins where two begin alike."""
-    best: Found | None = None
-    for which, marker in enumerate(markers):
-        at = text.find(marker, begin) if marker else -1
-        if at < 0:
-            continue
-        if best is None or at < best.start:
-            best = Found(start=at, which=which)
-        elif at == best.start and len(marker) > len(markers[best.which]):
-            best = Found(start=at, which=which)
-    return best
+    found = [
+        (at, -len(marker), which)
+        for which, marker in enumerate(markers)
+        if marker and (at := text.find(marker, begin)) >= 0
+    ]
+    if not found:
+        return None
+    start, _, which = min(found)
+    return Found(start=start, which=which)
 
 
 def partial_length(text: str, markers: Sequence[str]) -> int:

@@ -149,10 +149,15 @@ def _cut_after_final(prompt: str, final: str) -> str:
 
 def _tail(prompt: str, messages: Sequence[dict[str, Any]]) -> str:
     """Return the prompt after the last turn that is not the assistant's: a marker that a user
-    typed says nothing about the state in which the model begins."""
-    for message in reversed(messages):
+    typed says nothing about the state in which the model begins. Turns are found in their order,
+    so that a short one is not mistaken for a piece of the template."""
+    start = end = 0
+    for message in messages:
         text = _text(message).strip()
-        if message["role"] != "assistant" and text:
-            at = prompt.rfind(text)
-            return prompt if at < 0 else prompt[at + len(text) :]
-    return prompt
+        at = prompt.find(text, start) if text else -1
+        if at < 0:
+            continue
+        start = at + len(text)
+        if message["role"] != "assistant":
+            end = start
+    return prompt[end:]

@@ -102,7 +102,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _check_binop(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a call unless it is unsafe or its result would be huge. Raises: TemplateLimit"""
         budget.tick()
         owner = getattr(__obj, "__self__", None)

@@ -6,7 +6,6 @@ The cases are laid out by `dovetail.testing.attention_cases`.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from dovetail.testing.attention_cases import CASES, AttentionStep, query_of, sin
 from dovetail.testing.contract import default_options, requires
 
 
-def cases_of(rule: str) -> Any:
+def cases_of(rule: str) -> pytest.MarkDecorator:
     """Return a mark that runs a clause over the float32 cases of one rule."""
     found = [n for n in CASES if f"_{rule}_H" in n and n.endswith("float32")]
     return pytest.mark.parametrize("case", found)

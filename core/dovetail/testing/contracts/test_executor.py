@@ -112,7 +112,12 @@ class TestExecutor:
             pytest.skip("does not claim async_steps")
         made = crashing(plugin, async_steps=async_steps)
         told, heard = threading.Event(), list[str]()
-        made.on_death(lambda reason: (heard.append(reason), told.set())[-1])
+
+        def hear(reason: str) -> None:
+            heard.append(reason)
+            told.set()
+
+        made.on_death(hear)
         ask = DriveRequest(request_id="a", prompt_ids=(91,), num_tokens=3)
         plans = Driver(tiny_layout(list(made.kv_layers()))).plans([ask])
         assert made.submit(next(plans)).result().rows[0].token_ids == (7,)

@@ -159,7 +159,7 @@ class TestLoadFormat:
         """Once the caller drops a tensor it is gone: at most one is held beside the caller's."""
         for folder in folders.values():
             alive: list[weakref.ref[torch.Tensor]] = []
-            for _, tensor in load_format.tensors(Checkpoint(path=str(folder))):
+            for _, tensor in load_format.tensors(Checkpoint(path=str(folder), shapes=SHAPES)):
                 alive.append(weakref.ref(tensor))
                 del tensor
                 assert sum(ref() is not None for ref in alive) <= 1

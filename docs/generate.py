@@ -1,0 +1,171 @@
+"""Writes docs/reference from the code: flags, plugins, HTTP routes, metrics, errors.
+
+`python docs/generate.py` writes, `--out DIR` writes elsewhere (the test suite compares). Knows no
+prose beyond the head of each page; the facts come from the dataclasses, the registry, the
+protocol models and the metric tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / part) for part in ("core", "plugins", "kernels")]
+
+NOTE = "<!-- Written by docs/generate.py; run `make docs` after a change. -->"
+
+
+def plugins_page() -> str:
+    """Return every kind with its built-in entries."""
+    from dovetail import registry
+
+    parts = [
+        "# Plugins\n",
+        NOTE,
+        "\nEvery choice of every flag, by kind. `dovetail plugins list` shows the same for your "
+        "installation, with what other packages add; "
+        "[write_a_plugin.md](../tutorials/write_a_plugin.md) says how to add one.\n",
+    ]
+    parts += [_kind_section(kind) for kind in registry.describe()]
+    return "\n".join(parts)
+
+
+def _kind_section(kind: dict[str, Any]) -> str:
+    flags = ", ".join(f"`{flag}`" for flag in kind["flags"]) or "chosen by the checkpoint"
+    head = [
+        f"## {kind['kind']}\n",
+        f"{_sentence(kind['summary'])} Flag: {flags}. Entry-point group: `{kind['group']}`. "
+        f"Default: {_default(kind['default'])}.\n",
+        "| name | what | capabilities |",
+        "|---|---|---|",
+    ]
+    built_in = [e for e in kind["entries"] if e["distribution"] == "dovetail-llm"]
+    rows = [
+        f"| `{e['name']}` | {e.get('summary', '')} | {', '.join(e.get('capabilities', ()))} |"
+        for e in built_in
+    ]
+    return "\n".join([*head, *rows, ""])
+
+
+def _default(name: str | None) -> str:
+    return f"`{name}`" if name else "none"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def http_page() -> str:
+    """Return routes with their first docstring line, then the fields of each request body."""
+    from dovetail.server import app
+    from dovetail.server.protocol.chat import ChatRequest
+    from dovetail.server.protocol.completions import CompletionRequest
+    from dovetail.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+
+    parts = [
+        "# HTTP routes\n",
+        NOTE,
+        "\nErrors are JSON in OpenAI's shape: `{\"error\": {\"message\", \"type\", \"param\", "
+        "\"code\"}}`. When keys are set (`--api-key`), every route needs one but those marked "
+        "open.\n",
+        "| method | path | what | key |",
+        "|---|---|---|---|",
+    ]
+    for method, path, endpoint in app.ROUTES:
+        line = (inspect.getdoc(endpoint) or "").splitlines()[0]
+        key = "open" if endpoint in app.OPEN_ENDPOINTS else "needed"
+        parts.append(f"| {method} | `{path}` | {line} | {key} |")
+    bodies = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    parts += [_fields_section(body) for body in bodies]
+    return "\n".join(parts) + "\n"
+
+
+def _fields_section(body: Any) -> str:
+    rows = [
+        f"| `{name}` | {_type_text(field.annotation)} | {_field_default(field)} |"
+        for name, field in body.model_fields.items()
+    ]
+    head = f"\n## {body.__name__}\n\n| field | type | default |\n|---|---|---|"
+    return "\n".join([head, *rows])
+
+
+def _type_text(annotation: Any) -> str:
+    text = annotation.__name__ if inspect.isclass(annotation) else str(annotation)
+    text = text.replace("typing.", "").replace("dovetail.server.protocol.", "")
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+def _field_default(field: Any) -> str:
+    return "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+
+
+def metrics_page() -> str:
+    """Return every metric family with its type and help text."""
+    from dovetail.observability import metrics
+    from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
+
+    PrometheusStats(PrometheusStats.Options(), "model", 4096)
+    parts = [
+        "# Metrics\n",
+        NOTE,
+        "\n`GET /metrics` answers in the Prometheus text format. The names of `vllm serve` are "
+        "kept, so its dashboards work; dovetail's own begin with `dovetail:`.\n",
+        "| name | type | what |",
+        "|---|---|---|",
+    ]
+    families = sorted(metrics.REGISTRY.collect(), key=lambda family: family.name)
+    parts += [f"| `{f.name}` | {f.type} | {f.documentation} |" for f in families]
+    return "\n".join(parts) + "\n"
+
+
+def errors_page() -> str:
+    """Return the exception tree with the status each request error becomes."""
+    from dovetail import errors
+
+    parts = [
+        "# Errors\n",
+        NOTE,
+        "\nEvery error says what went wrong, where, and how to mend it. A `ConfigError` ends the "
+        "command with status 2, its cause in the last lines; a `RequestError` ends one request.\n",
+        "| class | kind of | HTTP status | what |",
+        "|---|---|---|---|",
+    ]
+    tree = ast.parse(inspect.getsource(errors))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            cls = getattr(errors, node.name)
+            status = getattr(cls, "status", "")
+            line = (cls.__doc__ or "").splitlines()[0]
+            parts.append(f"| `{node.name}` | `{cls.__base__.__name__}` | {status} | {line} |")
+    return "\n".join(parts) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """Return file name -> text of every generated page."""
+    from dovetail.config.docs import flags_page
+
+    return {
+        "flags.md": flags_page(),
+        "plugins.md": plugins_page(),
+        "http.md": http_page(),
+        "metrics.md": metrics_page(),
+        "errors.md": errors_page(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reference")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (out / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

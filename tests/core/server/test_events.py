@@ -1,0 +1,150 @@
+"""The text-event pipeline: what a text comes to never depends on how it was cut."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from dovetail.interfaces.text import Markers
+from dovetail.server.events import Collected, Session, SessionPlan
+from dovetail.server.events.matcher import find_first, partial_length
+from dovetail.testing.serving import NameAndJson, Thinks
+
+PLAN = SessionPlan(reasoning=Thinks.markers, tool_parser=NameAndJson(None))
+CALL = '[call]add {"a": 1}[/call]'
+
+TEXTS = (
+    "",
+    "plain",
+    " \n plain with [ and < and [cal \n",
+    "<think>\nwhy\n</think>\n\nbecause",
+    "<think></think>now",
+    "<think>never closed [call] \n",
+    "no think </think> here",
+    "The tag <think> is text",
+    CALL,
+    f"first {CALL} then {CALL}{CALL}\n\nlast",
+    f"<think>hm</think>\n{CALL}\n<think>again</think>\ndone",
+    "[call]not json[/call] after",
+    'x [call]say {"t": "a [/call] b"}[/call] y',
+    'x [call]say {"t": "open [/call] and [call]more {} [/call] end',
+    '[call]cut {"a": ',
+    '[call]no end marker {"a": 2}',
+    "[call][call][/call][/call]",
+    "\n\n[call]bad[/call]\n\n" + CALL,
+)
+
+
+def run(text: str, cuts: list[int], plan: SessionPlan = PLAN) -> tuple[object, ...]:
+    session, answer, start = Session(plan), Collected(), 0
+    for end in [*cuts, len(text)]:
+        answer.add(session.feed(text[start:end]))
+        start = end
+    answer.add(session.finish())
+    calls = [(call.name, call.arguments) for call in answer.calls]
+    return answer.content, answer.reasoning, calls
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("starts_inside", [False, True])
+def test_cuts_do_not_matter(text: str, starts_inside: bool) -> None:
+    plan = SessionPlan(
+        reasoning=Thinks.markers, tool_parser=NameAndJson(None), starts_inside=starts_inside
+    )
+    whole = run(text, [], plan)
+    chance = random.Random(text)
+    ways = [list(range(len(text)))] + [[at] for at in range(len(text))]
+    ways += [
+        sorted(chance.choices(range(len(text) + 1), k=chance.randint(1, 12))) for _ in range(120)
+    ]
+    for cuts in ways:
+        assert run(text, cuts, plan) == whole, cuts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\nwhy\n</think>\n\nbecause", ("because", "why", [])),
+        ("A <think> tag", ("A <think> tag", "", [])),
+        (f"first \n{CALL}\n last", ("firstlast", "", [("add", '{"a": 1}')])),
+        ("[call]bad[/call] x", ("[call]bad[/call] x", "", [])),
+        ('[call]s {"t": "[/call]"}[/call]', ("", "", [("s", '{"t": "[/call]"}')])),
+        ('[call]s "open[/call]' + CALL, ('[call]s "open[/call]', "", [("add", '{"a": 1}')])),
+        ('[call]s {"a": 2}', ("", "", [("s", '{"a": 2}')])),
+        (f"<think>a</think>{CALL}<think>b</think>c", ("c", "ab", [("add", '{"a": 1}')])),
+        ("trailing blanks \n", ("trailing blanks \n", "", [])),
+    ],
+)
+def test_what_texts_come_to(text: str, expected: tuple[object, ...]) -> None:
+    assert run(text, []) == expected
+
+
+def test_the_prompt_may_open_the_thinking() -> None:
+    plan = SessionPlan(reasoning=Thinks.markers, starts_inside=True)
+    assert run("why</think>because", [3, 7], plan) == ("because", "why", [])
+    assert run("<think>why</think>because", [2], plan) == ("because", "why", [])
+
+
+def test_without_parsers_text_passes_unchanged() -> None:
+    text = " <think> [call] \n"
+    assert run(text, [1, 5], SessionPlan()) == (text, "", [])
+
+
+def test_dropped_special_tokens_vanish_everywhere() -> None:
+    plan = SessionPlan(tool_parser=NameAndJson(None), dropped=("<|end|>",))
+    text = 'a<|end|>b[call]f {"a"<|end|>: 1}[/call]<|end|>'
+    whole = run(text, [], plan)
+    assert whole == ("ab", "", [("f", '{"a": 1}')])
+    assert all(run(text, [at], plan) == whole for at in range(len(text)))
+
+
+def test_max_calls_keeps_the_first() -> None:
+    plan = SessionPlan(tool_parser=NameAndJson(None), max_calls=1)
+    content, _, calls = run(f"{CALL}[call]sub {{}}[/call]", [], plan)
+    assert (content, calls) == ("", [("add", '{"a": 1}')])
+
+
+def test_text_is_not_held_back_longer_than_needed() -> None:
+    session = Session(PLAN)
+    answer = Collected()
+    answer.add(session.feed("Hello wor"))
+    assert answer.content == "Hello wor"
+    answer.add(session.feed("ld [c"))
+    assert answer.content == "Hello world"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[call]" * 50_000,
+        '[call]"[/call]' * 20_000,
+        " " * 200_000,
+        "<think>" * 40_000,
+        "[" * 300_000,
+    ],
+)
+def test_hostile_text_takes_linear_time(text: str) -> None:
+    start_s = time.perf_counter()
+    run(text, list(range(0, len(text), 5)))
+    assert time.perf_counter() - start_s < 5
+
+
+def test_matcher() -> None:
+    found = find_first("xx<ab><abc>", ("<abc>", "<ab>"))
+    assert found is not None
+    assert (found.start, found.which) == (2, 1)
+    assert partial_length("text<ab", ("<abc>", "<a")) == 3
+    assert partial_length("text", ("<abc>",)) == 0
+
+
+def test_overlapping_markers_are_cut_invariant() -> None:
+    class Two(NameAndJson):
+        markers = (Markers(start="[c", end="]"), Markers(start="[call]", end="[/call]"))
+
+    plan = SessionPlan(tool_parser=Two(None))
+    text = "x[call]f {}[/call]y[cf {}]z"
+    whole = run(text, [], plan)
+    assert all(run(text, [at], plan) == whole for at in range(len(text)))
+    assert whole == ("xyz", "", [("f", "{}"), ("f", "{}")])
