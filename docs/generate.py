@@ -86,22 +86,34 @@ def http_page() -> str:
 
 
 def _fields_section(body: Any) -> str:
+    schema = body.model_json_schema()
+    required = schema.get("required", ())
     rows = [
-        f"| `{name}` | {_type_text(field.annotation)} | {_field_default(field)} |"
-        for name, field in body.model_fields.items()
+        f"| `{name}` | {_shape(facts)} | {'required' if name in required else _shown(facts)} |"
+        for name, facts in schema["properties"].items()
     ]
-    head = f"\n## {body.__name__}\n\n| field | type | default |\n|---|---|---|"
+    head = f"\n## {body.__name__}\n\n| field | shape | default |\n|---|---|---|"
     return "\n".join([head, *rows])
 
 
-def _type_text(annotation: Any) -> str:
-    text = annotation.__name__ if inspect.isclass(annotation) else str(annotation)
-    text = text.replace("typing.", "").replace("dovetail.server.protocol.", "")
-    return "`" + text.replace("|", "\\|") + "`"
+def _shape(facts: dict[str, Any]) -> str:
+    """Return a JSON schema node in words."""
+    if "anyOf" in facts:
+        return " or ".join(_shape(part) for part in facts["anyOf"] if part.get("type") != "null")
+    if "$ref" in facts:
+        return facts["$ref"].rsplit("/", 1)[1]
+    if "enum" in facts or "const" in facts:
+        return ", ".join(f"`{word}`" for word in facts.get("enum", [facts.get("const")]))
+    if facts.get("type") == "array":
+        return f"list of {_shape(facts.get('items', {}))}"
+    low, high = facts.get("minimum"), facts.get("maximum")
+    is_told = low is not None and high is not None and max(-low, high) < 1e6
+    return facts.get("type", "any") + (f" {low:g} to {high:g}" if is_told else "")
 
 
-def _field_default(field: Any) -> str:
-    return "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+def _shown(facts: dict[str, Any]) -> str:
+    default = facts.get("default")
+    return "" if default is None else f"`{default!r}`"
 
 
 def metrics_page() -> str:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 PING_PERIOD_S = 1.0
 FLUSH_PERIOD_S = 5.0
 STOP_WAIT_S = 5.0
+# An engine that is still loading hears nothing; its lifeline is cut after this time.
+ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
 # Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.
 INLINE_PROMPT_CHARS = 2048
@@ -89,7 +91,7 @@ class AsyncEngine:
             await engine._connect()
         except BaseException:
             engine._is_shut_down = True
-            await closed(host, STOP_WAIT_S)
+            await closed(host, ABANDON_WAIT_S)
             raise
         hooks.tell(hooks.engine_started, {"spec": spec}, using=engine._hooks)
         return engine

@@ -95,7 +95,7 @@ class EngineProcess:
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            logger.warning("the engine process did not end within %.1f s", timeout_s)
+            logger.info("the engine process is busy after %.1f s; its lifeline is cut", timeout_s)
         self._tidy()
         try:
             self._process.wait(KILL_WAIT_S)

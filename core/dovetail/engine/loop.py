@@ -64,7 +64,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
     """
     clients = _await_hello(end)
     if not clients:
-        logger.error("no API process said hello within %.0f s", HELLO_LIMIT_S)
+        logger.info("no API process wants this engine")
         return 1
     try:
         core = EngineCore(
@@ -90,11 +90,11 @@ def _await_hello(end: EngineEnd) -> list[bytes]:
     deadline_s = time.monotonic() + HELLO_LIMIT_S
     while time.monotonic() < deadline_s:
         received = end.receive(IDLE_WAKE_S)
+        if any(isinstance(message, Shutdown) for _, message in received):
+            return []
         clients = [client for client, message in received if isinstance(message, Hello)]
         if clients:
             return clients
-        if any(isinstance(message, Shutdown) for _, message in received):
-            return []
     return []
 
 

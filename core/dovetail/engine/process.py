@@ -61,9 +61,19 @@ def _die_with_parent(boot: Boot) -> None:
     """End this process when the parent ends, by the pipe and, on Linux, by a signal too."""
     threading.Thread(target=_watch_parent, args=(boot.address,), daemon=True).start()
     if boot.uses_death_signal and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _arm_death_signal(ctypes.CDLL(None))
     if os.getppid() != boot.parent_pid:
         os._exit(EXIT_PARENT_GONE)
+
+
+def _arm_death_signal(libc: ctypes.CDLL) -> None:
+    """Have the kernel end this process should the watching thread be stuck when the parent dies.
+
+    The signal's handler is libc's alarm(signal number): SIGALRM kills 5 s later, by when the
+    thread has tidied up and left. It needs no interpreter lock, unlike a handler in Python.
+    """
+    libc.signal(signal.SIGTRAP, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTRAP)
 
 
 def _watch_parent(address: str) -> None:

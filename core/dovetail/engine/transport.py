@@ -173,6 +173,8 @@ class ZmqClientEnd:
         self._on_lost = on_lost
         loop.add_reader(self._socket.FD, self._drain)
         loop.add_reader(self._monitor.FD, self._look_at_monitor)
+        # ZeroMQ signals only after somebody has looked and found nothing.
+        loop.call_soon(self._look_at_monitor)
         self._drain_soon()
 
     def send(self, message: ToEngine) -> None:

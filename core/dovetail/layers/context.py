@@ -1,4 +1,4 @@
-"""ForwardContext: what attention layers read of the running step, without passing it through models.
+"""ForwardContext: what attention layers read of the running step, not passed through models.
 
 One slot per thread, so that several runners may live in one process. Knows no scheduler.
 """

@@ -15,7 +15,7 @@ FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 class _LineFormatter(logging.Formatter):
     """UTC times to the millisecond; a message never spans lines, save for a traceback."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_time_format = "%H:%M:%S"
     default_msec_format = "%s.%03d"
 

@@ -83,15 +83,12 @@ def given_options(
     """Return the checked options as plain data, only those given: what a Selection carries."""
     built = options_for(cls, mapping, where=where)
     names = [name.replace("-", "_") for name in mapping]
-    plain: dict[str, Any] = msgspec.to_builtins({name: getattr(built, name) for name in names})
-    return plain
+    return _plain({name: getattr(built, name) for name in names})
 
 
 def as_text(options: Any) -> dict[str, str]:
     """Return every option as the text that `options_for` turns back into it."""
-    plain = msgspec.to_builtins(
-        {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    )
+    plain = _plain({f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in plain.items()
@@ -101,12 +98,8 @@ def as_text(options: Any) -> dict[str, str]:
 def describe_options(cls: type[Plugin]) -> list[dict[str, Any]]:
     """Return name, type, default, unit and help of every option."""
     types = option_types(cls)
-    defaults = msgspec.to_builtins(
-        {
-            field.name: getattr(cls.Options(), field.name)
-            for field in dataclasses.fields(cls.Options)
-        }
-    )
+    standard = cls.Options()
+    defaults = _plain({name: getattr(standard, name) for name in types})
     return [
         {
             "name": field.name,
@@ -117,6 +110,12 @@ def describe_options(cls: type[Plugin]) -> list[dict[str, Any]]:
         }
         for field in dataclasses.fields(cls.Options)
     ]
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as another process receives them: lists, dicts, text and numbers only."""
+    plain: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(values))
+    return plain
 
 
 def _place(cls: type[Any]) -> str:

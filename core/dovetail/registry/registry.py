@@ -82,7 +82,7 @@ class Registry:
         name = self._spec(table, spec, where or table.where)
         return self.load_entry(self.find(kind, name, where=where), where=where)
 
-    def load_entry(self, entry: Entry, *, where: str | None = None) -> Loaded:
+    def load_entry(self, entry: Entry, *, where: str | None = None) -> Any:
         """Return the plugin of an entry. Raises: BrokenPlugin, UnavailablePlugin."""
         place = f"{where or kind_named(entry.kind).where} {entry.name}"
         try:

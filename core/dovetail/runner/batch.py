@@ -63,6 +63,19 @@ class Batch:
         for table, blocks in zip(self.tables, new.blocks, strict=True):
             table.fill_row(new.row, blocks)
 
+    def mend_row(self, row: int, vocab_size: int) -> int | None:
+        """Replace ids outside the vocabulary by 0, since one would stop the whole step.
+
+        Returns the first such id. Mutates: self
+        """
+        tokens = self.tokens[row, : self.lengths[row]]
+        is_foreign = (tokens < 0) | (tokens >= vocab_size)
+        if not is_foreign.any():
+            return None
+        first = int(tokens[is_foreign][0])
+        tokens[is_foreign] = 0
+        return first
+
     def free_row(self, row: int) -> None:
         """Empty a row. Mutates: self"""
         self.lengths[row] = 0

@@ -113,6 +113,9 @@ class ModelRunner:
             self._batch.add_row(new)
             self._prompt_logprobs.add_row(new)
             self._sampler.add_row(self._row_tokens(new), new.seed)
+            foreign = self._batch.mend_row(new.row, self.run.model.vocab_size)
+            if foreign is not None:
+                self._sampler.condemn(new.row, f"token id {foreign} is outside the vocabulary")
 
     def _row_tokens(self, new: NewRow) -> RowTokens:
         return RowTokens(

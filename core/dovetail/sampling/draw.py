@@ -13,6 +13,8 @@ import torch
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
+BELOW = 1.0 - 2.0**-50
+"""Keeps a target below the last sum whatever rounding does, so a search always finds a weight."""
 BLOCK_TOKENS = 256
 """Tokens whose weights are summed before the draw searches among blocks, then inside one."""
 
@@ -32,7 +34,8 @@ def _mixed(z: np.ndarray) -> np.ndarray:
     """Return splitmix64's output function of z. Shapes: [S] uint64 -> [S] uint64"""
     z = (z ^ (z >> np.uint64(30))) * MIX_1
     z = (z ^ (z >> np.uint64(27))) * MIX_2
-    return z ^ (z >> np.uint64(31))
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -40,15 +43,19 @@ def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
     Weights are exp(shifted); sums are float64 in token order, first over blocks, then inside one
     block, so no row's result depends on its neighbours. A token of weight 0 is never drawn.
-    Shapes: shifted [S, V] float32, row maximum 0; uniform [S] float64 -> [S] int64
+    Shapes: shifted [S, V] float32, no NaN, row maximum 0; uniform [S] float64 -> [S] int64
     """
     weights = _padded_weights(shifted)
-    block_sums = weights.sum(dim=2, dtype=torch.float64)
-    block, before, target = _find(block_sums.cumsum(dim=1), uniform)
-    inside = weights.gather(1, block.view(-1, 1, 1).expand(-1, 1, BLOCK_TOKENS)).squeeze(1)
+    cumulative = weights.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    target = (uniform * cumulative[:, -1]).mul_(BELOW).unsqueeze(1)
+    block = torch.searchsorted(cumulative, target, right=True)
+    before = cumulative.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
+    inside = weights.gather(1, block.unsqueeze(2).expand(-1, 1, BLOCK_TOKENS)).squeeze(1)
     cumulative = inside.cumsum(dim=1, dtype=torch.float64)
-    offset = _search(cumulative, target - before)
-    return (block * BLOCK_TOKENS + offset).clamp_(max=shifted.shape[1] - 1)
+    # Both sums of the block may differ in the last bit, so the rest may lie beyond its end.
+    target = torch.minimum(target.sub_(before), cumulative[:, -1:] * BELOW)
+    offset = torch.searchsorted(cumulative, target, right=True)
+    return block.mul_(BLOCK_TOKENS).add_(offset).squeeze(1)
 
 
 def _padded_weights(shifted: torch.Tensor) -> torch.Tensor:
@@ -59,26 +66,3 @@ def _padded_weights(shifted: torch.Tensor) -> torch.Tensor:
     torch.exp(shifted, out=weights[:, :vocab])
     weights[:, vocab:] = 0.0
     return weights.view(num_rows, num_blocks, BLOCK_TOKENS)
-
-
-def _find(
-    cumulative: torch.Tensor, uniform: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (block, sum before it, target sum). Shapes: [S, B], [S] -> [S] each"""
-    target = uniform * cumulative[:, -1]
-    block = _search(cumulative, target)
-    previous = cumulative.gather(1, (block - 1).clamp_(min=0).unsqueeze(1)).squeeze(1)
-    return block, torch.where(block > 0, previous, 0.0), target
-
-
-def _search(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the first index whose cumulative sum is above target, among those of weight > 0.
-
-    Rounding may put target at or above the last sum; then the last index with weight is taken.
-    Shapes: [S, B], [S] -> [S] int64
-    """
-    total = cumulative[:, -1]
-    below = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(target, below).unsqueeze(1)
-    found = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    return found.clamp_(max=cumulative.shape[1] - 1)

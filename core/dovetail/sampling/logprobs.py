@@ -22,13 +22,13 @@ def token_logprobs(
     """Return each token's logprob, its rank (1: no token is likelier) and its row's top n.
 
     `num_top` n is 0 for the token alone, -1 for the whole vocabulary.
-    Shapes: logits [S, V] float32, token_ids [S], num_top [S]
+    Shapes: logits [S, V] float32 with finite row maxima, token_ids [S], num_top [S]
     """
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1)
     chosen = logits.gather(1, ids)
     norm = _log_sum_exp(logits)
     ranks = (logits > chosen).sum(dim=1) + 1
-    own = (chosen.squeeze(1).double() - norm).clamp(min=FLOOR, max=0.0).nan_to_num(nan=FLOOR)
+    own = (chosen.squeeze(1).double() - norm).clamp_(min=FLOOR, max=0.0)
     tops = _tops(logits, norm, num_top)
     return [
         TokenLogprobs(
@@ -58,10 +58,12 @@ def _tops(
     tops: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((), ())] * len(sizes)
     for size in sorted(set(sizes) - {0}):
         rows = [i for i, n in enumerate(sizes) if n == size]
-        part = logits if len(rows) == len(sizes) else logits[rows]
+        part, part_norm = logits, norm
+        if len(rows) < len(sizes):
+            part, part_norm = logits[rows], norm[rows]
         values, ids = part.topk(size, dim=1)
-        logprobs = values.double() - norm[rows].unsqueeze(1)
-        logprobs = logprobs.clamp_(min=FLOOR, max=0.0).nan_to_num_(nan=FLOOR)
+        logprobs = values.double() - part_norm.unsqueeze(1)
+        logprobs = logprobs.clamp_(min=FLOOR, max=0.0)
         for i, row_ids, row_logprobs in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
             tops[i] = (tuple(row_ids), tuple(row_logprobs))
     return tops

@@ -74,7 +74,7 @@ class Sampler:
             features |= bits.PENALISED
         self._params.fill(tokens.row, tokens.params, seed, features=features)
         if fault is not None:
-            self._condemn(tokens.row, fault)
+            self.condemn(tokens.row, fault)
 
     def remove_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
@@ -82,6 +82,11 @@ class Sampler:
         self._penalties.remove_row(row)
         self._faults.pop(row, None)
         self._params.features[row] = 0
+
+    def condemn(self, row: int, fault: str) -> None:
+        """Remember a row's first fault: whatever it still draws is void. Mutates: self"""
+        self._faults.setdefault(row, fault)
+        self._params.features[row] |= bits.FAULTY
 
     def sample(
         self,
@@ -191,8 +196,8 @@ class Sampler:
         """
         device, rows = logits.device, step.rows[indices]
         best = logits.amax(dim=1, keepdim=True)
-        # Faulty rows would spread NaN into the searches; their token is thrown away anyway.
-        logits.sub_(best).masked_fill_(~best.isfinite(), 0.0)
+        # Rows that are not finite would spread NaN into the searches; their token is void anyway.
+        logits.sub_(best).masked_fill_((best - best) != 0, 0.0)
         logits.div_(torch.from_numpy(self._params.temperature[rows]).to(device).unsqueeze(1))
         if step.union & bits.PROCESSED:
             self._apply("filter", logits, indices.tolist(), step, is_alone)
@@ -215,7 +220,7 @@ class Sampler:
                 step.faults.setdefault(i, changed if was_changed else NOT_FINITE)
         for i, fault in step.faults.items():
             token_ids[i] = 0
-            self._condemn(step.row_list[i], fault)
+            self.condemn(step.row_list[i], fault)
         if step.union & bits.PENALISED:
             self._penalties.record(step.row_list, token_ids)
         return Draws(token_ids=token_ids, faults=step.faults)
@@ -240,20 +245,19 @@ class Sampler:
         for i in np.flatnonzero(step.features & bits.FAULTY).tolist():
             step.faults[i] = self._faults[step.row_list[i]]
 
-    def _condemn(self, row: int, fault: str) -> None:
-        """Remember a fault: whatever the row still draws is void. Mutates: self"""
-        self._faults.setdefault(row, fault)
-        self._params.features[row] |= bits.FAULTY
-
 
 def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> None:
-    """Fault the rows for which a filter broke its promise to keep the most likely token.
+    """Make row maxima 0 again after filters, and fault rows that have no finite maximum.
 
-    Mutates: logits (those rows), step.faults
+    Faulty rows may hold anything; they are flattened so that the draw stays within bounds.
+    Mutates: logits, step.faults
     """
-    for i, top in enumerate(logits.amax(dim=1).tolist()):
+    tops = logits.amax(dim=1, keepdim=True)
+    logits.sub_(tops)
+    for i, top in enumerate(tops.squeeze(1).tolist()):
         if not math.isfinite(top):
             step.faults.setdefault(indices[i], NOTHING_LEFT if top == -math.inf else BROKEN)
+        if indices[i] in step.faults:
             logits[i] = 0.0
 
 

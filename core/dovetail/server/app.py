@@ -65,8 +65,14 @@ def build_app(
     renderer: ChatRenderer | None = None,
 ) -> FastAPI:
     """Return the application. Raises: ConfigError for a chat template that cannot be used."""
-    docs = {} if not frontend.disable_fastapi_docs else dict.fromkeys(_DOC_FIELDS)
-    app = FastAPI(title="dovetail", version=__version__, root_path=frontend.root_path or "", **docs)
+    has_docs = not frontend.disable_fastapi_docs
+    app = FastAPI(
+        title="dovetail",
+        version=__version__,
+        docs_url="/docs" if has_docs else None,
+        redoc_url="/redoc" if has_docs else None,
+        openapi_url="/openapi.json" if has_docs else None,
+    )
     app.state.server = build_server(
         engine,
         frontend,
@@ -82,9 +88,6 @@ def build_app(
     _add_handlers(app)
     _add_middleware(app, frontend)
     return app
-
-
-_DOC_FIELDS = ("docs_url", "redoc_url", "openapi_url")
 
 
 def open_route(app: FastAPI, endpoint: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ Routes stay thin: they turn bodies into a Query and steps into their own shapes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from starlette.requests import Request
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.observability.logging import shortened
 from dovetail.server.events import SessionPlan
 from dovetail.server.fields import HEADER, header_value
 from dovetail.server.logprobs import TokenNames
@@ -29,6 +31,7 @@ from dovetail.server.sampling import build_sampling, sampling_fields
 from dovetail.server.state import Server
 from dovetail.server.streaming import Step, event_steps
 
+logger = logging.getLogger("dovetail.server")
 CLAMPED_HEADER = "x-dovetail-max-tokens"
 STRUCTURED = "needs structured output, not built yet"
 
@@ -53,7 +56,51 @@ class Generation:
             priority=self.priority,
             cache_salt=self.cache_salt,
         )
-        return event_steps(outputs, self.plan)
+        steps = event_steps(outputs, self.plan)
+        return noted(server, self, steps) if server.frontend.enable_log_requests else steps
+
+
+async def noted(
+    server: Server, generation: Generation, steps: AsyncGenerator[Step, None]
+) -> AsyncGenerator[Step, None]:
+    """Yield the steps; log the request as it comes, and how and why it ended, in a line each."""
+    _log_arrival(server, generation)
+    start_s = time.monotonic()
+    first_s: float | None = None
+    causes: dict[int, str] = {}
+    num_tokens = 0
+    end = "the client left"
+    try:
+        async for step in steps:
+            first_s = first_s or time.monotonic()
+            num_tokens = step.num_generated_tokens
+            if step.finish_reason is not None:
+                causes[step.index] = step.finish_reason
+            yield step
+        end = ", ".join(causes[index] for index in sorted(causes))
+    except Exception as error:
+        end = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        await steps.aclose()
+        seconds = time.monotonic() - start_s
+        wait_s = (first_s or time.monotonic()) - start_s
+        logger.info(
+            "request %s ended: %s; %d prompt and %d generated tokens, %.2f s, first token %.2f s",
+            generation.request_id, end, len(generation.prompt_ids), num_tokens, seconds, wait_s,
+        )  # fmt: skip
+
+
+def _log_arrival(server: Server, generation: Generation) -> None:
+    """Log the numbers of a request; its text only at level debug."""
+    ids = generation.prompt_ids
+    logger.info(
+        "request %s: %d prompt tokens, %s", generation.request_id, len(ids), generation.params
+    )
+    if logger.isEnabledFor(logging.DEBUG):
+        limit = server.frontend.max_log_len
+        text = server.engine.tokenizer.decode(ids[: limit or len(ids)], skip_special_tokens=False)
+        logger.debug("request %s: prompt %r", generation.request_id, shortened(text, limit))
 
 
 @dataclass(slots=True, kw_only=True)

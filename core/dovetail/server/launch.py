@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Coroutine
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail.engine.async_engine import AsyncEngine
 
 logger = logging.getLogger("dovetail.server")
+EXIT_STOPPED = 143
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -50,7 +52,19 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        return runner.run(_until_stopped(main))
+
+
+async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
+    """Run `main`, ended in order by a signal that comes before it watches them itself."""
+    task = asyncio.ensure_future(main)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        logger.warning("told to stop while starting")
+        return EXIT_STOPPED
 
 
 def max_queued(config: Config, spec: EngineSpec) -> int:

@@ -184,15 +184,12 @@ class BodyLimit:
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
             await self._refusal().response()(scope, receive, send)
             return
-        sent = _Sent()
-        try:
-            await self._app(scope, self._counting(receive), _noting(send, sent))
-        except _BodyTooLarge:
-            if not sent.status:
-                await self._refusal().response()(scope, receive, send)
+        await self._limited(scope, receive, send)
 
-    def _counting(self, receive: Receive) -> Receive:
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; when too much came, its own answer gives way to the refusal."""
         num_bytes = 0
+        has_started = False
 
         async def count() -> Message:
             nonlocal num_bytes
@@ -202,7 +199,18 @@ class BodyLimit:
                 raise _BodyTooLarge
             return message
 
-        return count
+        async def pass_on(message: Message) -> None:
+            nonlocal has_started
+            if has_started or num_bytes <= self._max_bytes:
+                has_started = True
+                await send(message)
+
+        try:
+            await self._app(scope, count, pass_on)
+        except _BodyTooLarge:
+            logger.debug("a body was cut off at %d bytes", num_bytes)
+        if num_bytes > self._max_bytes and not has_started:
+            await self._refusal().response()(scope, receive, send)
 
     def _refusal(self) -> Problem:
         return problem(

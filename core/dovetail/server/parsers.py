@@ -13,6 +13,7 @@ import msgspec
 from dovetail import registry
 from dovetail.config.engine import Config
 from dovetail.errors import BrokenPlugin, PluginError
+from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import Selection
 from dovetail.server.state import Parsers
 
@@ -50,16 +51,22 @@ def _choose(config: Config, kind: str, asked: str | None, template: str) -> Sele
 def _fits(kind: str, spec: str, template: str) -> bool:
     """Return whether a parser's markers stand in the template; a broken parser fits nothing."""
     try:
-        plugin = registry.load(kind, spec)
+        plugin = _load(kind, spec)
     except PluginError as error:
         logger.debug("%s %s is left out: %s", kind, spec, error)
         return False
-    return bool(template) and isinstance(plugin, type) and not plugin.why_not(template)
+    return bool(template) and not plugin.why_not(template)
 
 
 def _rank(kind: str, spec: str) -> int:
+    return _load(kind, spec).auto_rank
+
+
+def _load(kind: str, spec: str) -> type[Plugin]:
     plugin = registry.load(kind, spec)
-    return plugin.auto_rank if isinstance(plugin, type) else 0
+    if not isinstance(plugin, type):
+        raise BrokenPlugin("a parser must be a class.", where=f"{kind} {spec}")
+    return plugin
 
 
 def build_parsers(choice: ParserChoice) -> Parsers:

@@ -40,7 +40,7 @@ def write_sharded_safetensors(folder: Path, tensors: Tensors) -> None:
     """Write two shards and their index."""
     from safetensors.torch import save_file
 
-    index = {}
+    index: dict[str, str] = {}
     for number, part in enumerate(_halves(tensors), start=1):
         name = f"model-{number:05}-of-00002.safetensors"
         save_file(part, folder / name, metadata={"format": "pt"})
@@ -55,7 +55,7 @@ def write_bin(folder: Path, tensors: Tensors) -> None:
 
 def write_sharded_bin(folder: Path, tensors: Tensors) -> None:
     """Write two .bin shards and their index."""
-    index = {}
+    index: dict[str, str] = {}
     for number, part in enumerate(_halves(tensors), start=1):
         name = f"pytorch_model-{number:05}-of-00002.bin"
         torch.save(part, folder / name)

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
 
-REQUIRES = "dovetail_requires"
+Clause = TypeVar("Clause")
+_GATES = "dovetail_gates"
 SECOND_FILES = {"attention_layouts": "attention_backend"}
 """Contract files beside test_<kind>.py: what follows "test_" in their names -> kind."""
 
 
-def requires(word: str) -> pytest.MarkDecorator:
-    """Return a mark: the clause runs only for plugins that claim this capability."""
-    mark: pytest.MarkDecorator = getattr(pytest.mark, REQUIRES)(word)
-    return mark
+def requires(word: str) -> Callable[[Clause], Clause]:
+    """Return a decorator: the clause runs only for plugins that claim this capability."""
+    return _gated(word, claimed=True)
 
 
-def without(word: str) -> pytest.MarkDecorator:
-    """Return a mark: the clause runs only for plugins that do not claim this capability."""
-    mark: pytest.MarkDecorator = getattr(pytest.mark, REQUIRES)(word, claimed=False)
+def without(word: str) -> Callable[[Clause], Clause]:
+    """Return a decorator: the clause runs only for plugins that do not claim this capability."""
+    return _gated(word, claimed=False)
+
+
+def gates_of(clause: Any) -> tuple[tuple[str, bool], ...]:
+    """Return (word, whether it must be claimed) of every gate on a clause."""
+    gates: tuple[tuple[str, bool], ...] = getattr(clause, _GATES, ())
+    return gates
+
+
+def _gated(word: str, *, claimed: bool) -> Callable[[Clause], Clause]:
+    # An attribute, not a pytest mark: marks must be declared in every project that is strict.
+    def mark(clause: Clause) -> Clause:
+        setattr(clause, _GATES, (*gates_of(clause), (word, claimed)))
+        return clause
+
     return mark
 
 

@@ -42,7 +42,7 @@ CHATML = (
 """A chat template with thinking, tools and calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FakeFacts:
     """Facts of the character tokenizer."""
 

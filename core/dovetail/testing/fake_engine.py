@@ -297,8 +297,8 @@ class FakeScheduler(Scheduler):
 
     def add(self, request: RequestState) -> None:
         """Queue a new request."""
-        if self._reserved(request) > self._cache.num_blocks:
-            raise RequestError("this can never fit.", where="prompt", code="too_big")
+        if request.num_tokens == 0:
+            raise RequestError("there is nothing to compute.", where="prompt", code="no_tokens")
         self._policy.key(request)
         self._waiting.append(request)
 
@@ -307,37 +307,18 @@ class FakeScheduler(Scheduler):
         num_tokens = min(limit, self._spec.max_model_tokens)
         return self._cache.blocks_for(num_tokens, num_tokens)
 
-    def _admit(self, new_rows: list[NewRow]) -> None:
-        while self._waiting and self._free_rows:
-            request = self._waiting[0]
-            taken = sum(map(self._reserved, self._running))
-            if taken + self._reserved(request) > self._cache.num_blocks:
-                return
-            num_cached = self._cache.find_prefix(request)
-            blocks = self._cache.allocate(request, request.num_tokens, cached_tokens=num_cached)
-            assert blocks is not None, "reserved blocks are missing"
-            self._running.append(self._waiting.pop(0))
-            request.row = self._free_rows.pop(0)
-            request.num_computed_tokens = request.num_cached_tokens = num_cached
-            new_rows.append(_new_row(request, blocks))
-
     def plan(self) -> StepPlan:
         """Return the next step."""
-        new_rows: list[NewRow] = []
-        self._admit(new_rows)
+        self._num_plans += 1
         budget = self._spec.max_step_tokens
+        new_rows: list[NewRow] = []
         rows: list[RowStep] = []
         planned: list[RequestState] = []
         for request in self._running:
-            num_known = request.num_tokens + request.num_inflight
-            count = min(budget, num_known - request.num_computed_tokens)
-            if count > 0 and num_known < self._end_of(request):
-                budget -= count
-                rows.append(self._step_of(request, count, num_known))
-                planned.append(request)
-        named = {step.row for step in rows}
-        assert all(new.row in named for new in new_rows) or not rows
-        self._num_plans += 1
+            budget -= self._continue(request, budget, rows, planned)
+        while budget > 0 and self._can_admit():
+            request = self._admit(new_rows)
+            budget -= self._continue(request, budget, rows, planned)
         if not rows:
             return StepPlan(step_id=self._num_plans, rows=())
         self._flights[self._num_plans] = planned
@@ -345,6 +326,39 @@ class FakeScheduler(Scheduler):
         return StepPlan(
             step_id=self._num_plans, rows=tuple(rows), new_rows=tuple(new_rows), freed_rows=freed
         )
+
+    def _can_admit(self) -> bool:
+        if not self._waiting or not self._free_rows:
+            return False
+        taken = sum(map(self._reserved, self._running))
+        return taken + self._reserved(self._waiting[0]) <= self._cache.num_blocks
+
+    def _admit(self, new_rows: list[NewRow]) -> RequestState:
+        request = self._waiting.pop(0)
+        num_cached = self._cache.find_prefix(request)
+        blocks = self._cache.allocate(request, request.num_tokens, cached_tokens=num_cached)
+        assert blocks is not None, "reserved blocks are missing"
+        self._running.append(request)
+        request.row = self._free_rows.pop(0)
+        request.num_computed_tokens = request.num_cached_tokens = num_cached
+        new_rows.append(_new_row(request, blocks))
+        return request
+
+    def _continue(
+        self,
+        request: RequestState,
+        budget: int,
+        rows: list[RowStep],
+        planned: list[RequestState],
+    ) -> int:
+        """Return how many tokens the request computes now. Mutates: rows, planned, request"""
+        num_known = request.num_tokens + request.num_inflight
+        count = min(budget, num_known - request.num_computed_tokens)
+        if count <= 0 or num_known >= self._end_of(request):
+            return 0
+        rows.append(self._step_of(request, count, num_known))
+        planned.append(request)
+        return count
 
     def _end_of(self, request: RequestState) -> int:
         limit = request.num_prompt_tokens + (request.sampling.max_tokens or 1 << 30)

@@ -27,6 +27,7 @@ from dovetail.layers.context import forward_context
 HEAD_SIZE = 8
 SCRIPTED_LOGIT = 100.0
 NUM_RANDOM_STATES = 16
+NO_SCRIPT: Mapping[str, Any] = {"tokens": ()}
 SCRIPT_KEYS = frozenset({"tokens", "nan_at", "crash_at", "delay_s"})
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -64,6 +65,7 @@ class ReplayModel(nn.Module, Model):
     among cue_base .. cue_base + number of scripts - 1 picks the script, else it is the first one.
     At output position p, `nan_at` gives NaN logits and `crash_at` raises; `delay_s` (seconds) is
     slept in every step that computes the row. Positions decide, so recomputed rows go on alike.
+    A prompt of zeros alone (a runner's warm-up) gets no script, and so no fault and no delay.
     """
 
     info = Info(summary="test model: replays scripted tokens, faults and delays")
@@ -99,8 +101,11 @@ class ReplayModel(nn.Module, Model):
         return logits.masked_fill_(hidden[:, 1:] > 0, float("nan"))
 
     def _script(self, row: RowView) -> Mapping[str, Any]:
+        prompt = row.token_ids[: row.num_prompt_tokens]
+        if not any(prompt):
+            return NO_SCRIPT
         if self.cue_base is not None:
-            for token_id in reversed(row.token_ids[: row.num_prompt_tokens]):
+            for token_id in reversed(prompt):
                 if 0 <= token_id - self.cue_base < len(self.scripts):
                     return self.scripts[token_id - self.cue_base]
         return self.scripts[0]

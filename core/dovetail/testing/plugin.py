@@ -18,7 +18,7 @@ from dovetail import registry
 from dovetail.errors import ConfigError, UnavailablePlugin
 from dovetail.interfaces.plugin import Value
 from dovetail.registry import KINDS, Entry
-from dovetail.testing.contract import REQUIRES, SECOND_FILES, clause_name
+from dovetail.testing.contract import SECOND_FILES, clause_name, gates_of
 
 OPTION = "--dovetail-plugin"
 
@@ -32,11 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="KIND[:NAME]",
         help="check only these plugins; NAME may be name@distribution, module:Class, file.py:Class",
     )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marks."""
-    config.addinivalue_line("markers", f"{REQUIRES}(word): only for plugins that claim the word")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -101,8 +96,7 @@ def plugin(request: pytest.FixtureRequest, entry: Entry) -> Any:
         pytest.skip(f"cannot be loaded: {error}")
     if isinstance(loaded, Value):
         return loaded
-    for mark in request.node.iter_markers(REQUIRES):
-        word, claimed = mark.args[0], mark.kwargs.get("claimed", True)
+    for word, claimed in gates_of(request.function):
         if (word in loaded.capabilities) is not claimed:
             pytest.skip(f'{"does not claim" if claimed else "claims"} "{word}"')
     _expect_failure(request.node, loaded.expected_failures)

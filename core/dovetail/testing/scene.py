@@ -39,7 +39,9 @@ class Scene:
         per_row = math.ceil(max_row_tokens / block_tokens)
         num_blocks = 2 * num_rows * per_row + 1
         order = (torch.randperm(num_blocks - 1, generator=self.random) + 1).tolist()
-        self.blocks = [order[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
+        self.blocks: list[list[int]] = [
+            order[row * per_row : (row + 1) * per_row] for row in range(num_rows)
+        ]
         self.lengths = [0] * num_rows
         self._reference = ReferenceAttention()
         sizes = (num_blocks, block_tokens, spec.num_kv_heads, spec.head_size)
@@ -100,5 +102,5 @@ class Scene:
         )
 
     def _slot(self, row: int, position: int) -> int:
-        block = self.blocks[row][position // self.block_tokens]
+        block: int = self.blocks[row][position // self.block_tokens]
         return block * self.block_tokens + position % self.block_tokens

@@ -93,9 +93,13 @@ def with_client(app: FastAPI, work: Callable[[httpx.AsyncClient], Awaitable[Answ
 
 
 def send(app: FastAPI, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-    """Return the answer to one request; underscores in header names are dashes."""
+    """Return the answer to one request; a body of bytes is sent as it is. Underscores in header
+    names are dashes."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return with_client(app, lambda c: c.request(method, path, json=body, headers=named))
+    if body is not None:
+        named = {"content-type": "application/json"} | named
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    return with_client(app, lambda c: c.request(method, path, content=content, headers=named))
 
 
 def chat(app: FastAPI, **fields: Any) -> httpx.Response:

@@ -67,7 +67,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GPTNeoXForCausalLM": ("gpt_neox", {"rotary_pct": 0.25}),
     "FalconForCausalLM": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
     "StableLmForCausalLM": ("stablelm", {}),
-    "CohereForCausalLM": ("cohere", {}),
+    "CohereForCausalLM": ("cohere", {"logit_scale": 0.5}),
+    "GraniteForCausalLM": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "MambaForCausalLM": ("mamba", {"state_size": 4}),
+    "BloomForCausalLM": ("bloom", {"n_head": 4, "n_layer": 2}),
 }
 """Architecture -> (model type, config fields beside the common ones)."""
 

@@ -63,7 +63,6 @@ class PrometheusStats(StatLogger):
     info = Info(
         summary="Prometheus metrics under vLLM's names, shown by /metrics",
         source="https://docs.vllm.ai/en/latest/design/metrics",
-        requires=("prometheus_client",),
     )
 
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:

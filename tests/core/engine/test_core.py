@@ -111,16 +111,14 @@ def test_a_row_fault_ends_one_request() -> None:
     assert sum(stats.faults for stats in run.stats) == 1
 
 
-def test_a_request_that_can_never_fit_is_refused_with_its_status() -> None:
-    run = Run(num_blocks=70, max_model_tokens=256)
-    run.core.add(request("big", "x" * 200, max_tokens=300))
+def test_a_request_that_the_scheduler_refuses_keeps_status_and_code() -> None:
+    run = Run()
+    run.core.add(request("empty", ""))
     run.core.add(request("ok"))
     run.finish()
-    end = run.ends["big"]
-    # 256 tokens in blocks of 4 are 64 blocks: this one does fit, and the next one is refused.
-    assert end.finish_reason == "length"
-    run.core.add(request("ok", seed=1))
-    run.core.add(request("ok", seed=2, priority=666))
+    end = run.ends["empty"]
+    assert (end.error_status, end.error_code, end.finish_reason) == (400, "no_tokens", "error")
+    assert run.ends["ok"].finish_reason == "length"
 
 
 def test_a_policy_that_raises_ends_the_request_it_was_asked_about() -> None:
@@ -220,9 +218,7 @@ def test_a_scheduler_that_plans_nothing_is_waited_for_and_then_given_up(
 ) -> None:
     run = Run()
     monkeypatch.setattr(core_module, "STALL_LIMIT_S", 0.0)
-    monkeypatch.setattr(
-        run.core._scheduler, "plan", lambda: StepPlan(step_id=1, rows=())
-    )
+    monkeypatch.setattr(run.core._scheduler, "plan", lambda: StepPlan(step_id=1, rows=()))
     run.core.add(request("r"))
     assert run.step().is_stalled
     run.finish()

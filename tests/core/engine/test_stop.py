@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +30,7 @@ def test_any_cut_gives_the_defined_answer(
     matcher = StopMatcher(stops, includes_stop=includes_stop)
     edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     shown = ""
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         shown += matcher.push(text[start:end])
         answer, _ = expected(text, stops, includes_stop=includes_stop)
         assert answer.startswith(shown), "something was shown that should have been held back"

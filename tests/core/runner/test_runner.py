@@ -206,6 +206,14 @@ def test_nan_in_prompt_logprobs_is_a_fault() -> None:
     assert "not finite" in output.faults[0] and output.prompt_logprobs == []
 
 
+def test_ids_outside_the_vocabulary_cost_one_row(made: ModelRunner) -> None:
+    clean = tokens(run(made, [request("a", 5)]))["a"]
+    bad = DriveRequest(request_id="bad", prompt_ids=(3, VOCAB, 4))
+    outputs = run(made, [bad, request("a", 5)])
+    assert outputs["a"].token_ids == clean
+    assert outputs["bad"].token_ids == [] and f"token id {VOCAB}" in outputs["bad"].faults[0]
+
+
 def test_random_logits_do_not_depend_on_the_batch() -> None:
     made = runner(model="dovetail.testing.models:RandomLogitsModel", hf_config={"logits": "random"})
     asks = [request(str(n), n, sampling=RANDOM, seed=n) for n in (3, 4, 5)]

@@ -11,12 +11,18 @@ import pytest
 import torch
 
 from dovetail import registry
+from dovetail.errors import ConfigError
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
 
 TOLERANCE = 1e-4
-BACKED = ("GPTNeoXForCausalLM", "FalconForCausalLM", "StableLmForCausalLM", "CohereForCausalLM")
-NATIVE = tuple(name for name in FAMILIES if name not in BACKED)
+BACKED = ("GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "GraniteForCausalLM")
+REFUSED = {
+    "FalconForCausalLM": "attention interface",
+    "MambaForCausalLM": "state of its own",
+    "BloomForCausalLM": "masks itself",
+}
+NATIVE = tuple(name for name in FAMILIES if name not in BACKED and name not in REFUSED)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": (
         "LlamaForCausalLM",
@@ -166,6 +172,13 @@ def test_transformers_backed(folder: Any, case: str) -> None:
     path = folder(case)
     model = PagedModel.load(path, model_name="transformers", backend="torch_sdpa")
     check_all_ways(path, model)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_backed_is_refused_with_the_reason(folder: Any, case: str) -> None:
+    path = folder(case)
+    with pytest.raises(ConfigError, match=REFUSED[case]):
+        PagedModel.load(path, model_name="transformers")
 
 
 def test_every_registered_architecture_has_a_case() -> None:

@@ -65,8 +65,8 @@ def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]
-    return prompt  # type: ignore[return-value]
+        return [prompt]
+    return prompt
 
 
 def _check(body: CompletionRequest, num_prompts: int) -> None:

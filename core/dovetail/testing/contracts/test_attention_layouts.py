@@ -121,7 +121,7 @@ class TestAttentionLayouts:
             parts = {row: stage.draw(row + 2) for row in range(3)}
             q, k, v = (torch.cat([parts[row][i] for row in order]) for i in range(3))
             got, _ = stage.step_with([(row, row + 2) for row in order], q, k, v)
-            pieces = dict(zip(order, got.split([row + 2 for row in order]), strict=True))
+            pieces = dict(zip(order, torch.split(got, [row + 2 for row in order]), strict=True))
             results.append(torch.cat([pieces[row] for row in range(3)]))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=MAX_DIFFERENCE)
 

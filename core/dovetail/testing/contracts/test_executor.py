@@ -51,9 +51,7 @@ def run(executor: Executor, *, ahead: int = 0) -> dict[str, list[int]]:
 
 def crashing(plugin: Any, **changes: Any) -> Executor:
     """Return an executor whose model raises at output position 1."""
-    scripts = [{"tokens": [7, 8, 9], "crash_at": 1}]
-    # The warm-up draws at position 1 too, so it is given a script of its own.
-    config = {"replay": [{"tokens": [1, 2]}, *scripts], "cue_base": 90}
+    config = {"replay": [{"tokens": [7, 8, 9], "crash_at": 1}], "cue_base": 90}
     return started(plugin, model=REPLAY, hf_config=config, **changes)
 
 
@@ -94,10 +92,9 @@ class TestExecutor:
     @requires("async_steps")
     def test_submit_returns_at_once(self, plugin: Any) -> None:
         """submit does not wait for the step."""
-        script = {"tokens": [1, 2, 3], "delay_s": 0.3}
-        config = {"replay": [{"tokens": [1, 2]}, script], "cue_base": 90}
+        config = {"replay": [{"tokens": [1, 2, 3], "delay_s": 0.3}], "cue_base": 90}
         made = started(plugin, model=REPLAY, hf_config=config, async_steps=True)
-        ask = DriveRequest(request_id="a", prompt_ids=(91,), num_tokens=1)
+        ask = DriveRequest(request_id="a", prompt_ids=(90,), num_tokens=1)
         plan = next(Driver(tiny_layout(list(made.kv_layers()))).plans([ask]))
         start_s = time.perf_counter()
         pending = made.submit(plan)
@@ -118,7 +115,7 @@ class TestExecutor:
             told.set()
 
         made.on_death(hear)
-        ask = DriveRequest(request_id="a", prompt_ids=(91,), num_tokens=3)
+        ask = DriveRequest(request_id="a", prompt_ids=(90,), num_tokens=3)
         plans = Driver(tiny_layout(list(made.kv_layers()))).plans([ask])
         assert made.submit(next(plans)).result().rows[0].token_ids == (7,)
         with pytest.raises(EngineDead):

@@ -20,12 +20,11 @@ WANTS = (
     SamplingParams(min_tokens=4, max_tokens=8, stop_token_ids=(6,), eos_token_ids=(0,)),
     SamplingParams(min_p=0.2, max_tokens=8),
 )
-NAMED = {"max_tokens": 8}
 
 
 def wanting_params(plugin: Any, name: str) -> SamplingParams:
     """Return sampling params that this processor wants. Skips when the kit finds none."""
-    own = SamplingParams(logits_processors={name: {}}, **NAMED)
+    own = SamplingParams(logits_processors={name: {}}, max_tokens=8)
     for params in (*WANTS, own):
         if plugin.wants(params):
             return params

@@ -1,0 +1,93 @@
+"""Linear layers and experts of transformers' models, swapped for dovetail's.
+
+So a quantization method sees every linear layer, and tensors of single experts find their place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.integrations import moe as hf_moe
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.moe import Experts
+from dovetail.layers.placement import Placement
+
+EXPERT_NAMES = {
+    "gate_proj": ("gate_up_proj", "gate"),
+    "w1": ("gate_up_proj", "gate"),
+    "up_proj": ("gate_up_proj", "up"),
+    "w3": ("gate_up_proj", "up"),
+    "w2": ("down_proj", None),
+}
+
+
+class SwappedLinear(ReplicatedLinear):
+    """A linear layer that takes transformers' [1, T, I] as well."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [..., I] -> [..., O]"""
+        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+class SwappedExperts(Experts):
+    """Experts called the way transformers calls them."""
+
+    def forward(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Shapes: x [T, E], experts and weights [T, A] -> [T, E]"""
+        return super().forward(x, weights, experts)
+
+    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
+        """Return where "N.gate_proj.weight" and its like go."""
+        words = leaf.split(".")
+        if len(words) > 1 and words[1] in EXPERT_NAMES:
+            words[1], part = EXPERT_NAMES[words[1]]
+        return super().place(".".join(words), part)
+
+
+def swap_layers(context: BuildContext, trunk: nn.Module, prefix: str) -> None:
+    """Swap every plain linear layer and every experts layer under `trunk`.
+
+    `prefix` is the trunk's path in the checkpoint. Mutates: trunk
+    Raises: ConfigError for experts of another shape than gate, up, down.
+    """
+    for path, module in list(trunk.named_modules()):
+        name = f"{prefix}{path}"
+        if type(module) is nn.Linear:
+            swapped: nn.Module = SwappedLinear(
+                context, name, module.in_features, module.out_features, bias=module.bias is not None
+            )
+        elif is_experts(module):
+            swapped = _experts(context, name, module)
+        else:
+            continue
+        trunk.set_submodule(path, swapped)
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return whether transformers keeps all experts of a block in this module."""
+    return vars(module).get("_is_expert_parallel") is not None
+
+
+def _experts(context: BuildContext, name: str, module: nn.Module) -> SwappedExperts:
+    facts = vars(module)
+    odd = [f for f in ("has_bias", "is_transposed", "has_post_expert_norm") if facts.get(f)]
+    odd += [f"no {f}" for f in ("has_gate", "is_concatenated") if not facts.get(f)]
+    gate: Any = type(module).__dict__.get("_apply_gate")
+    if odd or gate is not hf_moe._default_apply_gate:
+        raise ConfigError(
+            f"experts of the kind {type(module).__name__} are not supported"
+            f" ({', '.join(odd) or 'their gate differs'})",
+            where=name,
+        )
+    count, doubled, size = module.get_parameter("gate_up_proj").shape
+    config: Any = facts["config"]
+    return SwappedExperts(
+        context, name, num_experts=count, size=size, inner=doubled // 2, act=config.hidden_act
+    )

@@ -1,0 +1,153 @@
+"""The kit catches deliberately wrong plugins: each fails the clause it breaks, right ones none."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import registry
+from dovetail.registry.kinds import interface_of
+from dovetail.testing.contract import files_of, gates_of
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
+
+POLICY = "scheduling_policy"
+WRONG: list[tuple[str, str, str]] = [
+    (POLICY, "no_such_module:Thing", "loads_in_a_fresh_process"),
+    (POLICY, f"{HERE}/wrong_eager.py:EagerImport", "import_leaves_optional_packages_alone"),
+    (POLICY, f"{PLAIN}:WrongSignature", "keeps_its_interface"),
+    (POLICY, f"{PLAIN}:Undocumented", "says_what_it_is"),
+    (POLICY, f"{PLAIN}:UnhelpfulReason", "says_why_it_is_unavailable"),
+    (POLICY, f"{PLAIN}:AlwaysObjects", "asked_nothing_it_objects_to_nothing"),
+    (POLICY, f"{PLAIN}:HelplessOptions", "options_explain_themselves"),
+    (POLICY, f"{PLAIN}:LyingOptions", "options_round_trip_through_text"),
+    (POLICY, f"{PLAIN}:UnknownFailure", "expected_failures_name_clauses"),
+    (POLICY, f"{PLAIN}:FalseFailure", "keys_compare"),
+    (POLICY, f"{PLAIN}:InfiniteKeys", "keys_are_finite_numbers"),
+    (POLICY, f"{PLAIN}:RaggedKeys", "keys_compare"),
+    (POLICY, f"{PLAIN}:DriftingKeys", "key_stays_while_waiting"),
+    (POLICY, f"{PLAIN}:PersonalKeys", "two_objects_agree"),
+    ("stat_logger", f"{PLAIN}:SlowLogger", "does_not_block"),
+    ("stat_logger", f"{PLAIN}:PickyLogger", "takes_all_numbers"),
+    ("tool_parser", f"{PLAIN}:NoSamples", "has_samples"),
+    ("tool_parser", f"{PLAIN}:WrongSample", "samples_parse"),
+    ("tool_parser", f"{PLAIN}:CrashingParser", "malformed_bodies[0]"),
+    ("tool_parser", f"{PLAIN}:ForgetfulParser", "cut_does_not_matter"),
+    ("tool_parser", f"{PLAIN}:LooseArguments", "arguments_are_json_objects"),
+    ("tool_parser", f"{PLAIN}:ChoosyParser", "unknown_tools_are_passed_on"),
+    ("reasoning_parser", f"{PLAIN}:AlwaysThinks", "unmarked_text_is_content"),
+    ("reasoning_parser", f"{PLAIN}:NeverThinks", "prompt_may_open_thinking"),
+    ("dtype", f"{PLAIN}:THING", "value_crosses_processes"),
+    ("attention_backend", f"{TORCH}:FutureAttention", "steps_follow_each_other[grouped-mixed]"),
+    ("attention_backend", f"{TORCH}:WindowlessAttention", "window_over_steps[3]"),
+    ("attention_backend", f"{TORCH}:PaddingAttention", "steps_follow_each_other[full-decode]"),
+    ("logits_processor", f"{TORCH}:TouchesAll", "other_rows_stay"),
+    ("logits_processor", f"{TORCH}:WantsAll", "plain_requests_are_left_alone"),
+    ("logits_processor", f"{TORCH}:MakesNan", "never_makes_nan"),
+    ("logits_processor", f"{TORCH}:CopiesOutput", "sees_tokens_as_they_come"),
+    ("logits_processor", f"{TORCH}:NeverForgets", "rows_are_forgotten"),
+    ("logits_processor", f"{TORCH}:BatchMean", "batch_does_not_matter"),
+    ("logits_processor", f"{TORCH}:FiltersBest", "filters_keep_the_best"),
+    ("load_format", f"{TORCH}:TwiceFormat", "every_tensor_once"),
+    ("load_format", f"{TORCH}:WideFormat", "every_tensor_once"),
+    ("load_format", f"{TORCH}:ForgivingFormat", "truncated_file"),
+    ("load_format", f"{TORCH}:HoardingFormat", "keeps_no_tensor"),
+    ("load_format", f"{TORCH}:SecretFormat", "reads_something"),
+    ("quantization", f"{TORCH}:DoubleBias", "is_linear"),
+    ("scheduler", f"{TORCH}:SilentAbort", "keeps_every_promise[0]"),
+    ("scheduler", f"{TORCH}:LazyPlanner", "keeps_every_promise[0]"),
+    ("scheduler", f"{TORCH}:TalkativeCounts", "plans_nothing_for_nobody"),
+    ("worker", f"{TORCH}:ForgivingWorker", "nan_ends_one_row"),
+    ("worker", f"{TORCH}:AnywhereWorker", "fits_its_own_devices"),
+    ("worker", f"{TORCH}:BackwardWorker", "batch_does_not_matter[sampling0]"),
+    ("executor", f"{TORCH}:QuietExecutor", "death_is_told"),
+    ("executor", f"{TORCH}:LeakyExecutor", "shutdown_leaves_nothing"),
+]
+RIGHT = [
+    (POLICY, f"{PLAIN}:RightPolicy"),
+    (POLICY, f"{PLAIN}:KnownFailure"),
+    ("tool_parser", f"{PLAIN}:SlashParser"),
+    ("logits_processor", f"{TORCH}:RightBias"),
+    ("attention_backend", "dovetail.testing.reference:ReferenceAttention"),
+]
+Outcomes = dict[str, dict[str, str]]
+
+
+def check(words: list[str]) -> Outcomes:
+    """Return plugin -> clause -> outcome of `dovetail plugins check` in a process of its own."""
+    paths = [str(ROOT / part) for part in ("core", "plugins", "kernels")]
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "plugins", "check", *words, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+    )
+    assert done.stdout, done.stderr
+    outcomes: Outcomes = {}
+    for row in json.loads(done.stdout)["clauses"]:
+        outcomes.setdefault(row["plugin"], {})[row["clause"]] = row["outcome"]
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    """Return what the kit says of all wrong and right plugins together."""
+    chosen = [(kind, spec) for kind, spec, _ in WRONG] + RIGHT
+    return check([f"{kind}:{spec}" for kind, spec in chosen])
+
+
+def of(outcomes: Outcomes, kind: str, spec: str) -> dict[str, str]:
+    """Return the clauses of one plugin."""
+    return outcomes[f"{kind}:{registry.find(kind, spec).id}"]
+
+
+@pytest.mark.parametrize(("kind", "spec", "clause"), WRONG, ids=lambda text: text.split(":")[-1])
+def test_wrong_plugin_is_caught(outcomes: Outcomes, kind: str, spec: str, clause: str) -> None:
+    assert of(outcomes, kind, spec)[clause] == "failed"
+
+
+@pytest.mark.parametrize(("kind", "spec"), RIGHT, ids=lambda text: text.split(":")[-1])
+def test_right_plugin_passes(outcomes: Outcomes, kind: str, spec: str) -> None:
+    failed = [clause for clause, how in of(outcomes, kind, spec).items() if how == "failed"]
+    assert failed == []
+
+
+def test_known_fault_is_reported_as_such(outcomes: Outcomes) -> None:
+    clauses = of(outcomes, POLICY, f"{PLAIN}:KnownFailure")
+    assert clauses["keys_are_finite_numbers"] == "xfailed"
+
+
+@pytest.mark.parametrize("kind", [k.name for k in registry.KINDS.values() if not k.is_value])
+def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
+    modules = [importlib.import_module(name) for name in files_of(kind)]
+    asked = {word for module in modules for word in words_of(module)}
+    known = set(getattr(interface_of(kind), "known_capabilities", {}))
+    assert known - asked - UNASKED.get(kind, set()) == set()
+
+
+UNASKED = {
+    "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
+    "quantization": {"from_checkpoint"},  # needs a packed checkpoint, which the kit cannot invent
+}
+"""Words that gate no clause, with the reason."""
+
+
+def words_of(module: Any) -> set[str]:
+    """Return the capability words that a contract file's clauses require."""
+    found = set()
+    for _, cls in inspect.getmembers(module, inspect.isclass):
+        for clause in vars(cls).values():
+            found |= {word for word, _ in gates_of(clause)}
+    return found

@@ -1,0 +1,296 @@
+"""Deliberately wrong plugins without torch: each breaks the one clause that test_kit names."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import Info, Value
+from dovetail.interfaces.reasoning_parser import ReasoningParser
+from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
+from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
+from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
+
+
+class RightPolicy(SchedulingPolicy):
+    """Nothing is wrong with it; the others derive from it."""
+
+    info = Info(summary="first come, first served")
+
+    def key(self, request: RequestView) -> tuple[float, ...]:
+        """Return the arrival."""
+        return (request.arrival_s,)
+
+
+class WrongSignature(SchedulingPolicy):
+    """Names its parameter otherwise."""
+
+    info = Info(summary="another parameter")
+
+    def key(self, candidate: RequestView) -> tuple[float, ...]:
+        """Return a key."""
+        return (0.0,)
+
+
+class Undocumented(RightPolicy):
+    info = Info(summary="says nothing of itself")
+
+
+class UnhelpfulReason(RightPolicy):
+    """Says that it is unavailable, but not what to do."""
+
+    info = Info(summary="unavailable without a fix")
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Return a reason without a remedy."""
+        return "no"
+
+
+class AlwaysObjects(RightPolicy):
+    """Objects to a question that was not asked."""
+
+    info = Info(summary="objects to everything")
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return a reason whatever is asked."""
+        return ["no"]
+
+
+class HelplessOptions(RightPolicy):
+    """Its option says nothing."""
+
+    info = Info(summary="an option without help")
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Options:
+        """One unexplained option."""
+
+        weight: float = 1.0
+
+
+class LyingOptions(RightPolicy):
+    """Its option's default is not of its type."""
+
+    info = Info(summary="an option with a wrong default")
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Options:
+        """One option of the wrong type."""
+
+        count: int = field(default=1.5, metadata={"help": "a count"})  # type: ignore[assignment]
+
+
+class UnknownFailure(RightPolicy):
+    """Expects a clause to fail that does not exist."""
+
+    info = Info(summary="expects what is not asked")
+    expected_failures: ClassVar[dict[str, str]] = {"flies": "it cannot fly"}
+
+
+class FalseFailure(RightPolicy):
+    """Expects a clause to fail that it keeps."""
+
+    info = Info(summary="expects too little of itself")
+    expected_failures: ClassVar[dict[str, str]] = {"keys_compare": "said to fail"}
+
+
+class KnownFailure(RightPolicy):
+    """Breaks a clause and says so: not a failure."""
+
+    info = Info(summary="admits its fault")
+    expected_failures: ClassVar[dict[str, str]] = {"keys_are_finite_numbers": "gives infinities"}
+
+    def key(self, request: RequestView) -> tuple[float, ...]:
+        """Return an infinite key."""
+        return (math.inf, request.arrival_s)
+
+
+class InfiniteKeys(KnownFailure):
+    """Breaks the same clause and does not say so."""
+
+    expected_failures: ClassVar[dict[str, str]] = {}
+
+
+class RaggedKeys(RightPolicy):
+    """Its keys have several lengths."""
+
+    info = Info(summary="ragged keys")
+
+    def key(self, request: RequestView) -> tuple[float, ...]:
+        """Return one number, or two."""
+        return (0.0,) * (1 + request.num_prompt_tokens % 2)
+
+
+class DriftingKeys(RightPolicy):
+    """A key changes with every question."""
+
+    info = Info(summary="counts questions")
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._count = itertools.count()
+
+    def key(self, request: RequestView) -> tuple[float, ...]:
+        """Return another number each time."""
+        return (float(next(self._count)),)
+
+
+class PersonalKeys(RightPolicy):
+    """Two objects disagree."""
+
+    info = Info(summary="depends on the object")
+    made: ClassVar[Any] = itertools.count()
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._mine = float(next(self.made))
+
+    def key(self, request: RequestView) -> tuple[float, ...]:
+        """Return the object's own number."""
+        return (self._mine,)
+
+
+class SlowLogger(StatLogger):
+    """Blocks its caller."""
+
+    info = Info(summary="sleeps")
+
+    def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:
+        self.options = options
+
+    def step(self, stats: StepStats) -> None:
+        """Sleep."""
+        time.sleep(0.02)
+
+    def request(self, stats: RequestStats) -> None:
+        """Do nothing."""
+
+
+class PickyLogger(SlowLogger):
+    """Raises for some requests."""
+
+    info = Info(summary="raises on aborts")
+
+    def step(self, stats: StepStats) -> None:
+        """Do nothing."""
+
+    def request(self, stats: RequestStats) -> None:
+        """Raise for an abort."""
+        if stats.finish_reason == "abort":
+            raise KeyError(stats.finish_reason)
+
+
+class SlashParser(ToolParser):
+    """A right parser of /name arguments/; the others derive from it."""
+
+    info = Info(summary="calls between slashes")
+    markers = (Markers(start="//", end=";;"),)
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(text="//f {};;", calls=(ToolCall(name="f", arguments="{}"),)),
+        Sample(text="//not a call;;", content="//not a call;;"),
+    )
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the call."""
+        name, blank, arguments = body.partition(" ")
+        if not name or not blank or arguments != "{}":
+            raise MalformedToolCall(body)
+        return [ToolCall(name=name, arguments=arguments)]
+
+
+class NoSamples(SlashParser):
+    """Brings no samples."""
+
+    samples: ClassVar[tuple[Sample, ...]] = ()
+
+
+class WrongSample(SlashParser):
+    """Its sample promises something else."""
+
+    samples: ClassVar[tuple[Sample, ...]] = (
+        *SlashParser.samples,
+        Sample(text="//g {};;", calls=(ToolCall(name="h", arguments="{}"),)),
+    )
+
+
+class CrashingParser(SlashParser):
+    """Raises what it should not."""
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Raise IndexError for an empty body."""
+        if body == "not a call":
+            raise MalformedToolCall(body)
+        return [ToolCall(name=body.split()[0], arguments="{}")]
+
+
+class ForgetfulParser(SlashParser):
+    """Every second region is refused."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._count = itertools.count()
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the call, or not."""
+        if next(self._count) % 2:
+            raise MalformedToolCall(body)
+        return super().parse(body, tools)
+
+
+class LooseArguments(SlashParser):
+    """Its arguments are no JSON object."""
+
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(text="//f x;;", calls=(ToolCall(name="f", arguments="x"),)),
+        Sample(text="//bad;;", content="//bad;;"),
+    )
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the call with its text as arguments."""
+        name, blank, arguments = body.partition(" ")
+        if not name or not blank or len(name) > 1 or arguments != "x":
+            raise MalformedToolCall(body)
+        return [ToolCall(name=name, arguments=arguments)]
+
+
+class ChoosyParser(SlashParser):
+    """Drops calls of tools that nobody offered."""
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the call if the tool is known."""
+        calls = super().parse(body, tools)
+        return [call for call in calls if call.name in {tool.name for tool in tools}]
+
+
+class AlwaysThinks(ReasoningParser):
+    """Says that every answer begins inside, and does not claim it."""
+
+    info = Info(summary="always thinks")
+    markers = Markers(start="<t>", end="</t>")
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(text="<t>why</t>so", reasoning="why", content="so"),
+    )
+
+    def starts_inside(self, prompt: str) -> bool:
+        """Return True."""
+        return True
+
+
+class NeverThinks(AlwaysThinks):
+    """Does not look at the prompt."""
+
+    info = Info(summary="never thinks before it writes")
+
+    def starts_inside(self, prompt: str) -> bool:
+        """Return False."""
+        return False
+
+
+THING = Value(summary="no plain data", value=object())

@@ -1,0 +1,332 @@
+"""Deliberately wrong plugins that need torch, most of them right built-ins with one fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.scheduler import RequestState
+from dovetail.interfaces.step import StepPlan, StepResult
+from dovetail.testing.reference import ReferenceAttention
+from dovetail_plugins.executors.uni import UniExecutor
+from dovetail_plugins.load_formats.safetensors import Safetensors
+from dovetail_plugins.quantization.none import Unquantized
+from dovetail_plugins.schedulers.continuous import ContinuousScheduler
+from dovetail_plugins.workers.cpu import CpuWorker
+
+
+class FutureAttention(ReferenceAttention):
+    """Lets a query see what follows it."""
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend without the causal mask."""
+        spec = replace(spec, is_causal=False)
+        return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
+class WindowlessAttention(ReferenceAttention):
+    """Claims windows and ignores them."""
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to everything."""
+        spec = replace(spec, window_tokens=None)
+        return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
+class PaddingAttention(ReferenceAttention):
+    """Reads whole blocks, what lies behind the row's end included."""
+
+    def prepare(self, layout: BatchLayout) -> BatchLayout:
+        """Return the layout; remember its blocks."""
+        self._layout = layout
+        return layout
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend, then let a trace of the unused cells in."""
+        out = super().forward(spec, q, k, v, cache, prepared, sinks)
+        return out + 0 * cache[0, prepared.block_table[:, -1].long()].sum()
+
+
+class RightBias(LogitsProcessor):
+    """A right processor: adds to the tokens drawn so far. The others derive from it."""
+
+    info = Info(summary="likes what it wrote")
+
+    def __init__(self, options: Any, vocab_size: int) -> None:
+        super().__init__(options, vocab_size)
+        self.rows: dict[int, RowTokens] = {}
+
+    @classmethod
+    def wants(cls, params: SamplingParams) -> bool:
+        """Return whether there is a bias."""
+        return bool(params.logit_bias)
+
+    def add_row(self, tokens: RowTokens) -> None:
+        """Start a row."""
+        self.rows[tokens.row] = tokens
+
+    def remove_row(self, row: int) -> None:
+        """Forget a row."""
+        self.rows.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Add one to each token drawn."""
+        for index, row in rows:
+            logits[index, list(set(self.rows[row].output_ids))] += 1.0
+
+
+class TouchesAll(RightBias):
+    """Changes rows that are not its own."""
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Change every row."""
+        logits += 1.0
+
+
+class WantsAll(RightBias):
+    """Is called for everybody."""
+
+    @classmethod
+    def wants(cls, params: SamplingParams) -> bool:
+        """Return True."""
+        return True
+
+
+class MakesNan(RightBias):
+    """Leaves NaN behind."""
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Spoil one logit."""
+        for index, _ in rows:
+            logits[index, 0] = float("nan")
+
+
+class CopiesOutput(RightBias):
+    """Looks at the tokens only once."""
+
+    def add_row(self, tokens: RowTokens) -> None:
+        """Keep a copy."""
+        self.rows[tokens.row] = replace(tokens, output_ids=list(tokens.output_ids))
+
+
+class NeverForgets(RightBias):
+    """Keeps the first request that used a row."""
+
+    def add_row(self, tokens: RowTokens) -> None:
+        """Start a row, unless it is known."""
+        self.rows.setdefault(tokens.row, tokens)
+
+    def remove_row(self, row: int) -> None:
+        """Keep it."""
+
+
+class BatchMean(RightBias):
+    """Lets rows of a batch see each other."""
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Add the batch's mean."""
+        indices = [index for index, _ in rows]
+        logits[indices] += logits[indices].mean()
+
+
+class FiltersBest(RightBias):
+    """A filter that removes the best token."""
+
+    stage = "filter"
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Remove the most likely token."""
+        for index, _ in rows:
+            logits[index, logits[index].argmax()] = float("-inf")
+
+
+class TwiceFormat(Safetensors):
+    """Yields a tensor twice."""
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield everything, and the last once more."""
+        for pair in super().tensors(checkpoint):
+            yield pair
+        yield pair
+
+
+class WideFormat(Safetensors):
+    """Turns every tensor into float32."""
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield wide tensors."""
+        for name, tensor in super().tensors(checkpoint):
+            yield name, tensor.float()
+
+
+class ForgivingFormat(Safetensors):
+    """Reads what it can of a damaged file and says nothing."""
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what can be read."""
+        try:
+            yield from super().tensors(checkpoint)
+        except ConfigError:
+            return
+
+
+class HoardingFormat(Safetensors):
+    """Claims to be lazy and holds everything."""
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield from a list."""
+        yield from list(super().tensors(checkpoint))
+
+
+class SecretFormat(Safetensors):
+    """Reads a format of which the kit has no sample."""
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return that nothing fits."""
+        return ["never"] if query is not None else []
+
+
+class DoubleBias(Unquantized):
+    """Adds the bias twice."""
+
+    info = Info(summary="too much bias")
+    capabilities = frozenset({"from_checkpoint"})
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Return the faulty method."""
+        return _DoubleBias(super().linear(spec))
+
+
+class _DoubleBias(LinearMethod):
+    def __init__(self, right: LinearMethod) -> None:
+        self.right = right
+
+    def create(self, layer: nn.Module, spec: LinearSpec) -> None:
+        self.right.create(layer, spec)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = self.right.apply(layer, x, bias)
+        return out if bias is None else out + bias
+
+
+class SilentAbort(ContinuousScheduler):
+    """Does not say whom it ended."""
+
+    def abort(self, request_ids: Sequence[str], reason: str = "abort") -> Sequence[RequestState]:
+        """End them and return nobody."""
+        super().abort(request_ids, reason)
+        return []
+
+
+class LazyPlanner(ContinuousScheduler):
+    """Plans every step's last row away."""
+
+    def plan(self) -> StepPlan:
+        """Return a plan that lost a row."""
+        plan = super().plan()
+        return msgspec.structs.replace(plan, rows=plan.rows[:-1])
+
+
+class TalkativeCounts(ContinuousScheduler):
+    """Counts wrongly."""
+
+    def counts(self) -> tuple[int, int]:
+        """Return one too many."""
+        running, waiting = super().counts()
+        return running + 1, waiting
+
+
+class ForgivingWorker(CpuWorker):
+    """Hides faults of rows."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Return the result without faults."""
+        result = super().step(plan)
+        rows = tuple(
+            msgspec.structs.replace(row, fault=None, token_ids=row.token_ids or (1,))
+            if row.fault
+            else row
+            for row in result.rows
+        )
+        return msgspec.structs.replace(result, rows=rows)
+
+
+class AnywhereWorker(CpuWorker):
+    """Says that it runs on anything."""
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return no reason."""
+        return []
+
+
+class BackwardWorker(CpuWorker):
+    """Computes each step's rows as if their order did not matter, and mixes answers up."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Return the rows' tokens turned round."""
+        result = super().step(plan)
+        tokens = [row.token_ids for row in result.rows][::-1]
+        rows = tuple(
+            msgspec.structs.replace(row, token_ids=ids)
+            for row, ids in zip(result.rows, tokens, strict=True)
+        )
+        return msgspec.structs.replace(result, rows=rows)
+
+
+class QuietExecutor(UniExecutor):
+    """Tells nobody that its worker died."""
+
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Forget the callback."""
+
+
+class LeakyExecutor(UniExecutor):
+    """Leaves its thread behind."""
+
+    def shutdown(self) -> None:
+        """Forget the thread instead of ending it."""
+        self._kept = self._thread
+        if self._thread is not None:
+            self._thread = None
+        super().shutdown()

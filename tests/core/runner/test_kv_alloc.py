@@ -1,0 +1,65 @@
+"""KV tensors: a block id names one piece of memory whichever layer or group looks at it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import NoOptions
+from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
+from dovetail.runner.block_table import BlockTable
+from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
+from dovetail.testing.tiny import NaiveAttention
+
+BACKEND = NaiveAttention(NoOptions())
+CPU = torch.device("cpu")
+
+
+def layer(name: str, head_size: int = 8, dtype: str = "float32") -> KVLayer:
+    return KVLayer(name=name, num_kv_heads=2, head_size=head_size, dtype=dtype)
+
+
+LAYOUT = KVLayout(
+    groups=(KVGroup(layers=("a", "b")), KVGroup(layers=("c",), window_tokens=4)),
+    num_tensors=2,
+    num_blocks=5,
+    block_tokens=4,
+    block_bytes=2 * 4 * 2 * 8 * 4,
+)
+
+
+def test_groups_share_tensors() -> None:
+    caches = allocate_kv(LAYOUT, [layer(n) for n in "abc"], BACKEND, CPU)
+    assert {name: tuple(c.shape) for name, c in caches.items()} == dict.fromkeys(
+        "abc", (2, 5, 4, 2, 8)
+    )
+    assert caches["a"].data_ptr() == caches["c"].data_ptr() != caches["b"].data_ptr()
+    assert group_of_layers(LAYOUT) == {"a": 0, "b": 0, "c": 1}
+
+
+def test_layers_of_other_sizes_cannot_share() -> None:
+    layers = [layer("a", head_size=4), layer("b"), layer("c")]
+    with pytest.raises(ConfigError, match="layer c needs"):
+        allocate_kv(LAYOUT, layers, BACKEND, CPU)
+
+
+def test_too_large_a_cache_names_the_flag() -> None:
+    huge = msgspec.structs.replace(LAYOUT, num_blocks=1 << 45)
+    with pytest.raises(ConfigError, match="gpu-memory-utilization"):
+        allocate_kv(huge, [layer(n) for n in "abc"], BACKEND, CPU)
+
+
+def test_block_table() -> None:
+    table = BlockTable(3, 4, 4)
+    table.fill_row(1, (7, 3))
+    table.append(1, (9,))
+    rows = np.array([1, 1, 1])
+    assert table.slots(rows, np.array([0, 5, 11])).tolist() == [28, 13, 39]
+    assert table.gather(np.array([1, 0]), 9).tolist() == [[7, 3, 9], [0, 0, 0]]
+    table.clear_row(1)
+    assert not table.ids.any()
+    with pytest.raises(AssertionError, match="more than it can use"):
+        table.append(2, range(5))
