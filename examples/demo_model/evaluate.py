@@ -42,7 +42,7 @@ def in_process(folder: Path, threads: int) -> Answer:
         with torch.inference_mode():
             output = model.generate(**inputs, do_sample=False, max_new_tokens=ANSWER_TOKENS)
         new_tokens = output[:, inputs["input_ids"].shape[1] :]
-        return tokenizer.batch_decode(new_tokens, skip_special_tokens=True)
+        return list(tokenizer.batch_decode(new_tokens, skip_special_tokens=True))
 
     def answer(conversations: list[Chat], tools: list[Tools], thinking: list[bool]) -> list[str]:
         prompts = [

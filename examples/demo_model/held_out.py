@@ -54,7 +54,7 @@ def same_json(text: str) -> Check:
 
     def check(answer: str) -> bool:
         try:
-            return json.loads(answer.rsplit("</think>", 1)[-1]) == json.loads(text)
+            return bool(json.loads(answer.rsplit("</think>", 1)[-1]) == json.loads(text))
         except ValueError:
             return False
 

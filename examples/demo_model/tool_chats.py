@@ -219,7 +219,7 @@ def other_tools(rng: Random, count: int, taken: set[str]) -> list[Tool]:
 
 def about_of(tool: Tool) -> str:
     """What the tool is for: its kind where it has one, so that no two tools do the same."""
-    about = tool["function"]["description"]
+    about = str(tool["function"]["description"])
     for name, kind in KINDS.items():
         if about in kind.about:
             return name

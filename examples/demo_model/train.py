@@ -84,7 +84,7 @@ def to_batch(rows: list[Encoded], pad: int) -> Batch:
 
 def batches(tokenizer: Tokenizer, tool_share: float = TOOL_SHARE) -> Iterator[Batch]:
     """Endless batches of like length; every block of samples is fresh."""
-    pad, rng = tokenizer.token_to_id("<|endoftext|>"), Random(SEED)
+    pad, rng = int(tokenizer.token_to_id("<|endoftext|>") or 0), Random(SEED)
     for block in range(10**6):
         pairs = [training_pair(s) for s in samples(SEED + 1 + block, BLOCK_SAMPLES, tool_share)]
         rows = sorted(encode(pairs, tokenizer), key=lambda row: len(row[0]))
@@ -136,7 +136,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: Tokenizer, steps: int) -> None:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * rate_share(step / steps, step)
         loss = weighted_loss(model(tokens, use_cache=False).logits, tokens, weights)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()

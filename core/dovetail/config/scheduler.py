@@ -45,6 +45,6 @@ class SchedulerConfig:
         None,
         ge=1,
         unit="requests",
-        help="most requests that may wait; beyond it clients get 429 at once",
+        help="most requests that may wait; beyond it clients get 503 at once",
         default_note="four times max-num-seqs",
     )

@@ -66,6 +66,9 @@ class InputProcessor:
         Raises: RequestError naming the field that is wrong.
         """
         arrival_s = time.monotonic()
+        _verify_text("request_id", request_id)
+        _verify_text("cache_salt", cache_salt)
+        params = _typed(params)
         params.verify()
         self._verify(params)
         prompt_ids = self._truncated(self._token_ids(prompt), params)
@@ -94,21 +97,11 @@ class InputProcessor:
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the prompt as token ids within the vocabulary."""
         if isinstance(prompt, str):
-            return tuple(self._encode(prompt))
+            _verify_text("prompt", prompt)
+            return tuple(self._tokenizer.encode(prompt))
         prompt_ids = tuple(prompt)
         self._verify_ids("prompt", prompt_ids)
         return prompt_ids
-
-    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text is no valid Unicode: {error.reason} at character {error.start}.",
-                where="prompt",
-                fix="send whole characters, not halves of surrogate pairs.",
-            ) from None
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _truncated(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         """Return the end of the prompt that is wanted, checked to leave room for an answer."""
@@ -152,13 +145,16 @@ class InputProcessor:
             if not bare:
                 raise RequestError("a word must have visible characters.", where="bad_words")
             for text in (bare, " " + bare):
-                sequences[tuple(self._encode(text, add_special_tokens=False))] = None
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+                sequences[tuple(ids)] = None
         return tuple(ids for ids in sequences if ids)
 
     def _verify(self, params: SamplingParams) -> None:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
         if params.truncate_prompt_tokens == 0:
             raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
+        for text in (*params.stop, *params.bad_words):
+            _verify_text("stop or bad_words", text)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings need detokenize to be true.", where="stop")
         self._verify_ids("stop_token_ids", params.stop_token_ids)
@@ -201,6 +197,32 @@ class InputProcessor:
         for processor in self._processors.values():
             if processor.wants(params):
                 processor.verify(params, self._vocab_size)
+
+
+def _typed(params: SamplingParams) -> SamplingParams:
+    """Return the params with every field of its declared type (lists become tuples).
+
+    Raises: RequestError naming the field. Callers in Python are not checked otherwise.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        raise RequestError(f"{what}.", where=path.rstrip("`") or "sampling params") from None
+    except (TypeError, OverflowError, UnicodeError) as error:
+        raise RequestError(f"{error}.", where="sampling params") from None
+
+
+def _verify_text(field: str, text: str) -> None:
+    """Raise RequestError for text that has no UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text is no valid Unicode: {error.reason} at character {error.start}.",
+            where=field,
+            fix="send whole characters, not halves of surrogate pairs.",
+        ) from None
 
 
 def _eos_token_ids(spec: EngineSpec, tokenizer: Tokenizer) -> tuple[int, ...]:

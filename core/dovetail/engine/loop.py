@@ -6,6 +6,7 @@ work; a wake-up every half second asks the executor whether its workers live.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -73,6 +74,9 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
     except Exception as error:
         _tell(end, clients, _start_failure(error))
         return 2
+    # What start-up made lives for ever: later collections, each a pause, need not look at it.
+    gc.collect()
+    gc.freeze()
     try:
         EngineLoop(core, end, clients).run()
     except Exception as error:

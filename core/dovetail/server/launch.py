@@ -6,6 +6,7 @@ With one API process everything but the engine lives here; with several, `fleet`
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import shutil
@@ -35,6 +36,7 @@ def run(config: Config) -> int:
     log_setup.setup(config.observability.log_level)
     log_setup.setup_uvicorn(config.frontend.uvicorn_log_level)
     phases = Phases()
+    logger.info("start: imports took %.2f s", phases.durations_s["imports"])
     with phases.time("config"):
         spec = resolve(config)
     sock = bind(config.frontend.host, config.frontend.port)
@@ -73,9 +75,12 @@ def max_queued(config: Config, spec: EngineSpec) -> int:
 
 
 async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
+    # The application's imports take a second that the engine process needs for its own.
+    imports = asyncio.get_running_loop().run_in_executor(None, _import_application)
     engine = await start_engine(config, spec, phases)
     try:
         with phases.time("application"):
+            await imports
             from dovetail.server.app import build_app, build_renderer
             from dovetail.server.life import Life
             from dovetail.server.parsers import build_parsers, choose_parsers
@@ -92,6 +97,11 @@ async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases
         return await life.run(sock, lambda: tell_ready(spec, sock, phases))
     finally:
         await engine.shutdown()
+
+
+def _import_application() -> None:
+    importlib.import_module("dovetail.server.app")
+    importlib.import_module("dovetail.server.life")
 
 
 async def start_engine(config: Config, spec: EngineSpec, phases: Phases) -> AsyncEngine:

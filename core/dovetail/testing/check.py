@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,9 @@ def check(words: Sequence[str], *, as_json: bool = False) -> int:
     arguments = ["-c", str(_INI), "-p", "dovetail.testing.plugin"]
     for word in words:
         arguments += ["--dovetail-plugin", word]
-    if as_json:
-        arguments += ["-p", "no:terminal"]
     arguments += ["--pyargs", "dovetail.testing.contracts"]
-    status = int(pytest.main(arguments, plugins=[results]))
+    with redirect_stdout(StringIO()) if as_json else nullcontext():
+        status = int(pytest.main(arguments, plugins=[results]))
     if as_json:
         print(json.dumps({"status": status, "clauses": results.rows}, indent=2))
     else:

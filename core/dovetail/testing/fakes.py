@@ -36,11 +36,11 @@ def step_stats(**counts: int) -> StepStats:
     return StepStats(**({"num_running": 1, "num_waiting": 0, "kv_usage": 0} | counts))
 
 
-def request_stats(request_id: str = "r") -> RequestStats:
+def request_stats(request_id: str = "r", finish_reason: str = "stop") -> RequestStats:
     """Return the numbers of an ordinary finished request."""
     return RequestStats(
         request_id=request_id,
-        finish_reason="stop",
+        finish_reason=finish_reason,
         prompt_tokens=12,
         generated_tokens=3,
         cached_tokens=4,

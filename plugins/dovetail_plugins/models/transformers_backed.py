@@ -44,7 +44,6 @@ class TransformersBacked(nn.Module, Model):
     info = Info(
         summary="any causal model of transformers, with dovetail's attention and linear layers",
         source="https://huggingface.co/docs/transformers/attention_interface",
-        requires=("transformers",),
     )
 
     def __init__(self, options: Any, context: BuildContext) -> None:

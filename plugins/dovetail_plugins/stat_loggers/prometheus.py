@@ -113,8 +113,9 @@ class PrometheusStats(StatLogger):
             self._observe("vllm:model_execute_time_milliseconds", stats.step_s * 1e3)
 
     def request(self, stats: RequestStats) -> None:
-        """Record a finished request; one that was aborted or failed counts by its reason only."""
-        self._success.labels(self._name, stats.finish_reason).inc()
+        """Record a finished request; one that failed counts as no success."""
+        if stats.finish_reason != "error":
+            self._success.labels(self._name, stats.finish_reason).inc()
         self._observe("vllm:e2e_request_latency_seconds", stats.e2e_s)
         self._observe("vllm:request_queue_time_seconds", stats.queue_s)
         self._observe("vllm:time_in_queue_requests", stats.queue_s)

@@ -115,6 +115,11 @@ def test_truncation_to_what_fits_leaves_half_for_a_greedy_answer() -> None:
         ("x", {"logits_processors": {"nobody": {}}}, "logits_processors"),
         ("x", {"temperature": float("nan")}, "temperature"),
         ("x", {"n": 0}, "n"),
+        ("x", {"stop": "END"}, "stop"),
+        ("x", {"max_tokens": 2.5}, "max_tokens"),
+        ("x", {"stop_token_ids": ("7",)}, "stop_token_ids[0]"),
+        ("x", {"logits_processors": {"p": {"object": object()}}}, "sampling params"),
+        ("x", {"stop": ("\ud800",)}, "stop or bad_words"),
     ],
 )
 def test_refusals_name_the_field(
@@ -123,6 +128,17 @@ def test_refusals_name_the_field(
     error = refusal(prompt, **fields)
     assert error.where == where
     assert error.status == 400
+
+
+def test_lists_are_as_good_as_tuples() -> None:
+    made = prepare("x", stop=["a"], stop_token_ids=[1], logit_bias={5: 1})
+    assert (made.params.stop, made.params.stop_token_ids) == (("a",), (1,))
+
+
+def test_salt_and_id_must_be_text_too() -> None:
+    for fields in ({"cache_salt": "\ud800"}, {"request_id": "\ud800"}):
+        with pytest.raises(RequestError, match="Unicode"):
+            processor().prepare("x", SamplingParams(), **{"request_id": "r"} | fields)
 
 
 def test_any_number_of_logprobs_when_the_bound_is_off() -> None:

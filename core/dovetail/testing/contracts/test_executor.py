@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError, EngineDead
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.step import StepPlan
 from dovetail.testing.contract import default_options, requires
 from dovetail.testing.drive import Collector, Driver, DriveRequest
 from dovetail.testing.tiny import tiny_layout, tiny_run
@@ -139,3 +140,15 @@ class TestExecutor:
         made.shutdown()
         made.shutdown()
         assert threading.active_count() <= before
+
+    def test_calls_after_shutdown_raise(self, plugin: Any) -> None:
+        """A submit after shutdown is an EngineDead, not a hang."""
+        made = started(plugin)
+        made.shutdown()
+        with pytest.raises(EngineDead):
+            made.submit(StepPlan(step_id=1, rows=())).result()
+
+    def test_keeps_the_order(self, executor: Executor) -> None:
+        """Results belong to their plans, in the order of submission."""
+        pending = [executor.submit(StepPlan(step_id=number, rows=())) for number in range(8)]
+        assert [step.result().step_id for step in pending] == list(range(8))

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, Model
-from dovetail.interfaces.spec import RankSpec
 from dovetail.registry import Entry
 from dovetail.testing.contract import model_spec, requires, without
 from dovetail.testing.harness import PagedModel
+from dovetail.testing.plugin import OPTION, chosen
+from dovetail.testing.ranks import TOKENS as RANK_TOKENS
+from dovetail.testing.ranks import divided_logits
 from dovetail.testing.tiny import PlainWeights
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
 
@@ -48,6 +50,29 @@ def reference_logits(folder: Path) -> list[torch.Tensor]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         return [model(torch.tensor([row])).logits[0] for row in TOKENS]
+
+
+@pytest.fixture(scope="session")
+def two_ranks(
+    request: pytest.FixtureRequest, checkpoints: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """Return a function from an entry to its (folder, logits of two ranks). All entries are run
+    by one pair of processes."""
+    found = chosen(tuple(request.config.getoption(OPTION)))
+    names = [entry.name for entry in found if entry.kind == "model" and entry.name in FAMILIES]
+    models = {name: str(checkpoints(name)[0]) for name in names}
+    answers: dict[str, Any] = {}
+
+    def of(entry: Entry) -> tuple[str, Any]:
+        if entry.name not in models:
+            pytest.skip(f"the kit cannot write a checkpoint of {entry.name}")
+        if not answers:
+            asked = [(folder, name) for name, folder in models.items()]
+            logits = divided_logits(asked, tmp_path_factory.mktemp("ranks"))
+            answers.update(zip(models, logits, strict=True))
+        return models[entry.name], answers[entry.name]
+
+    return of
 
 
 @pytest.fixture
@@ -118,15 +143,9 @@ class TestModel:
         assert list(model.parameters()) == []
 
     @requires("tensor_parallel")
-    def test_divides_over_ranks(self, entry: Entry, plugin: Any, checkpoints: Any) -> None:
-        """Built for one of two ranks, the layers are smaller than the whole."""
-        from dovetail.config.hf import load_model_facts
-        from dovetail.testing.harness import build_model
-
-        if entry.name not in FAMILIES:
-            pytest.skip(f"the kit cannot write a checkpoint of {entry.name}")
-        facts = load_model_facts(checkpoints(entry.name)[0], dtype="float32")
-        ranks = (RankSpec(), RankSpec(world_size=2, tensor_size=2))
-        whole, half = (build_model(facts, model_name=entry.name, rank=rank) for rank in ranks)
-        count = [sum(p.numel() for p in model.parameters()) for model in (whole, half)]
-        assert count[1] < count[0]
+    def test_two_ranks_equal_one(self, entry: Entry, plugin: Any, two_ranks: Any) -> None:
+        """Divided over two processes, the model gives the logits of one."""
+        folder, divided = two_ranks(entry)
+        assert isinstance(divided, torch.Tensor), divided
+        whole = PagedModel.load(folder, model_name=entry.name).forward([(0, RANK_TOKENS)])[0]
+        assert_close(divided, whole)

@@ -33,7 +33,7 @@ class TestStatLogger:
         stat_logger.step(step_stats(num_running=0, step_tokens=0))
         stat_logger.step(step_stats(step_tokens=2**40, prompt_tokens=2**40, preemptions=10**6))
         for reason in ("stop", "length", "abort", "error"):
-            stat_logger.request(request_stats(f"id {reason} \N{SNOWMAN}\n"))
+            stat_logger.request(request_stats("id \N{SNOWMAN}\n", reason))
         stat_logger.flush()
         stat_logger.flush()
 

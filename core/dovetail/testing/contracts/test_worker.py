@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -107,6 +108,23 @@ class TestWorker:
         assert outputs["good"].token_ids == [7, 8, 9] and not outputs["good"].faults
         assert outputs["bad"].token_ids == [4] and outputs["bad"].faults
         made.shutdown()
+
+    def test_recomputed_row_goes_on(self, worker: Worker) -> None:
+        """A preempted request, given again with the tokens drawn so far, draws the same ones on."""
+        seeded = SamplingParams(temperature=1.0)
+        prompt = (5, 6, 7, 8, 9)
+        whole = DriveRequest(request_id="r", prompt_ids=prompt, sampling=seeded, seed=3)
+        drawn = run(worker, [whole])["r"]
+        layout = tiny_layout(list(worker.kv_layers()))
+        again = DriveRequest(
+            request_id="r", prompt_ids=(*prompt, *drawn[:4]), num_tokens=2, sampling=seeded, seed=3
+        )
+        tokens: list[int] = []
+        for plan in Driver(layout).plans([again]):
+            rows = [msgspec.structs.replace(row, num_prompt_tokens=5) for row in plan.new_rows]
+            result = worker.step(msgspec.structs.replace(plan, new_rows=tuple(rows)))
+            tokens += [token_id for row in result.rows for token_id in row.token_ids]
+        assert tokens == drawn[4:]
 
     def test_two_in_one_process(self, plugin: Any, worker: Worker) -> None:
         """A second worker changes nothing for the first."""

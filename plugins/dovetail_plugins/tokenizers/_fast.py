@@ -1,0 +1,166 @@
+"""FastTokenizer: a tokenizer.json through the `tokenizers` library alone.
+
+Beginning and end tokens are those of the file's own post-processor, as AutoTokenizer has it (which
+drops add_bos_token and add_eos_token where there is a tokenizer.json). Imports no transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.tokenizer import TokenStream
+from dovetail_plugins.tokenizers import _files
+from dovetail_plugins.tokenizers._streams import ByteLevelStream, WindowStream
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE_MARK = "\u2581"
+
+
+class FastTokenizer:
+    """What HfTokenizer is where a checkpoint has tokenizer.json."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "tokenizer.json"
+        self._settings = _files.read_settings(folder)
+        try:
+            content = file.read_text(encoding="utf-8")
+            self._backend = Backend.from_str(content)
+        except Exception as error:
+            # The library raises plain Exception for everything that is wrong with the file.
+            raise ConfigError(
+                f"cannot be read as a tokenizer: {error}",
+                where=str(file),
+                fix="download the file again",
+            ) from error
+        decoder = json.loads(content).get("decoder") or {}
+        self._decoder_types = _types(decoder)
+        self._marks_spaces = SPACE_MARK in json.dumps(decoder, ensure_ascii=False)
+        self._named = _files.special_tokens(self._settings)
+        self._prepare()
+        added = self._backend.get_added_tokens_decoder()
+        self._added = {i: token.content for i, token in added.items()}
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._facts = self._build_facts(folder)
+
+    def _prepare(self) -> None:
+        """Add tokens that only the settings know; switch truncation and padding off."""
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = bool(self._settings.get("split_special_tokens"))
+        present = {t.content for t in self._backend.get_added_tokens_decoder().values()}
+        wanted = _settings_tokens(self._settings, self._named)
+        self._backend.add_tokens([t for t in wanted if t.content not in present])
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
+        """Return a stream that continues after `prompt_ids`."""
+        left_out = self._special if skip_special_tokens else frozenset()
+        if self._decoder_types == ["ByteLevel"]:
+            return ByteLevelStream(lambda i: b"" if i in left_out else self._bytes(i), prompt_ids)
+        return WindowStream(
+            lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+            prompt_ids,
+            is_open=self._is_byte if "ByteFallback" in self._decoder_types else lambda _: False,
+            is_left_out=lambda i: i in left_out or self._backend.id_to_token(i) is None,
+            waits_for_whole="ByteFallback" not in self._decoder_types,
+        )
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each id's own piece as text."""
+        return [self._piece(i) for i in token_ids]
+
+    def facts(self) -> _files.Facts:
+        """Return the fixed facts."""
+        return self._facts
+
+    def _build_facts(self, folder: Path) -> _files.Facts:
+        templates = _files.chat_templates(folder, self._settings)
+        return _files.Facts(
+            vocab_size=max(self._backend.get_vocab(with_added_tokens=True).values()) + 1,
+            bos_token_id=self._id("bos_token"),
+            eos_token_id=self._id("eos_token"),
+            special_tokens=self._named,
+            special_ids=self._special,
+            chat_template=templates.get("default"),
+            chat_templates=templates,
+            max_tokens=_files.max_tokens(self._settings),
+        )
+
+    def _id(self, name: str) -> int | None:
+        text = self._named.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _is_byte(self, token_id: int) -> bool:
+        token = self._backend.id_to_token(token_id)
+        return token is not None and BYTE_TOKEN.fullmatch(token) is not None
+
+    def _bytes(self, token_id: int) -> bytes:
+        """Return a byte-level token's bytes. A token with any foreign character is plain text."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        values = [self._byte_of.get(character) for character in token]
+        if None in values:
+            return token.encode()
+        return bytes(v for v in values if v is not None)
+
+    def _piece(self, token_id: int) -> str:
+        token = self._backend.id_to_token(token_id)
+        if token is None or token_id in self._added:
+            return self._added.get(token_id, "")
+        if "ByteLevel" in self._decoder_types:
+            return self._bytes(token_id).decode(errors="replace")
+        if "ByteFallback" in self._decoder_types and (match := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1]).decode(errors="replace")
+        return token.replace(SPACE_MARK, " ") if self._marks_spaces else token
+
+    @cached_property
+    def _byte_of(self) -> dict[str, int]:
+        """The printable character that stands for each byte, turned around.
+
+        Source: Radford et al. 2019, section 2.2: printable Latin-1 bytes stand for themselves,
+        the others for the characters from 256 on, in order.
+        """
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [b for b in range(256) if b not in printable]
+        own = {chr(b): b for b in printable}
+        return own | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+def _types(decoder: Mapping[str, Any]) -> list[str]:
+    """Return the types of a decoder and of the parts of a sequence."""
+    if decoder.get("type") == "Sequence":
+        return [t for part in decoder.get("decoders", ()) for t in _types(part)]
+    return [str(decoder["type"])] if "type" in decoder else []
+
+
+def _settings_tokens(settings: Mapping[str, Any], named: Mapping[str, str]) -> list[AddedToken]:
+    """Return the tokens that the settings want to exist, those with an id first."""
+    numbered: Mapping[str, Any] = settings.get("added_tokens_decoder") or {}
+    special = {*named.values(), *_files.extra_special_tokens(settings)}
+    tokens = []
+    for _, entry in sorted(numbered.items(), key=lambda item: int(item[0])):
+        flags = {k: bool(entry.get(k)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
+        text = str(entry["content"])
+        tokens.append(
+            AddedToken(text, special=bool(entry.get("special")) or text in special, **flags)
+        )
+    known = {t.content for t in tokens}
+    ordered = dict.fromkeys([*named.values(), *_files.extra_special_tokens(settings)])
+    return [*tokens, *(AddedToken(t, special=True) for t in ordered if t not in known)]

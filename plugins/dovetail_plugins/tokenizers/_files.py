@@ -1,0 +1,124 @@
+"""A checkpoint's tokenizer settings: special tokens, chat templates, limits.
+
+Format: tokenizer_config.json, special_tokens_map.json, chat_template.jinja of the Hugging Face
+model folder. Imports no transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+
+ANY_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+NO_LIMIT = 10**18
+"""transformers writes numbers beyond this for "no limit"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """See interfaces.tokenizer.TokenizerFacts."""
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    special_ids: frozenset[int] = frozenset()
+    chat_template: str | None = None
+    chat_templates: dict[str, str] = field(default_factory=dict)
+    max_tokens: int | None = None
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raises: ConfigError when the folder has no tokenizer file at all."""
+    if not folder.is_dir():
+        raise ConfigError(
+            "the tokenizer's folder does not exist",
+            where=str(folder),
+            fix="give a folder with --tokenizer",
+        )
+    if not any(next(folder.glob(name), None) for name in ANY_TOKENIZER):
+        raise ConfigError(
+            "the folder has no tokenizer.json (nor any other tokenizer file)",
+            where=str(folder),
+            fix="give the folder of a tokenizer with --tokenizer",
+        )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return tokenizer_config.json; what it lacks comes from special_tokens_map.json."""
+    return {
+        **read_json(folder / "special_tokens_map.json"),
+        **{k: v for k, v in read_json(folder / "tokenizer_config.json").items() if v is not None},
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, {} when there is no file. Raises: ConfigError when it is malformed."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot be read as JSON: {error}", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise ConfigError("must hold a JSON object", where=str(path))
+    return value
+
+
+def token_text(value: Any) -> str | None:
+    """Return a token's text from its string or its saved AddedToken."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return bos_token, eos_token, ... with their texts."""
+    named = {k: token_text(v) for k, v in settings.items() if k.endswith("_token")}
+    return {name: text for name, text in named.items() if text}
+
+
+def extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
+    """Return the texts of special tokens that have no name."""
+    found: list[str] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        values = settings.get(key) or []
+        values = list(values.values()) if isinstance(values, Mapping) else values
+        found.extend(text for text in map(token_text, values) if text)
+    return found
+
+
+def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return all templates by name; files win over tokenizer_config.json."""
+    found: dict[str, str] = {}
+    value = settings.get("chat_template")
+    if isinstance(value, str):
+        found["default"] = value
+    elif isinstance(value, list):
+        found.update({str(t["name"]): str(t["template"]) for t in value})
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    return found
+
+
+def max_tokens(settings: Mapping[str, Any]) -> int | None:
+    """Return model_max_length, None where it says "no limit"."""
+    value = settings.get("model_max_length")
+    return int(value) if isinstance(value, int | float) and value < NO_LIMIT else None

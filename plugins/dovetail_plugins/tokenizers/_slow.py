@@ -1,0 +1,91 @@
+"""SlowTokenizer: whatever transformers' AutoTokenizer makes of a folder (sentencepiece, tiktoken).
+
+Only tokenizers that ship with transformers: code from the checkpoint never runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.tokenizer import TokenStream
+from dovetail_plugins.tokenizers import _files
+from dovetail_plugins.tokenizers._streams import WindowStream
+
+
+class SlowTokenizer:
+    """What HfTokenizer is where a checkpoint has no tokenizer.json."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            # Missing packages, unknown classes and malformed files all end here.
+            raise ConfigError(
+                f"transformers cannot load the tokenizer: {error}",
+                where=str(folder),
+                fix="add a tokenizer.json to the folder, or name another with --tokenizer",
+            ) from error
+        self._special = frozenset(self._tokenizer.all_special_ids)
+        self._facts = self._build_facts(folder)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return str(
+            self._tokenizer.decode(
+                list(token_ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
+        """Return a stream that continues after `prompt_ids`."""
+        return WindowStream(
+            lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+            prompt_ids,
+            is_open=self._is_byte,
+            is_left_out=lambda i: skip_special_tokens and i in self._special,
+            waits_for_whole=True,
+        )
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each id's own piece as text."""
+        return [self.decode([i], skip_special_tokens=False) for i in token_ids]
+
+    def facts(self) -> _files.Facts:
+        """Return the fixed facts."""
+        return self._facts
+
+    def _is_byte(self, token_id: int) -> bool:
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return isinstance(token, str) and len(token) == 6 and token.startswith("<0x")
+
+    def _build_facts(self, folder: Path) -> _files.Facts:
+        settings = _files.read_settings(folder)
+        templates = _files.chat_templates(folder, settings)
+        named = {
+            name: str(text)
+            for name, text in self._tokenizer.special_tokens_map.items()
+            if isinstance(text, str)
+        }
+        return _files.Facts(
+            vocab_size=max(self._tokenizer.get_vocab().values()) + 1,
+            bos_token_id=self._tokenizer.bos_token_id,
+            eos_token_id=self._tokenizer.eos_token_id,
+            special_tokens=named,
+            special_ids=self._special,
+            chat_template=templates.get("default"),
+            chat_templates=templates,
+            max_tokens=_files.max_tokens(settings),
+        )

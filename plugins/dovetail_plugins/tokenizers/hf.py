@@ -1,0 +1,74 @@
+"""Tokenizers of Hugging Face folders: by `tokenizers` where there is a tokenizer.json, by
+transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.tokenizer import Tokenizer, TokenizerFacts, TokenStream
+from dovetail_plugins.tokenizers import _files
+
+
+class HfTokenizer(Tokenizer):
+    """The folder's tokenizer, without transformers where tokenizer.json allows it."""
+
+    info = Info(
+        summary="tokenizer.json through tokenizers, anything else through transformers",
+        source="https://huggingface.co/docs/tokenizers",
+        requires=("tokenizers",),
+    )
+
+    def __init__(self, options: Any, path: str) -> None:
+        folder = Path(path)
+        _files.require_tokenizer(folder)
+        self._inner: Any = self._load(folder)
+
+    def _load(self, folder: Path) -> Any:
+        if (folder / "tokenizer.json").is_file():
+            from dovetail_plugins.tokenizers._fast import FastTokenizer
+
+            return FastTokenizer(folder)
+        from dovetail_plugins.tokenizers._slow import SlowTokenizer
+
+        return SlowTokenizer(folder)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; ids outside the vocabulary have none."""
+        return str(self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
+        """Return a stream that continues after `prompt_ids`."""
+        stream: TokenStream = self._inner.stream(
+            prompt_ids, skip_special_tokens=skip_special_tokens
+        )
+        return stream
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each id's own piece as text."""
+        pieces: list[str] = self._inner.tokens(token_ids)
+        return pieces
+
+    def facts(self) -> TokenizerFacts:
+        """Return the fixed facts."""
+        facts: TokenizerFacts = self._inner.facts()
+        return facts
+
+
+class TransformersTokenizer(HfTokenizer):
+    """The same by transformers' AutoTokenizer, whatever files there are."""
+
+    info = Info(summary="transformers' AutoTokenizer", requires=("transformers",))
+
+    def _load(self, folder: Path) -> Any:
+        from dovetail_plugins.tokenizers._slow import SlowTokenizer
+
+        return SlowTokenizer(folder)

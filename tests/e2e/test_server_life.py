@@ -1,0 +1,258 @@
+"""A whole server in its own processes: answers, drains, dies in order, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from dovetail.testing.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+LONG: dict[str, Any] = {"prompt": "One two three", "max_tokens": 400, "ignore_eos": True}
+NUM_DISCONNECTS = 200
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ServerProcess]:
+    with ServerProcess("--port", "0", "--api-key", "k") as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture
+def own() -> Iterator[ServerProcess]:
+    with ServerProcess("--port", "0") as server:
+        yield server.wait_ready()
+
+
+KEY = {"Authorization": "Bearer k"}
+
+
+def chat(client: httpx.Client, **fields: Any) -> httpx.Response:
+    body = {"messages": QUESTION, "temperature": 0} | fields
+    return client.post("/v1/chat/completions", json=body)
+
+
+def events_of(lines: Iterator[str]) -> Iterator[Any]:
+    for line in lines:
+        if line.startswith("data: "):
+            yield line[6:] if line == "data: [DONE]" else json.loads(line[6:])
+
+
+def stream_in_thread(url: str, got: list[Any]) -> threading.Thread:
+    """Begin a long stream; `got` grows by its events."""
+
+    def run() -> None:
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True},
+                          timeout=60) as response:  # fmt: skip
+            got.extend(events_of(response.iter_lines()))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def wait_for(condition: Any, seconds: float) -> float:
+    """Return how long it took until `condition()`; fail after `seconds`."""
+    start_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start_s < seconds, "it did not happen in time"
+        time.sleep(0.01)
+    return time.monotonic() - start_s
+
+
+def is_running(url: str) -> bool:
+    return bool(httpx.get(f"{url}/load").json()["running"])
+
+
+def test_streamed_and_whole_answers_are_the_same(shared: ServerProcess) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(api_key="k", base_url=f"{shared.url}/v1")
+    asked = {"model": client.models.list().data[0].id, "messages": QUESTION, "temperature": 0}
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    chunks = client.chat.completions.create(stream=True, **asked)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole
+    assert "Paris" in whole
+
+
+def test_the_log_tells_the_phases_and_no_key(shared: ServerProcess) -> None:
+    text = "\n".join(shared.lines)
+    for phase in ("config", "engine", "application"):
+        assert f"start: {phase} took" in text
+    with shared.client(headers=KEY) as client:
+        assert "dovetail:start_phase_seconds" in client.get("/metrics").text
+        assert client.get("/v1/models").status_code == 200
+    assert httpx.get(f"{shared.url}/v1/models").status_code == 401
+
+
+def test_it_listens_on_loopback_only(shared: ServerProcess) -> None:
+    listening = [
+        c.laddr
+        for process in (shared.descendants())
+        for c in process.net_connections(kind="tcp")
+        if c.status == "LISTEN"
+    ]
+    assert listening == []
+    assert shared.url.startswith("http://127.0.0.1:")
+
+
+def test_a_taken_port_is_told_with_its_fix() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        with ServerProcess("--port", str(port)) as server:
+            assert server.wait() == 2
+            server._reader.join(5)
+    last = "\n".join(server.lines[-10:])
+    assert f"port {port} is in use" in last
+    assert "--port" in last
+    assert not any("loaded" in line for line in server.lines)
+
+
+def test_sigterm_lets_running_work_finish(own: ServerProcess) -> None:
+    got: list[Any] = []
+    thread = stream_in_thread(own.url, got)
+    wait_for(lambda: is_running(own.url), 10)
+    own.process.send_signal(signal.SIGTERM)
+    with own.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 503, 1)
+        assert client.get("/health").status_code == 200
+        assert chat(client).status_code == 503
+    thread.join(60)
+    assert got[-1] == "[DONE]"
+    assert got[-2]["choices"][0]["finish_reason"] == "length"
+    assert own.wait() == 0
+    assert own.orphans(2) == []
+
+
+def test_a_second_signal_ends_at_once(own: ServerProcess) -> None:
+    got: list[Any] = []
+    stream_in_thread(own.url, got)
+    wait_for(lambda: is_running(own.url), 10)
+    own.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    own.process.send_signal(signal.SIGINT)
+    own.wait(5)
+    assert own.orphans(2) == []
+
+
+def test_what_does_not_finish_in_time_gets_an_error() -> None:
+    with ServerProcess("--port", "0", "--shutdown-timeout", "0") as server:
+        server.wait_ready()
+        got: list[Any] = []
+        thread = stream_in_thread(server.url, got)
+        wait_for(lambda: is_running(server.url), 10)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(20)
+        assert "error" in got[-1]
+        assert "[DONE]" not in got
+        assert server.wait() == 0
+        assert server.orphans(2) == []
+
+
+def test_a_killed_engine_is_seen_within_a_second(own: ServerProcess) -> None:
+    got: list[Any] = []
+    thread = stream_in_thread(own.url, got)
+    wait_for(lambda: is_running(own.url), 10)
+    own.engine().kill()
+    with own.client() as client:
+        seconds = wait_for(lambda: client.get("/health").status_code == 503, 1)
+        assert seconds < 1
+        assert client.get("/live").status_code == 200
+        assert chat(client).status_code == 503
+    thread.join(10)
+    assert got[-1]["error"]["type"] == "engine_dead"
+    assert own.wait(8) != 0
+    assert own.orphans(2) == []
+
+
+def test_a_killed_server_leaves_no_child(own: ServerProcess) -> None:
+    assert own.descendants()
+    own.process.kill()
+    assert own.orphans(2) == []
+
+
+def test_disconnects_free_everything(own: ServerProcess) -> None:
+    chance = random.Random(0)
+
+    async def one(client: httpx.AsyncClient) -> None:
+        stream = chance.random() < 0.7
+        limit_s = chance.choice([0.001, 0.01, 0.05, 0.2])
+        body = LONG | {"stream": stream}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                async with client.stream("POST", "/v1/completions", json=body) as response:
+                    async for _ in response.aiter_bytes():
+                        continue
+
+    async def all_of_them() -> None:
+        limits = httpx.Limits(max_connections=40)
+        async with httpx.AsyncClient(base_url=own.url, timeout=30, limits=limits) as client:
+            for _ in range(NUM_DISCONNECTS // 20):
+                await asyncio.gather(*(one(client) for _ in range(20)))
+
+    asyncio.run(all_of_them())
+
+    def is_free() -> bool:
+        load = httpx.get(f"{own.url}/load").json()
+        return not (load["running"] or load["waiting"] or load["inside"])
+
+    wait_for(is_free, 1)
+    with own.client() as client:
+        answer = chat(client).json()
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+        wait_for(lambda: " 0.0" in usage_line(client), 3)
+    assert own.process.poll() is None
+
+
+def usage_line(client: httpx.Client) -> str:
+    text = client.get("/metrics").text
+    lines = [x for x in text.splitlines() if x.startswith("vllm:gpu_cache_usage_perc{")]
+    return lines[0] if lines else ""
+
+
+def test_several_api_processes() -> None:
+    with ServerProcess("--port", "0", "--api-server-count", "2") as server:
+        server.wait_ready()
+        assert len(server.descendants()) == 3
+        for _ in range(12):
+            with server.client() as client:
+                assert "Paris" in chat(client).json()["choices"][0]["message"]["content"]
+        with server.client() as client:
+            text = client.get("/metrics").text
+        counted = [x for x in text.splitlines() if x.startswith("vllm:request_success_total{")]
+        assert sum(float(line.rpartition(" ")[2]) for line in counted) == 12
+        tokens = [x for x in text.splitlines() if x.startswith("vllm:generation_tokens_total{")]
+        assert sum(float(line.rpartition(" ")[2]) for line in tokens) < 12 * 40
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.orphans(2) == []
+
+
+def test_a_killed_parent_of_several_leaves_no_child() -> None:
+    with ServerProcess("--port", "0", "--api-server-count", "2") as server:
+        server.wait_ready()
+        server.process.kill()
+        assert server.orphans(2) == []
+
+
+def test_a_dead_engine_ends_several_api_processes() -> None:
+    with ServerProcess("--port", "0", "--api-server-count", "2") as server:
+        server.wait_ready()
+        server.engine().kill()
+        with server.client() as client:
+            wait_for(lambda: client.get("/health").status_code == 503, 1)
+        assert server.wait(10) != 0
+        assert server.orphans(2) == []
