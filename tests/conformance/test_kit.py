@@ -72,6 +72,9 @@ WRONG: list[tuple[str, str, str]] = [
     ("worker", f"{TORCH}:BackwardWorker", "draws_what_was_asked"),
     ("executor", f"{TORCH}:QuietExecutor", "a_crash_is_told[False]"),
     ("executor", f"{TORCH}:LeakyExecutor", "shutdown_twice"),
+    ("model", f"{TORCH}:Qwen3ForCausalLM", "equals_transformers"),
+    ("model", f"{TORCH}:LlamaForCausalLM", "batch_and_chunks"),
+    ("tokenizer", f"{TORCH}:HastyTokenizer", "stream_gives_whole_characters"),
 ]
 RIGHT = [
     (POLICY, f"{PLAIN}:RightPolicy"),

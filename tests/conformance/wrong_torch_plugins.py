@@ -22,8 +22,10 @@ from dovetail.interfaces.step import StepPlan, StepResult
 from dovetail.testing.reference import ReferenceAttention
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.load_formats.safetensors import Safetensors
+from dovetail_plugins.models import llama, qwen3
 from dovetail_plugins.quantization.none import Unquantized
 from dovetail_plugins.schedulers.continuous import ContinuousScheduler
+from dovetail_plugins.tokenizers.hf import HfTokenizer
 from dovetail_plugins.workers.cpu import CpuWorker
 
 
@@ -330,3 +332,38 @@ class LeakyExecutor(UniExecutor):
         if self._thread is not None:
             self._thread = None
         super().shutdown()
+
+
+class Qwen3ForCausalLM(qwen3.Qwen3ForCausalLM):
+    """Its logits are a little off."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits times 1.01."""
+        return super().logits(hidden) * 1.01
+
+
+class LlamaForCausalLM(llama.LlamaForCausalLM):
+    """Loses count of positions beyond 17."""
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return hidden states with positions cut off."""
+        return super().forward(token_ids, positions.clamp(max=17))
+
+
+class HastyTokenizer(HfTokenizer):
+    """Decodes every token by itself."""
+
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Any:
+        """Return a stream that waits for nothing."""
+        return _HastyStream(self, skip_special_tokens)
+
+
+class _HastyStream:
+    def __init__(self, tokenizer: HfTokenizer, skips: bool) -> None:
+        self.tokenizer, self.skips = tokenizer, skips
+
+    def push(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id], skip_special_tokens=self.skips)
+
+    def flush(self) -> str:
+        return ""

@@ -18,6 +18,11 @@ class PluginConfig:
         help="options of chosen plugins by kind: --plugin-options.KIND.OPTION VALUE; "
         "dovetail plugins show KIND:NAME lists them",
     )
+    no_plugin: tuple[str, ...] = flag(
+        (),
+        metavar="NAME",
+        help="plugins that may not be used: a name, KIND:NAME, NAME@PACKAGE, or a whole package",
+    )
 
     def options_of(self, kind: str) -> dict[str, Any]:
         """Return the options given for one kind. Underscores and dashes in it are the same."""

@@ -58,7 +58,8 @@ def _is_built_in(kind: str, spec: str) -> bool:
 
 
 def load_plugin_files(config: Config) -> None:
-    """Import the files named by --tool-parser-plugin and --reasoning-parser-plugin."""
+    """Hide what --no-plugin names; import the files of the parser plugin flags."""
+    registry.block(config.plugin.no_plugin)
     for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
         if path:
             registry.load_file(path)

@@ -14,6 +14,7 @@ from dovetail.parallel.groups import Group
 def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum of x over the ranks. Mutates: x"""
     if group.size > 1:
+        assert group.handle is not None, "the ranks have not joined"
         dist.all_reduce(x, group=group.handle)
     return x
 
@@ -22,6 +23,7 @@ def all_gather(x: torch.Tensor, group: Group, axis: int = -1) -> torch.Tensor:
     """Return the ranks' x joined along `axis` in rank order."""
     if group.size == 1:
         return x
+    assert group.handle is not None, "the ranks have not joined"
     pieces = [torch.empty_like(x) for _ in range(group.size)]
     dist.all_gather(pieces, x.contiguous(), group=group.handle)
     return torch.cat(pieces, dim=axis)

@@ -47,25 +47,31 @@ def join(rank: RankSpec, *, backend: str, address: str) -> None:
         )
 
 
-@cache
 def tensor_group(rank: RankSpec) -> Group:
-    """Return the ranks that divide layers with this one. Every rank must call it at the same point.
+    """Return the ranks that divide layers with this one: tensor_size consecutive ranks.
 
-    Ranks of one group are neighbours: tensor_size consecutive ranks.
+    Before `join` the group has no handle: layers can be built and looked at, but not run.
     """
     if rank.tensor_size == 1:
         return ALONE
+    handle = _tensor_handle(rank) if dist.is_initialized() else None
+    return Group(rank=rank.tensor_rank, size=rank.tensor_size, handle=handle)
+
+
+@cache
+def _tensor_handle(rank: RankSpec) -> dist.ProcessGroup | None:
+    """Return torch's group of this rank's neighbours. All ranks come here at the same point."""
     own: dist.ProcessGroup | None = None
     for first in range(0, rank.world_size, rank.tensor_size):
         members = list(range(first, first + rank.tensor_size))
         handle = dist.new_group(members)
         if rank.rank in members:
             own = handle
-    return Group(rank=rank.tensor_rank, size=rank.tensor_size, handle=own)
+    return own
 
 
 def leave() -> None:
     """Forget all groups and leave the process group, if one was joined."""
-    tensor_group.cache_clear()
+    _tensor_handle.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()

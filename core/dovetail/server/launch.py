@@ -60,12 +60,20 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
 async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
     """Run `main`, ended in order by a signal that comes before it watches them itself."""
     task = asyncio.ensure_future(main)
+    got: list[int] = []
+
+    def stop(number: int) -> None:
+        got.append(number)
+        task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     try:
         return await task
     except asyncio.CancelledError:
-        logger.warning("told to stop while starting")
+        if not got:
+            raise
+        logger.warning("told to stop while starting, by %s", signal.Signals(got[0]).name)
         return EXIT_STOPPED
 
 

@@ -84,7 +84,9 @@ class PagedModel:
         dtype: str = "float32",
     ) -> Self:
         """Return the model of a checkpoint folder, built by the plugins of these names."""
-        chosen = load_plugin(AttentionBackend, "attention_backend", backend) if backend else None
+        chosen = None
+        if backend:
+            chosen = load_plugin(AttentionBackend, "attention_backend", backend)  # type: ignore[type-abstract]
         return cls(load_model(path, model_name=model_name, dtype=dtype), backend=chosen)
 
     @torch.inference_mode()
@@ -107,7 +109,7 @@ class PagedModel:
         with use_context(context):
             model = cast(Model, self.module)
             logits = model.logits(model.forward(token_ids, positions))
-        return list(logits.split([row.num_tokens for row in rows]))
+        return list(torch.split(logits, [row.num_tokens for row in rows]))
 
     def share(self, source: int, row: int, num_tokens: int) -> None:
         """Start `row` with the first `num_tokens` (full blocks) of another: a prefix hit."""
@@ -181,12 +183,13 @@ def build_model(
     """Return a model with empty parameters on the CPU."""
     context = BuildContext(
         model=model,
-        quant=load_plugin(QuantMethod, "quantization", quantization, model),
+        quant=load_plugin(QuantMethod, "quantization", quantization, model),  # type: ignore[type-abstract]
         device="cpu",
         rank=rank or RankSpec(),
         max_tokens=max_tokens,
     )
-    built = load_plugin(Model, "model", model_name or model.architecture, context)
+    name = model_name or model.architecture
+    built = load_plugin(Model, "model", name, context)  # type: ignore[type-abstract]
     return cast(nn.Module, built)
 
 
@@ -203,9 +206,8 @@ def load_model(
     """Return the model of a checkpoint folder with its weights in place."""
     spec = load_model_facts(path, dtype=dtype, overrides=overrides)
     module = build_model(spec, model_name=model_name, rank=rank, max_tokens=max_tokens)
-    tensors = load_plugin(LoadFormat, "load_format", load_format).tensors(
-        Checkpoint(path=str(path))
-    )
+    reader = load_plugin(LoadFormat, "load_format", load_format)  # type: ignore[type-abstract]
+    tensors = reader.tensors(Checkpoint(path=str(path)))
     with torch.inference_mode():
         load_weights(module, cast(Model, module).weight_map(), tensors, rank)
     return module.eval()

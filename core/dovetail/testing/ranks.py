@@ -28,7 +28,9 @@ def divided_logits(models: Sequence[tuple[str, str]], folder: Path) -> list[torc
     """Return, for each (checkpoint, model name), logits [T, V] of two ranks, or the error."""
     out, address = folder / "logits.pt", f"file://{folder}/meeting"
     paths = os.pathsep.join(path for path in sys.path if path)
-    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo asks what the host's name resolves to
     command = [sys.executable, "-m", "dovetail.testing.ranks"]
     ranks = [
         subprocess.Popen(

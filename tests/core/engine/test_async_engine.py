@@ -252,8 +252,9 @@ def test_signs_of_life_and_phases() -> None:
             await asyncio.sleep(1.3)
             assert engine.heartbeat_age_s() > 1
             os.kill(engine._host.pid, signal.SIGCONT)
-            await asyncio.sleep(0.3)
-            assert engine.heartbeat_age_s() < 1
+            async with asyncio.timeout(3):
+                while engine.heartbeat_age_s() > 1:
+                    await asyncio.sleep(0.02)
 
     asyncio.run(main())
 

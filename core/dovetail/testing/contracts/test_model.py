@@ -43,6 +43,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
+def architecture_of(entry: Entry) -> str:
+    """Return the architecture a model serves: its name, or its class when it is given by path."""
+    if entry.name == BACKED:
+        return BACKED_ARCHITECTURE
+    return entry.attribute if ":" in entry.name else entry.name
+
+
 def reference_logits(folder: Path) -> list[torch.Tensor]:
     """Return transformers' logits of each row of TOKENS, [tokens, V]."""
     import transformers
@@ -59,8 +66,12 @@ def two_ranks(
     """Return a function from an entry to its (folder, logits of two ranks). All entries are run
     by one pair of processes."""
     found = chosen(tuple(request.config.getoption(OPTION)))
-    names = [entry.name for entry in found if entry.kind == "model" and entry.name in FAMILIES]
-    models = {name: str(checkpoints(name)[0]) for name in names}
+    mine = [entry for entry in found if entry.kind == "model" and entry.name != BACKED]
+    models = {
+        entry.name: str(checkpoints(architecture_of(entry))[0])
+        for entry in mine
+        if architecture_of(entry) in FAMILIES
+    }
     answers: dict[str, Any] = {}
 
     def of(entry: Entry) -> tuple[str, Any]:
@@ -78,7 +89,7 @@ def two_ranks(
 @pytest.fixture
 def loaded(entry: Entry, plugin: Any, checkpoints: Any) -> tuple[PagedModel, list[torch.Tensor]]:
     """Return the model of a tiny checkpoint with its paged cache, and the reference."""
-    architecture = BACKED_ARCHITECTURE if entry.name == BACKED else entry.name
+    architecture = architecture_of(entry)
     if architecture not in FAMILIES:
         pytest.skip(f"the kit cannot write a checkpoint of {architecture}")
     folder, wanted = checkpoints(architecture)

@@ -1,0 +1,180 @@
+"""Checkpoint names reach parameters: fused, joined, transposed, tied, divided, and all faults told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.spec import RankSpec
+from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from dovetail.layers.logits import LogitsHead
+from dovetail.layers.moe import Experts
+from dovetail.layers.norm import RMSNorm
+from dovetail.layers.weights import checkpoint_shapes, load_weights
+from dovetail.testing.contract import model_spec
+from dovetail.testing.tiny import PlainWeights
+
+SPEC = model_spec(hidden_size=8, vocab_size=11)
+CONTEXT = BuildContext(model=SPEC, quant=PlainWeights(None, SPEC), device="cpu")
+MAP = WeightMap(
+    prefixes=(("model.", ""),),
+    fused={
+        "q_proj": ("qkv", "q"),
+        "k_proj": ("qkv", "k"),
+        "v_proj": ("qkv", "v"),
+        "gate_proj": ("gate_up_proj", "gate"),
+        "up_proj": ("gate_up_proj", "up"),
+    },
+    transposed=("down.weight",),
+    ignored=("inv_freq",),
+    tied={"head.weight": "embed.weight"},
+)
+
+
+class Toy(nn.Module):
+    """One of each layer."""
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__()
+        self.embed = VocabParallelEmbedding(context, 11, 8)
+        self.qkv = QKVParallelLinear(
+            context, "qkv", 8, num_heads=4, num_kv_heads=2, head_size=2, bias=True
+        )
+        self.mlp = MergedColumnParallelLinear(context, "mlp", 8, {"gate": 6, "up": 6})
+        self.down = RowParallelLinear(context, "down", 6, 8, bias=True)
+        self.experts = Experts(context, "experts", num_experts=2, size=8, inner=4, act="silu")
+        self.norm = RMSNorm(context, 8, eps=1e-6)
+        self.head = LogitsHead(context, "head", 11, 8, tied=self.embed)
+
+
+def checkpoint() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = {
+        "model.embed.weight": (11, 8),
+        "q_proj.weight": (8, 8),
+        "k_proj.weight": (4, 8),
+        "v_proj.weight": (4, 8),
+        "q_proj.bias": (8,),
+        "k_proj.bias": (4,),
+        "v_proj.bias": (4,),
+        "mlp.weight": (12, 8),
+        "down.weight": (6, 8),
+        "down.bias": (8,),
+        "norm.weight": (8,),
+        "rotary.inv_freq": (3,),
+    }
+    for expert in range(2):
+        shapes |= {f"experts.{expert}.{n}_proj.weight": (4, 8) for n in ("gate", "up")}
+        shapes[f"experts.{expert}.down_proj.weight"] = (8, 4)
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def filled(rank: RankSpec | None = None, tensors: dict[str, torch.Tensor] | None = None) -> Toy:
+    toy = Toy(replace(CONTEXT, rank=rank or RankSpec()))
+    load_weights(toy, MAP, (tensors or checkpoint()).items())
+    return toy
+
+
+def test_every_piece_lies_in_its_place() -> None:
+    given, toy = checkpoint(), filled()
+    qkv = torch.cat([given[f"{n}_proj.weight"] for n in "qkv"])
+    assert torch.equal(toy.qkv.get_parameter("weight"), qkv)
+    assert torch.equal(toy.get_parameter("mlp.weight"), given["mlp.weight"])
+    assert torch.equal(toy.get_parameter("down.weight"), given["down.weight"].t())
+    assert torch.equal(
+        toy.experts.gate_up_proj[1],
+        torch.cat([given[f"experts.1.{n}_proj.weight"] for n in ("gate", "up")]),
+    )
+    assert torch.equal(toy.experts.down_proj[0], given["experts.0.down_proj.weight"])
+
+
+def test_ranks_hold_parts_that_join_to_the_whole() -> None:
+    given = checkpoint()
+    ranks = [RankSpec(rank=r, world_size=2, tensor_rank=r, tensor_size=2) for r in (0, 1)]
+    one, two = (filled(rank) for rank in ranks)
+    assert torch.equal(
+        torch.cat([one.embed.weight, two.embed.weight])[:11], given["model.embed.weight"]
+    )
+    weights = [toy.qkv.get_parameter("weight").split([4, 2, 2]) for toy in (one, two)]
+    for name, low, high in zip("qkv", *weights, strict=True):
+        assert torch.equal(torch.cat([low, high]), given[f"{name}_proj.weight"])
+    gates = [toy.get_parameter("mlp.weight").chunk(2) for toy in (one, two)]
+    joined = torch.cat([gates[0][0], gates[1][0], gates[0][1], gates[1][1]])
+    assert torch.equal(joined, given["mlp.weight"])
+    downs = [toy.get_parameter("down.weight") for toy in (one, two)]
+    assert torch.equal(torch.cat(downs, dim=1), given["down.weight"].t())
+    assert torch.equal(
+        torch.cat([one.experts.down_proj, two.experts.down_proj], dim=2)[1],
+        given["experts.1.down_proj.weight"],
+    )
+
+
+def test_kv_heads_are_repeated_when_ranks_outnumber_them() -> None:
+    given = checkpoint()
+    for tensor_rank in range(4):
+        rank = RankSpec(rank=tensor_rank, world_size=4, tensor_rank=tensor_rank, tensor_size=4)
+        layer = QKVParallelLinear(
+            replace(CONTEXT, rank=rank), "qkv", 8, num_heads=4, num_kv_heads=2, head_size=2
+        )
+        pieces = [
+            (f"qkv.{n}", given[f"{n[0]}_proj.weight"]) for n in ("q_proj", "k_proj", "v_proj")
+        ]
+        holder = nn.ModuleDict({"qkv": layer})
+        load_weights(holder, MAP, [(f"{n.split('.')[1]}.weight", t) for n, t in pieces])
+        head = tensor_rank // 2
+        _, k, _ = layer.get_parameter("weight").split([2, 2, 2])
+        assert torch.equal(k, given["k_proj.weight"][2 * head : 2 * head + 2])
+
+
+def test_what_a_model_wants_fills_it() -> None:
+    toy = Toy(CONTEXT)
+    wanted = checkpoint_shapes(toy, MAP)
+    assert wanted["qkv.weight"] == ((16, 8), "float32")
+    assert wanted["down.weight"] == ((6, 8), "float32")
+    assert "head.weight" not in wanted
+    load_weights(toy, MAP, ((name, torch.zeros(shape)) for name, (shape, _) in wanted.items()))
+
+
+@pytest.mark.parametrize("order", ["alias first", "alias last"])
+def test_the_own_name_of_a_tied_parameter_wins(order: str) -> None:
+    given = checkpoint()
+    alias = {"head.weight": torch.zeros(11, 8)}
+    tensors = {**alias, **given} if order == "alias first" else {**given, **alias}
+    assert torch.equal(filled(tensors=tensors).embed.weight, given["model.embed.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"k_proj.weight": None}, r"1 missing: qkv\.weight \(k\)"),
+        ({"norm.weight": None}, r"1 missing: norm\.weight"),
+        ({"experts.1.up_proj.weight": None}, r"experts\.gate_up_proj \(1\.up\)"),
+        ({"stray.weight": torch.zeros(1)}, r"1 unexpected: stray\.weight"),
+        ({"experts.2.up_proj.weight": torch.zeros(4, 8)}, r"unexpected: experts\.2"),
+        ({"v_proj.weight": torch.zeros(5, 8)}, r"v_proj\.weight: shape \[5, 8\].*\[4, 8\]"),
+        ({"mlp.weight": torch.zeros(13, 8)}, r"mlp\.weight: shape \[13, 8\]"),
+        ({"norm.weight": torch.zeros(8, dtype=torch.int8)}, r"dtype int8"),
+    ],
+)
+def test_faults_are_listed(change: dict[str, torch.Tensor | None], told: str) -> None:
+    tensors = {k: v for k, v in {**checkpoint(), **change}.items() if v is not None}
+    with pytest.raises(ConfigError) as raised:
+        filled(tensors=tensors)
+    assert re.search(told, str(raised.value))
+
+
+def test_uneven_division_names_the_flag() -> None:
+    rank = RankSpec(world_size=3, tensor_size=3)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
+        RowParallelLinear(replace(CONTEXT, rank=rank), "down", 8, 8)
