@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-
 from loads import percentile, run_level, summarize
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +129,9 @@ def measure_server(
             levels[concurrency] = summarize(*asyncio.run(run_level(url, load, concurrency)))
             print(name, concurrency, json.dumps(levels[concurrency]), flush=True)
         memory = resident_bytes(process)
-    phases = [line for line in log.read_text().splitlines() if "phase" in line or "ready in" in line]
+    phases = [
+        line for line in log.read_text().splitlines() if "took" in line or "ready in" in line
+    ]
     return {"ready_s": ready_s, "resident_bytes": memory, "levels": levels, "phases": phases}
 
 
@@ -154,7 +155,9 @@ def wheel_bytes() -> int:
 def count_lines() -> dict[str, int]:
     """Return lines of Python per top-level folder and per folder of core."""
     folders = ["core/dovetail", "plugins", "kernels", "contrib", "tests", "examples", "benchmarks"]
-    folders += sorted(f"core/dovetail/{p.name}" for p in (ROOT / "core/dovetail").iterdir() if p.is_dir())
+    folders += sorted(
+        f"core/dovetail/{p.name}" for p in (ROOT / "core/dovetail").iterdir() if p.is_dir()
+    )
     return {
         folder: sum(path.read_text().count("\n") for path in (ROOT / folder).rglob("*.py"))
         for folder in folders

@@ -70,8 +70,8 @@ def http_page() -> str:
     parts = [
         "# HTTP routes\n",
         NOTE,
-        "\nErrors are JSON in OpenAI's shape: `{\"error\": {\"message\", \"type\", \"param\", "
-        "\"code\"}}`. When keys are set (`--api-key`), every route needs one but those marked "
+        '\nErrors are JSON in OpenAI\'s shape: `{"error": {"message", "type", "param", '
+        '"code"}}`. When keys are set (`--api-key`), every route needs one but those marked '
         "open.\n",
         "| method | path | what | key |",
         "|---|---|---|---|",

@@ -1,6 +1,7 @@
 """A scheduling policy in one file: the shortest prompt goes first.
 
-Used by swap_by_name.py, or `dovetail serve --scheduling-policy examples/own_policy.py:ShortestFirst`.
+Used by swap_by_name.py, or on the command line:
+`dovetail serve --scheduling-policy examples/own_policy.py:ShortestFirst`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -31,3 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--without-plugins"):
         sys.meta_path.insert(0, Absent())
+
+
+@pytest.fixture(autouse=True)
+def registry_is_left_as_found() -> Iterator[None]:
+    """Forget plugins that a test added to or hid from this process's registry."""
+    from dovetail import registry
+
+    with registry.with_entries({}):
+        yield

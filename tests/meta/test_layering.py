@@ -16,7 +16,7 @@ HEAVY = ("torch", "transformers", "fastapi", "pydantic", "uvicorn", "tokenizers"
 
 def modules_after(code: str) -> set[str]:
     """Return the top-level modules loaded once `code` has run in a fresh interpreter."""
-    script = f"{code}\nimport sys\nprint('\\n'.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    script = f"{code}\nimport sys\nprint(*{{m.split('.')[0] for m in sys.modules}})"
     env = os.environ | {"PYTHONPATH": PATHS}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True

@@ -48,13 +48,30 @@ def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The cache as one request sees it: `memory` bytes in blocks, one of which nobody owns."""
+    """The cache as one request sees it: `memory` bytes in blocks, one of which nobody owns.
+
+    `num_blocks` is set where blocks and not bytes were asked for.
+    """
 
     model: ModelSpec
     kv_dtype: str
     memory: int
     block_tokens: int
     step_tokens: int
+    num_blocks: int | None = None
+
+    @property
+    def size(self) -> str:
+        """Return how large it is, in the unit that was asked for."""
+        if self.num_blocks is not None:
+            return f"{self.num_blocks} blocks of {self.block_tokens} tokens"
+        return f"{self.memory / 2**20:.4g} MiB of KV cache"
+
+    @property
+    def flag(self) -> str:
+        """Return the flag that makes it larger."""
+        asks_blocks = self.num_blocks is not None
+        return "--num-gpu-blocks-override" if asks_blocks else "--kv-cache-memory-bytes"
 
     def holds(self, num_tokens: int) -> bool:
         """Return whether a request of this length fits."""
@@ -80,18 +97,18 @@ def fit_tokens(asked: int | None, wanted: int, room: Room) -> int:
     if room.holds(wanted):
         return wanted
     largest = room.largest(wanted)
-    size = f"{room.memory / 2**20:.4g} MiB"
     if asked is not None or largest < 1:
+        shorter = f"use --max-model-len {largest}, or " if largest else ""
         raise ConfigError(
-            f"{wanted} tokens do not fit into {size} of KV cache; {largest} do.",
+            f"{wanted} tokens do not fit into {room.size}; {largest} do.",
             where="--max-model-len",
-            fix=f"use --max-model-len {largest}, or more room with --kv-cache-memory-bytes.",
+            fix=f"{shorter}give more room with {room.flag}.",
         )
     log.info(
-        "max_model_len auto: %d of the checkpoint's %d tokens, what %s of KV cache hold.",
+        "max_model_len auto: %d of the checkpoint's %d tokens, what %s hold.",
         largest,
         wanted,
-        size,
+        room.size,
     )
     return largest
 

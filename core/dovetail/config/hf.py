@@ -130,9 +130,13 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read as JSON: {error}.", where=str(path)) from error
+        raise ConfigError(
+            f"cannot be read as JSON: {error}.", where=str(path), fix="fetch the file again."
+        ) from error
     if not isinstance(content, dict):
-        raise ConfigError("must hold a JSON object.", where=str(path))
+        raise ConfigError(
+            "must hold a JSON object.", where=str(path), fix="fetch the file again."
+        )
     return content
 
 

@@ -164,14 +164,21 @@ def _fit_schedule(
     config: Config, model: ModelSpec, schedule: ScheduleSpec, cache: CacheSpec, kv_dtype: str
 ) -> ScheduleSpec:
     """Return the schedule with a context length that the cache holds. Raises: ConfigError."""
-    if cache.memory_bytes is None or cache.num_blocks is not None:
+    memory = cache.memory_bytes
+    if cache.num_blocks is not None:
+        # With windowed layers blocks are shared out in a way that only the engine knows.
+        is_known = window_tokens(model.hf_config) is None
+        one = kv_bytes(model, kv_dtype, cache.block_tokens, schedule.max_step_tokens)
+        memory = cache.num_blocks * one if is_known else None
+    if memory is None:
         return schedule
     room = Room(
         model=model,
         kv_dtype=kv_dtype,
-        memory=cache.memory_bytes,
+        memory=memory,
         block_tokens=cache.block_tokens,
         step_tokens=schedule.max_step_tokens,
+        num_blocks=cache.num_blocks,
     )
     length = fit_tokens(config.model.max_model_len, schedule.max_model_tokens, room)
     return msgspec.structs.replace(schedule, max_model_tokens=length)

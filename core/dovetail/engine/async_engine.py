@@ -50,6 +50,10 @@ ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
 # Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.
 INLINE_PROMPT_CHARS = 2048
+START_FIX = (
+    "see the engine's log lines above; if they name no cause, memory may have run out: lower "
+    "--kv-cache-memory-bytes or choose a smaller model."
+)
 
 
 class AsyncEngine:
@@ -319,7 +323,7 @@ class AsyncEngine:
         if not self._ready.done():
             # A start-up failure is told over the socket just before the process ends.
             self._loop.call_later(
-                0.2, self._fail_start, EngineDead(reason, fix="see the engine's log lines above.")
+                0.2, self._fail_start, EngineDead(reason, fix=START_FIX)
             )
             return
         logger.error("the engine is dead: %s", reason)

@@ -41,7 +41,7 @@ class BuildContext:
     model: ModelSpec
     quant: QuantMethod
     device: str
-    rank: RankSpec = RankSpec()
+    rank: RankSpec = field(default_factory=RankSpec)
     max_tokens: int | None = None
 
 

@@ -94,5 +94,3 @@ class Value:
             return None
         remedy = f"dovetail-llm[{self.extra}]" if self.extra else " ".join(missing)
         return f'package {", ".join(missing)} is not installed. Fix: pip install "{remedy}"'
-
-

@@ -61,8 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Check every bound. Raises: RequestError naming the first field that is out of range."""
         for field, low, high in _INT_BOUNDS:
             _check_int(field, getattr(self, field), low, high)
-        for field, low, high in _FLOAT_BOUNDS:
-            _check_float(field, getattr(self, field), low, high)
+        for field, least, most in _FLOAT_BOUNDS:
+            _check_float(field, getattr(self, field), least, most)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens is above max_tokens.", where="min_tokens")
         self._verify_lists()

@@ -42,6 +42,6 @@ class SchedulingPolicy(Plugin):
     def key(self, request: RequestView) -> tuple[float, ...]:
         """Return the sort key of a request. It is asked once, when the request arrives.
 
-        The parts are numbers, not NaN. Ties are broken by arrival. A waiting request never evicts a running one with a smaller
-        or equal key.
+        The parts are finite numbers. Ties are broken by arrival. A waiting request never evicts
+        a running one with a smaller or equal key.
         """

@@ -25,7 +25,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call the model made. `arguments` is JSON text, the model's own bytes where it wrote JSON."""
+    """A call the model made. `arguments` is JSON text, the model's own where it wrote JSON."""
 
     name: str
     arguments: str

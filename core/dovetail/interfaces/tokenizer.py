@@ -37,9 +37,7 @@ class Tokenizer(Plugin):
         """Return the text of token ids."""
 
     @abstractmethod
-    def stream(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
-    ) -> TokenStream:
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
         """Return a stream that continues after `prompt_ids`.
 
         The joined pieces and the final flush equal decode(prompt + tokens) without the
@@ -48,7 +46,7 @@ class Tokenizer(Plugin):
 
     @abstractmethod
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Return each id's own piece as text (for logprobs); bytes of no character become U+FFFD."""
+        """Return each id's own text (for logprobs); bytes of no character become U+FFFD."""
 
     @abstractmethod
     def facts(self) -> TokenizerFacts:
@@ -68,5 +66,3 @@ class TokenizerFacts(Protocol):
     chat_template: str | None
     chat_templates: dict[str, str]
     max_tokens: int | None
-
-

@@ -89,7 +89,8 @@ class Registry:
             plugin = self.load_target(entry.kind, entry.target)
             reason = plugin.unavailable_reason()
         except BrokenPlugin as error:
-            raise BrokenPlugin(_offered(entry, str(error)), where=place) from error
+            text = f"{error.where}: {error.what}" if error.where else error.what
+            raise BrokenPlugin(_offered(entry, text), where=place, fix=error.fix) from error
         except ConfigError:
             raise
         except Exception as error:
@@ -215,8 +216,11 @@ class Registry:
     def with_entries(
         self, added: Mapping[str, Mapping[str, str]], *, only: bool = False
     ) -> Iterator[None]:
-        """Add entries {kind: {name: target}} for the duration; `only` hides all others."""
-        before = self._added, self._shows_discovered
+        """Add entries {kind: {name: target}} for the duration; `only` hides all others.
+
+        What files and blocks add meanwhile is forgotten at the end as well.
+        """
+        before = self._added, self._shows_discovered, self._blocked
         made = [
             Entry(
                 kind=kind if kind == HOOKS else kind_named(kind).name,
@@ -233,7 +237,7 @@ class Registry:
         try:
             yield
         finally:
-            self._added, self._shows_discovered = before
+            self._added, self._shows_discovered, self._blocked = before
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every kind with its entries, statuses and options, as plain data for documents.

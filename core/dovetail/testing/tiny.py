@@ -22,6 +22,7 @@ from dovetail.interfaces.spec import ModelSpec, RunSpec, Selection
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.layers.attention import Attention
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.placement import mark_axes
 from dovetail_kernels.cache_write.reference import reference as cache_write
 from dovetail_kernels.paged_attention.reference import reference as paged_attention
 
@@ -79,8 +80,9 @@ class PlainLinear(LinearMethod):
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
         """Register an empty weight. Mutates: layer"""
-        weight = torch.empty(spec.out_size, spec.in_size, dtype=dtype_of(spec.dtype))
-        layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
+        empty = torch.empty(spec.out_size, spec.in_size, dtype=dtype_of(spec.dtype))
+        weight = nn.Parameter(empty, requires_grad=False)
+        layer.register_parameter("weight", mark_axes(weight, output=0, input=1))
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias."""

@@ -37,7 +37,7 @@ class SwappedLinear(ReplicatedLinear):
 class SwappedExperts(Experts):
     """Experts called the way transformers calls them."""
 
-    def forward(
+    def forward(  # type: ignore[override]  # transformers passes the experts first
         self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Shapes: x [T, E], experts and weights [T, A] -> [T, E]"""

@@ -1,4 +1,4 @@
-"""TransformersBacked: any causal model of transformers over dovetail's attention, cache and linears.
+"""TransformersBacked: a causal model of transformers over dovetail's attention, cache and linears.
 
 What the model's own code does between its attention calls is left as it is. Refused with a
 reason: models that keep a state of their own (mamba and its kin), encoder-decoders, ALiBi, and

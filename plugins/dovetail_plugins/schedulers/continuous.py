@@ -148,6 +148,7 @@ class ContinuousScheduler(Scheduler):
         self._verify(request)
         self._num_arrived += 1
         job = _Job(request, self._num_arrived, self._max_tokens(request))
+        job.order = (self._key(request), job.arrival_index)
         self._enqueue(job)
         self._jobs[request.request_id] = job
 
@@ -186,19 +187,9 @@ class ContinuousScheduler(Scheduler):
             return limit
         return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
-    def _key(self, request: RequestState) -> tuple[float, ...]:
-        """Return the policy's key. Raises: RequestError unless it can be compared with others."""
-        key = tuple(float(part) for part in self._policy.key(request))
-        if any(part != part for part in key):
-            name = type(self._policy).__name__
-            raise RequestError(f"the scheduling policy {name} gave the key {key}.", status=500)
-        return key
-
     def _enqueue(self, job: _Job) -> None:
-        """Put a job among the waiting, where its key says. Mutates: job.order, status"""
-        request = job.request
-        job.order = (self._key(request), job.arrival_index)
-        request.status = WAITING
+        """Put a job among the waiting, where its key says. Mutates: request.status"""
+        job.request.status = WAITING
         insort(self._waiting, job, key=_order)
 
     def _key(self, request: RequestState) -> tuple[float, ...]:

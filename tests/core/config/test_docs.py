@@ -5,6 +5,7 @@ from __future__ import annotations
 from dovetail.config.docs import flags_page
 from dovetail.config.engine import flags
 
+
 def test_every_flag_has_an_entry() -> None:
     headings = [line for line in flags_page().splitlines() if line.startswith("### ")]
     assert len(headings) == len(flags())

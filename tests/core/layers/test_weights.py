@@ -1,4 +1,4 @@
-"""Checkpoint names reach parameters: fused, joined, transposed, tied, divided, and all faults told."""
+"""Checkpoint names reach parameters: fused, joined, transposed, tied, divided; faults are told."""
 
 from __future__ import annotations
 

@@ -199,6 +199,19 @@ def test_file_with_register(tmp_path: Path) -> None:
     assert registry.load_selection(chosen).__name__ == "Mine"
 
 
+def test_with_entries_forgets_files_and_blocks(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        f"from dovetail.registry import register\n@register('{KIND}', 'late')\nclass Late: pass\n"
+    )
+    with registry.with_entries({}):
+        registry.load_file(tmp_path / "late.py")
+        registry.block(["good"])
+        assert "late" in registry.names(KIND)
+        assert "good" not in registry.names(KIND)
+    assert "late" not in registry.names(KIND)
+    assert "good" in registry.names(KIND)
+
+
 def test_file_that_registers_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="registers no plugin"):

@@ -112,6 +112,18 @@ def load_template(value: str | None) -> str | None:
         ) from error
 
 
+def check_template(value: str | None) -> None:
+    """Raise ConfigError unless --chat-template, where it is given, can be compiled."""
+    source = load_template(value)
+    if not source:
+        return
+    try:
+        ChatTemplate(source)
+    except ConfigError as error:
+        where = f"--chat-template {value}" if source != value else error.where
+        raise ConfigError(error.what, where=where, fix=error.fix) from error
+
+
 def _build(source: str | None, facts: TokenizerFacts) -> ChatTemplate | None:
     return ChatTemplate(source, facts.special_tokens) if source else None
 

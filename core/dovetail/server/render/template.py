@@ -107,10 +107,16 @@ def _compile(source: str) -> tuple[jinja2.Template, nodes.Template]:
         return sandbox.compile_bounded(source), sandbox.parse(source)
     except (jinja2.TemplateError, RecursionError, RequestError) as error:
         raise ConfigError(
-            f"the chat template cannot be compiled: {type(error).__name__}: {error}",
+            f"the chat template cannot be compiled: {_reason(error)}",
             where="--chat-template",
             fix="pass a valid jinja file, or leave the flag out.",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message}"
+    return f"{type(error).__name__}: {error}"
 
 
 def content_format(tree: nodes.Template) -> str:
