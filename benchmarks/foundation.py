@@ -129,9 +129,7 @@ def measure_server(
             levels[concurrency] = summarize(*asyncio.run(run_level(url, load, concurrency)))
             print(name, concurrency, json.dumps(levels[concurrency]), flush=True)
         memory = resident_bytes(process)
-    phases = [
-        line for line in log.read_text().splitlines() if "took" in line or "ready in" in line
-    ]
+    phases = [line for line in log.read_text().splitlines() if "took" in line or "ready in" in line]
     return {"ready_s": ready_s, "resident_bytes": memory, "levels": levels, "phases": phases}
 
 

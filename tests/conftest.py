@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.abc
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
+
+
+# Tiny models on many threads wait for each other; read when torch is first imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 class Absent(importlib.abc.MetaPathFinder):

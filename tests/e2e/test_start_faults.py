@@ -298,7 +298,7 @@ FAULTS: dict[str, Fault] = {
         args=flags("--tool-call-parser", "hermez"), cause="hermez", fix="hermes"
     ),
     "tool choice without a parser": Fault(
-        args=flags("--enable-auto-tool-choice"),
+        args=lambda folder: [demo_copy(folder), "--enable-auto-tool-choice"],
         cause="a parser is needed",
         fix="--tool-call-parser",
     ),

@@ -134,9 +134,7 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
             f"cannot be read as JSON: {error}.", where=str(path), fix="fetch the file again."
         ) from error
     if not isinstance(content, dict):
-        raise ConfigError(
-            "must hold a JSON object.", where=str(path), fix="fetch the file again."
-        )
+        raise ConfigError("must hold a JSON object.", where=str(path), fix="fetch the file again.")
     return content
 
 

@@ -322,9 +322,7 @@ class AsyncEngine:
         self.death_reason = reason
         if not self._ready.done():
             # A start-up failure is told over the socket just before the process ends.
-            self._loop.call_later(
-                0.2, self._fail_start, EngineDead(reason, fix=START_FIX)
-            )
+            self._loop.call_later(0.2, self._fail_start, EngineDead(reason, fix=START_FIX))
             return
         logger.error("the engine is dead: %s", reason)
         for mailbox in self._mailboxes.values():

@@ -39,6 +39,7 @@ def run(config: Config) -> int:
     logger.info("start: imports took %.2f s", phases.durations_s["imports"])
     with phases.time("config"):
         spec = resolve(config)
+        _check_template(config)
     sock = bind(config.frontend.host, config.frontend.port)
     warn_if_open(sock, has_key=bool(config.frontend.api_key))
     try:
@@ -47,6 +48,14 @@ def run(config: Config) -> int:
         return run_loop(_run_one(config, spec, sock, phases))
     finally:
         sock.close()
+
+
+def _check_template(config: Config) -> None:
+    """Raise ConfigError for a bad --chat-template now, not when the engine has loaded."""
+    if config.frontend.chat_template:
+        from dovetail.server.render.chat import check_template
+
+        check_template(config.frontend.chat_template)
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:

@@ -296,7 +296,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dovetail.server.launch", module)
 
 
-@pytest.mark.parametrize(("damage", "words", "message"), FAULTS, ids=lambda value: str(value)[:40])
+def fault_id(value: Any) -> str:
+    """Return a test id that is the same in every process."""
+    return value.__name__ if callable(value) else str(value)[:40]
+
+
+@pytest.mark.parametrize(("damage", "words", "message"), FAULTS, ids=fault_id)
 def test_planned_faults(
     damage: Any,
     words: list[str],
