@@ -21,10 +21,10 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.server import launch
 from dovetail.server.parsers import ParserChoice, choose_parsers
 from dovetail.server.phases import Phases
 from dovetail.server.render.chat import ChatRenderer, load_template
+from dovetail.server.start import max_queued, start_engine, tell_ready
 
 logger = logging.getLogger("dovetail.server")
 WATCH_PERIOD_S = 0.1
@@ -51,14 +51,14 @@ async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Pha
             where="--api-server-count",
             fix="leave --disable-frontend-multiprocessing out, or use one.",
         )
-    engine = await launch.start_engine(config, spec, phases)
+    engine = await start_engine(config, spec, phases)
     children: list[subprocess.Popen[bytes]] = []
     stop = _stop_event()
     try:
         boots = _boots(config, spec, sock, engine)
         children += [_spawn(boot, sock) for boot in boots]
         await _wait_started(children)
-        launch.tell_ready(spec, sock, phases)
+        tell_ready(spec, sock, phases)
         return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
     finally:
         _end(children)
@@ -69,7 +69,7 @@ def _boots(
     config: Config, spec: EngineSpec, sock: socket.socket, engine: AsyncEngine
 ) -> list[ChildBoot]:
     count = config.frontend.api_server_count
-    queue = launch.max_queued(config, spec)
+    queue = max_queued(config, spec)
     override = load_template(config.frontend.chat_template)
     renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
     parsers = choose_parsers(config, renderer.source)

@@ -14,17 +14,15 @@ import signal
 import socket
 import tempfile
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability import logging as log_setup
-from dovetail.server.listen import bind, url_of, warn_if_open
+from dovetail.server.listen import bind, warn_if_open
 from dovetail.server.phases import Phases
-
-if TYPE_CHECKING:
-    from dovetail.engine.async_engine import AsyncEngine
+from dovetail.server.start import max_queued, start_engine, tell_ready
 
 logger = logging.getLogger("dovetail.server")
 EXIT_STOPPED = 143
@@ -86,11 +84,6 @@ async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
         return EXIT_STOPPED
 
 
-def max_queued(config: Config, spec: EngineSpec) -> int:
-    """Return how many requests may wait: four times the rows unless told otherwise."""
-    return config.scheduler.max_num_queued_reqs or 4 * spec.schedule.max_rows
-
-
 async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
     # The application's imports take a second that the engine process needs for its own.
     imports = asyncio.get_running_loop().run_in_executor(None, _import_application)
@@ -119,29 +112,6 @@ async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases
 def _import_application() -> None:
     importlib.import_module("dovetail.server.app")
     importlib.import_module("dovetail.server.life")
-
-
-async def start_engine(config: Config, spec: EngineSpec, phases: Phases) -> AsyncEngine:
-    """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
-    from dovetail.engine.async_engine import AsyncEngine
-
-    in_process = config.frontend.disable_frontend_multiprocessing
-    with phases.time("engine"):
-        engine = await AsyncEngine.start(spec, in_process=in_process)
-    for phase in engine.phases:
-        phases.durations_s[f"engine: {phase.name}"] = phase.duration_s
-    return engine
-
-
-def tell_ready(spec: EngineSpec, sock: socket.socket, phases: Phases) -> None:
-    """Log the one line that says where the server answers, and export the phases."""
-    from dovetail.observability import metrics
-
-    for name, duration_s in phases.durations_s.items():
-        metrics.START_SECONDS.labels(name).set(duration_s)
-    names = ", ".join(spec.served_names)
-    logger.info("serving %s", names)
-    logger.info("ready in %.1f s at %s", phases.total_s(), url_of(sock))
 
 
 def _run_fleet(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
