@@ -11,7 +11,6 @@ from types import ModuleType
 
 import pytest
 
-
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 FOLDER = Path(__file__).parent / "poison"
 CASES: dict[str, dict[str, Any]] = {
-    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(FOLDER.glob("*.json"))
 }
 NAMES = sorted(CASES, key=lambda name: CASES[name].get("server", "demo"))
 NUM_STREAMS = 8
@@ -263,9 +264,7 @@ def sent(case: dict[str, Any], rig: Rig) -> Reply:
         content=whole,
         headers={"content-type": "application/json"} | case.get("headers", {}),
     )
-    return Reply(
-        status=response.status_code, headers=dict(response.headers), body=response.content
-    )
+    return Reply(status=response.status_code, headers=dict(response.headers), body=response.content)
 
 
 def _sent_raw(case: dict[str, Any], rig: Rig) -> Reply:
@@ -377,11 +376,10 @@ def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Rig]]:
             "demo": _demo_rig(demo.wait_ready()),
             "replay": _replay_rig(replay.wait_ready(), model),
         }
-        for rig in found.values():
-            rig.learn()
-        yield found
-        for rig in found.values():
-            rig.client.close()
+        with found["demo"].client, found["replay"].client:
+            for rig in found.values():
+                rig.learn()
+            yield found
 
 
 @pytest.fixture(scope="module")
@@ -444,4 +442,4 @@ def test_nothing_is_left_inside(rigs: dict[str, Rig]) -> None:
         load = rig.client.get("/load").json()
         assert not (load["running"] or load["waiting"] or load["inside"])
         text = rig.client.get("/metrics").text
-        assert re.search(r'^vllm:gpu_cache_usage_perc\{.*\} 0\.0$', text, re.MULTILINE)
+        assert re.search(r"^vllm:gpu_cache_usage_perc\{.*\} 0\.0$", text, re.MULTILINE)

@@ -251,6 +251,7 @@ def _update_of(live: _Live, now_s: float) -> RequestUpdate:
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         error=request.error if is_error else None,
+        error_status=request.error_status,
         num_cached_tokens=request.num_cached_tokens,
         timings=Timings(live.scheduled_s, now_s),
     )

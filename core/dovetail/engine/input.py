@@ -105,9 +105,9 @@ class InputProcessor:
 
     def _truncated(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         """Return the end of the prompt that is wanted, checked to leave room for an answer."""
-        keep = params.truncate_prompt_tokens
-        if keep is not None:
-            prompt_ids = prompt_ids[-(keep if keep > 0 else self._room_beside(params)) :]
+        prompt_ids = truncated(
+            prompt_ids, params.truncate_prompt_tokens, self._max_model_tokens, params.max_tokens
+        )
         if not prompt_ids:
             raise RequestError("the prompt has no tokens.", where="prompt", fix="send some text.")
         if len(prompt_ids) >= self._max_model_tokens:
@@ -119,11 +119,6 @@ class InputProcessor:
                 code="context_length_exceeded",
             )
         return prompt_ids
-
-    def _room_beside(self, params: SamplingParams) -> int:
-        """Return the prompt tokens that leave room for max_tokens, at least half the context."""
-        limit = self._max_model_tokens
-        return max(1, limit - min(params.max_tokens or 1, limit // 2))
 
     def _completed(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Return the params with everything the engine needs filled in."""
@@ -151,8 +146,6 @@ class InputProcessor:
 
     def _verify(self, params: SamplingParams) -> None:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
-        if params.truncate_prompt_tokens == 0:
-            raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
         for text in (*params.stop, *params.bad_words):
             _verify_text("stop or bad_words", text)
         if params.stop and not params.detokenize:
@@ -241,3 +234,20 @@ def load_tokenizer(spec: EngineSpec) -> Tokenizer:
     options = registry.build_options(spec.tokenizer)
     tokenizer: Tokenizer = tokenizer_class(options, spec.tokenizer_path)
     return tokenizer
+
+
+def truncated(
+    prompt_ids: Sequence[int], keep: int | None, max_model_tokens: int, max_tokens: int | None
+) -> tuple[int, ...]:
+    """Return the end of the prompt that truncate_prompt_tokens leaves.
+
+    -1 leaves room for `max_tokens` beside the prompt, but takes at most half the context for it.
+    Raises: RequestError for 0, which would leave nothing.
+    """
+    if keep is None:
+        return tuple(prompt_ids)
+    if keep == 0:
+        raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
+    if keep == -1:
+        keep = max(1, max_model_tokens - min(max_tokens or 1, max_model_tokens // 2))
+    return tuple(prompt_ids[-keep:])

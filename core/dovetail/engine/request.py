@@ -52,6 +52,7 @@ class Request:
         "block_hashes",
         "cache_salt",
         "error",
+        "error_status",
         "finish_reason",
         "max_tokens",
         "num_cached_tokens",
@@ -107,6 +108,7 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.error_status = 500
         self._new_token_ids: list[int] = []
         self._new_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -149,6 +151,7 @@ class Request:
             return
         if result.fault is not None:
             self.finish("error", result.fault)
+            self.error_status = result.fault_status
             return
         if result.prompt_logprobs:
             self._add_prompt_logprobs(result.prompt_logprobs)

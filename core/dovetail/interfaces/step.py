@@ -74,6 +74,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `token_ids` holds the drawn tokens (none while a prompt is still being computed). `fault` says
     why this row's request must end with an error; then nothing else in the result counts.
+    `fault_status` is the HTTP status it becomes: below 500 where the request itself is to blame.
     `prompt_logprobs` covers the prompt positions whose successor became known in this step.
     """
 
@@ -82,6 +83,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     fault: str | None = None
+    fault_status: int = 500
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ Knows no file format and no layer; the load format reads, `layers.weights` fills
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,8 +138,8 @@ def _fill(module: nn.Module, run: RunSpec, device: torch.device) -> None:
 
 @contextmanager
 def _progress(is_shown: bool) -> Iterator[Progress | None]:
-    """Give the load format something to report bytes to, as a bar on stderr."""
-    if not is_shown:
+    """Give the load format something to report bytes to, as a bar if stderr is a terminal."""
+    if not is_shown or not sys.stderr.isatty():
         yield None
         return
     with tqdm(desc="weights", unit="B", unit_scale=True, unit_divisor=1024, leave=False) as bar:

@@ -32,7 +32,7 @@ from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
 from dovetail.runner.loader import build_plugin, load_model
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.sampling.sampler import Draws, Sampler
+from dovetail.sampling.sampler import NOTHING_LEFT, Draws, Sampler
 
 WARM_UP_TOKENS = 8
 
@@ -209,7 +209,8 @@ def _row_results(
         i = drawn.get(index)
         fault = prompt_faults.get(index) or (draws.faults.get(i) if i is not None else None)
         if fault is not None:
-            results.append(RowResult(row=step.row, fault=fault))
+            status = 400 if fault == NOTHING_LEFT else 500
+            results.append(RowResult(row=step.row, fault=fault, fault_status=status))
             continue
         logprobs = draws.logprobs.get(i) if i is not None else None
         results.append(

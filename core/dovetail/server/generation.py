@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from dovetail.engine.input import truncated
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.observability.logging import shortened
@@ -159,16 +160,6 @@ def request_id_of(request: Request, given: str | None) -> str:
     return given or str(request.state.request_id)
 
 
-def truncated(prompt_ids: Sequence[int], keep: int | None, max_model_tokens: int) -> Sequence[int]:
-    """Return the end of the prompt that truncate_prompt_tokens leaves; -1 keeps what fits."""
-    if keep is None:
-        return prompt_ids
-    if keep == 0:
-        raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
-    limit = max_model_tokens - 1 if keep == -1 else keep
-    return prompt_ids[-limit:]
-
-
 def generation_for(
     server: Server,
     body: SamplingFields,
@@ -179,7 +170,8 @@ def generation_for(
 ) -> Generation:
     """Return the generation of one prompt. Raises: RequestError. Mutates: reply (clamping)"""
     limit = server.engine.spec.run.max_model_tokens
-    kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit)
+    wanted = fields.get("max_tokens")
+    kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit, wanted)
     made = build_sampling(server.engine, sampling_fields(body) | fields, len(kept))
     if made.clamped_tokens is not None:
         reply.clamped_tokens = made.clamped_tokens

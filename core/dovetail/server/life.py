@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from dovetail.config.frontend import FrontendConfig
 from dovetail.server.listen import port_taken
+from dovetail.server.wire import BoundedHttp
 
 if TYPE_CHECKING:
     from dovetail.engine.async_engine import AsyncEngine
@@ -118,7 +119,7 @@ class Life:
 def _uvicorn_config(app: FastAPI, frontend: FrontendConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttp,
         ws="none",
         lifespan="off",
         log_config=None,
