@@ -166,15 +166,19 @@ def _plugin(folder: Path) -> list[str]:
     return ["--tool-parser-plugin", str(file), "--tool-call-parser", "mine"]
 
 
-def _kill_engine(process: subprocess.Popen[str]) -> None:
-    """Kill the engine child as soon as it can be seen."""
-    while process.poll() is None:
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(process.pid).children():
-                if "dovetail.engine.process" in child.cmdline():
-                    child.kill()
-                    return
-        time.sleep(0.01)
+def killing(module: str) -> Callable[[subprocess.Popen[str]], None]:
+    """Return what kills the child that runs this module, as soon as it can be seen."""
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children():
+                    if module in child.cmdline():
+                        child.kill()
+                        return
+            time.sleep(0.01)
+
+    return kill
 
 
 FAULTS: dict[str, Fault] = {
@@ -372,7 +376,50 @@ FAULTS: dict[str, Fault] = {
         starts_engine=True,
         uses_torch=True,
         code=1,
-        meanwhile=_kill_engine,
+        meanwhile=killing("dovetail.engine.process"),
+    ),
+    "API process killed while starting": Fault(
+        args=flags("--api-server-count", "2"),
+        cause="a server process ended while starting",
+        fix="fix: .*--api-server-count",
+        starts_engine=True,
+        uses_torch=True,
+        code=1,
+        meanwhile=killing("dovetail.server.child"),
+    ),
+    "cache above the memory": Fault(
+        args=flags("--kv-cache-memory-bytes", "1000000000000000"),
+        cause="MiB for one KV cache tensor cannot be had",
+        fix="lower .*--kv-cache-memory-bytes",
+        starts_engine=True,
+        uses_torch=True,
+    ),
+    "setting of a wrong type in config.json": Fault(
+        args=lambda folder: [demo_copy(folder, rms_norm_eps="tiny")],
+        cause=r"config\.json: Qwen3ForCausalLM cannot be built: .*'tiny'",
+        fix=r"check the values in config\.json",
+        starts_engine=True,
+        uses_torch=True,
+    ),
+    "chat template of the checkpoint": Fault(
+        args=lambda f: [with_file(demo_copy(f), "chat_template.jinja", "{% for x %}")],
+        cause="the checkpoint's chat template: .*line 1",
+        fix="give another with --chat-template",
+        starts_engine=True,
+        uses_torch=True,
+    ),
+    "default above its bounds": Fault(
+        args=lambda f: [with_file(demo_copy(f), "generation_config.json", '{"temperature": -3}')],
+        cause="temperature must be from 0 to 100, not -3",
+        fix=r"mend generation_config\.json",
+    ),
+    "empty key": Fault(
+        args=flags("--api-key", ""), cause="--api-key: an empty key", fix="leave the flag out"
+    ),
+    "options of no plugin kind": Fault(
+        args=flags("--plugin-options.tool_parsers.x", "1"),
+        cause='no plugin kind "tool_parsers"',
+        fix="dovetail plugins list",
     ),
 }
 
@@ -437,7 +484,7 @@ def outcomes(
     """Run the faults that were asked for, two at a time, beside the tests that look at them."""
     root = tmp_path_factory.mktemp("faults")
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    names = [item.callspec.params["name"] for item in items if item.originalname == TEST]
+    names = [str(item.callspec.params["name"]) for item in items if item.originalname == TEST]
     with ThreadPoolExecutor(2) as pool:
         yield {
             name: pool.submit(run_fault, FAULTS[name], root / str(number))

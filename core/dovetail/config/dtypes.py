@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
@@ -13,7 +11,6 @@ from dovetail.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _KNOWN = ("float32", "bfloat16", "float16")
-_NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _OVERFLOWS_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element."""
@@ -52,18 +49,7 @@ def _automatic(stored: str | None, device: str) -> str:
 
 
 def _for_cpu(stored: str) -> str:
-    if stored == "float32" or (stored == "bfloat16" and has_native_bf16()):
-        return stored
-    log.info("dtype auto: float32, as this CPU computes %s slowly.", stored)
+    """Return float32: with 16-bit activations an answer would depend on who shares the batch."""
+    if stored != "float32":
+        log.info("dtype auto: computing in float32 on a CPU; the checkpoint stores %s.", stored)
     return "float32"
-
-
-@cache
-def has_native_bf16() -> bool:
-    """Return whether this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX, ARM BF16)."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
-    words = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return not _NATIVE_BF16.isdisjoint(words.split())

@@ -109,15 +109,15 @@ def find_flag(name: str) -> Flag:
     """Return the flag of this field name. Raises: ConfigError with the nearest names."""
     if name in flags():
         return flags()[name]
-    raise ConfigError(
-        "there is no such setting.", where=name, fix=f"{nearest_fix(name, flags())} exist(s)."
-    )
+    raise ConfigError("there is no such setting.", where=name, fix=nearest_fix(name, flags()))
 
 
 def nearest_fix(word: str, known: Iterable[str]) -> str:
-    """Return the known words nearest to `word`, or a hint where all are listed."""
+    """Return a hint: the known words nearest to `word`, or where all are listed."""
     near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
-    return ", ".join(near) if near else "those that `dovetail serve --help=all` lists"
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return "`dovetail serve --help=all` lists every setting."
 
 
 def _own(group: type[object], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,4 @@ def _find(path: str, key: str) -> tuple[Flag, str]:
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"{head}: VALUE")
             return flag, inner
     known = [flag.spelling[2:] for flag in flags().values()]
-    raise ConfigError(
-        f'there is no setting "{key}".', where=path, fix=f"{nearest_fix(name, known)}."
-    )
+    raise ConfigError(f'there is no setting "{key}".', where=path, fix=nearest_fix(name, known))

@@ -14,6 +14,7 @@ FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_t
 """Sampling fields that a checkpoint may give defaults for."""
 
 _WHERE = "generation config"
+_FIX = "mend generation_config.json or --override-generation-config."
 
 
 def default_sampling(
@@ -57,8 +58,8 @@ def _refuse_others(given: Mapping[str, Any]) -> None:
 def _check(sampling: Mapping[str, Any]) -> None:
     for name, value in sampling.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{name} must be a number, not {value!r}.", where=_WHERE)
+            raise ConfigError(f"{name} must be a number, not {value!r}.", where=_WHERE, fix=_FIX)
     try:
         SamplingParams(**sampling).verify()
     except RequestError as error:
-        raise ConfigError(f"{error.where} {error.what}", where=_WHERE) from error
+        raise ConfigError(f"{error.where} {error.what}", where=_WHERE, fix=_FIX) from error

@@ -48,6 +48,7 @@ def resolve(config: Config) -> EngineSpec:
     selections.load_plugin_files(config)
     refuse(config)
     selections.check_choices(config)
+    selections.check_plugin_options(config)
     selections.check_parsers(config)
     device = pick_device(
         registry.value_of("device", config.device.device, where="--device") or "auto"
@@ -83,6 +84,13 @@ def refuse(config: Config) -> None:
             "a parser is needed to see the model's tool calls.",
             where="--enable-auto-tool-choice",
             fix=f"add --tool-call-parser, one of {', '.join(registry.names('tool_parser'))}.",
+        )
+    keys = config.frontend.api_key
+    if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):
+        raise ConfigError(
+            "an empty key protects nothing.",
+            where="--api-key",
+            fix="check the variable it was taken from, or leave the flag out.",
         )
     template = config.frontend.chat_template
     if template and not Path(template).is_file() and not _is_template_text(template):

@@ -73,6 +73,24 @@ def check_choices(config: Config) -> None:
             _check_choice(flag, config.value(name))
 
 
+def check_plugin_options(config: Config) -> None:
+    """Raise ConfigError for options of no kind: they would be dropped in silence."""
+    for name, options in config.plugin.plugin_options.items():
+        kind = name.replace("-", "_")
+        if kind not in registry.KINDS:
+            raise ConfigError(
+                f'there is no plugin kind "{name}".',
+                where="--plugin-options",
+                fix="`dovetail plugins list` shows the kinds.",
+            )
+        if not isinstance(options, Mapping):
+            raise ConfigError(
+                f"{name} must hold options, not {options!r}.",
+                where="--plugin-options",
+                fix=f"write --plugin-options.{name}.OPTION VALUE",
+            )
+
+
 def _check_choice(flag: Flag, value: Any) -> None:
     kind = registry.KINDS[str(flag.meta.kind)]
     specs = value if isinstance(value, tuple) else (value,)

@@ -79,8 +79,9 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"{num_bytes / 2**20:.0f} MiB for one KV cache tensor cannot be had on {device}",
-            where="--gpu-memory-utilization",
-            fix="lower it, or set --kv-cache-memory-bytes or --num-gpu-blocks-override",
+            where="KV cache",
+            fix="lower whichever sets its size: --kv-cache-memory-bytes, "
+            "--num-gpu-blocks-override or --gpu-memory-utilization",
         ) from error
 
 

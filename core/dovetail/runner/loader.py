@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -108,6 +109,13 @@ def _build(run: RunSpec, device: torch.device) -> nn.Module:
             f"the weights do not fit into the memory of {device}",
             where="model",
             fix="use a smaller or quantized model, or more devices",
+        ) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        log.debug("%s could not be built", run.model_plugin.target, exc_info=error)
+        raise ConfigError(
+            f"{run.model.architecture} cannot be built: {type(error).__name__}: {error}.",
+            where=str(Path(run.model.path) / "config.json"),
+            fix="check the values in config.json; --log-level debug shows where it failed.",
         ) from error
 
 

@@ -79,6 +79,7 @@ class ProcessorChain:
     def apply_alone(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> dict[int, str]:
         """Run a stage's processors row by row; return the faults by index into logits.
 
+        Each gets a copy of its row: one that fails may have written anywhere.
         Mutates: logits
         """
         faults: dict[int, str] = {}
@@ -86,11 +87,14 @@ class ProcessorChain:
             for index, row in self._pairs(name, rows):
                 if index in faults:
                     continue
+                own = logits[index : index + 1].clone()
                 try:
-                    self._processors[name].apply(logits, [(index, row)])
+                    self._processors[name].apply(own, [(0, row)])
                 except Exception as error:
                     log.exception("logits processor %s failed for row %d", name, row)
                     faults[index] = _fault(name, error)
+                else:
+                    logits[index] = own[0]
         return faults
 
     def _pairs(self, name: str, rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ ends the whole, so that whoever supervises it sees one clear exit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -56,7 +57,8 @@ async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Pha
     stop = _stop_event()
     try:
         boots = _boots(config, spec, sock, engine)
-        children += [_spawn(boot, sock) for boot in boots]
+        for boot in boots:
+            children.append(_spawn(boot, sock))
         await _wait_started(children)
         tell_ready(spec, sock, phases)
         return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
@@ -98,8 +100,11 @@ def _spawn(boot: ChildBoot, sock: socket.socket) -> subprocess.Popen[bytes]:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     assert child.stdin is not None
-    child.stdin.write(msgspec.json.encode(boot) + b"\n")
-    child.stdin.flush()
+    try:
+        child.stdin.write(msgspec.json.encode(boot) + b"\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        logger.debug("a child ended before it had read its settings")  # _wait_started tells
     return child
 
 
@@ -110,7 +115,11 @@ async def _wait_started(children: list[subprocess.Popen[bytes]]) -> None:
         for child in children:
             assert child.stdout is not None
             if not await loop.run_in_executor(None, child.stdout.readline):
-                raise DovetailError("a server process ended while starting; see the lines above.")
+                raise DovetailError(
+                    "a server process ended while starting.",
+                    fix="see the log lines above; if they name no cause, memory may have run "
+                    "out: lower --api-server-count.",
+                )
 
 
 def _stop_event() -> asyncio.Queue[int]:
@@ -158,7 +167,8 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
     """Cut every lifeline, which ends the children at once."""
     for child in children:
         if child.stdin is not None:
-            child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # what it never read is of no use now
+                child.stdin.close()
     for child in children:
         try:
             child.wait(GRACE_S)

@@ -74,9 +74,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read as JSON: {error}", where=str(path)) from error
+        raise ConfigError(
+            f"cannot be read as JSON: {error}", where=str(path), fix="download the file again"
+        ) from error
     if not isinstance(value, dict):
-        raise ConfigError("must hold a JSON object", where=str(path))
+        raise ConfigError("must hold a JSON object", where=str(path), fix="download the file again")
     return value
 
 

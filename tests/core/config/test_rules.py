@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.config import dtypes, platform
+from dovetail.config import platform
 from dovetail.config.cache_size import CPU_CACHE_BYTES, Room, cpu_cache_bytes, fit_tokens, kv_bytes
 from dovetail.config.dtypes import compute_dtype
 from dovetail.config.generation import default_sampling
@@ -33,30 +33,21 @@ def model(**hf_config: Any) -> ModelSpec:
 
 
 @pytest.mark.parametrize(
-    ("asked", "stored", "device", "has_bf16", "wanted"),
+    ("asked", "stored", "device", "wanted"),
     [
-        ("auto", "bfloat16", "cpu", False, "float32"),
-        ("auto", "bfloat16", "cpu", True, "bfloat16"),
-        ("auto", "float16", "cpu", True, "float32"),
-        ("auto", "float32", "cpu", True, "float32"),
-        ("auto", None, "cpu", True, "float32"),
-        ("auto", "float16", "cuda", False, "float16"),
-        ("auto", "bfloat16", "cuda", False, "bfloat16"),
-        ("auto", "float32", "cuda", False, "bfloat16"),
-        ("auto", None, "cuda", False, "bfloat16"),
-        ("bfloat16", "float32", "cpu", False, "bfloat16"),
-        ("float16", "bfloat16", "cuda", False, "float16"),
+        ("auto", "bfloat16", "cpu", "float32"),
+        ("auto", "float16", "cpu", "float32"),
+        ("auto", "float32", "cpu", "float32"),
+        ("auto", None, "cpu", "float32"),
+        ("auto", "bfloat16", "cuda", "bfloat16"),
+        ("auto", "float16", "cuda", "float16"),
+        ("auto", "float32", "cuda", "bfloat16"),
+        ("auto", None, "cuda", "bfloat16"),
+        ("bfloat16", "float32", "cpu", "bfloat16"),
+        ("float16", "bfloat16", "cuda", "float16"),
     ],
 )
-def test_dtype(
-    asked: str,
-    stored: str | None,
-    device: str,
-    has_bf16: bool,
-    wanted: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dtypes, "has_native_bf16", lambda: has_bf16)
+def test_dtype(asked: str, stored: str | None, device: str, wanted: str) -> None:
     for config in ({"dtype": stored}, {"torch_dtype": f"torch.{stored}"}):
         assert compute_dtype(asked, config, device) == wanted
 

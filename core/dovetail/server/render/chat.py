@@ -50,9 +50,10 @@ class ChatRenderer:
         self, facts: TokenizerFacts, *, override: str | None = None, content_format: str = "auto"
     ) -> None:
         self._content_format = content_format
-        self._template = _build(override or facts.chat_template, facts)
+        where = "--chat-template" if override else "the checkpoint's chat template"
+        self._template = _build(override or facts.chat_template, facts, where)
         by_tools = None if override else facts.chat_templates.get("tool_use")
-        self._tool_template = _build(by_tools, facts) or self._template
+        self._tool_template = _build(by_tools, facts, where) or self._template
 
     @property
     def source(self) -> str:
@@ -117,15 +118,11 @@ def check_template(value: str | None) -> None:
     source = load_template(value)
     if not source:
         return
-    try:
-        ChatTemplate(source)
-    except ConfigError as error:
-        where = f"--chat-template {value}" if source != value else error.where
-        raise ConfigError(error.what, where=where, fix=error.fix) from error
+    ChatTemplate(source, where=f"--chat-template {value}" if source != value else None)
 
 
-def _build(source: str | None, facts: TokenizerFacts) -> ChatTemplate | None:
-    return ChatTemplate(source, facts.special_tokens) if source else None
+def _build(source: str | None, facts: TokenizerFacts, where: str) -> ChatTemplate | None:
+    return ChatTemplate(source, facts.special_tokens, where=where) if source else None
 
 
 def _check_flags(query: RenderQuery) -> None:

@@ -48,11 +48,17 @@ RESERVED = frozenset(
 class ChatTemplate:
     """A template ready to run; immutable, shared by all requests and threads."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        where: str | None = None,
+    ) -> None:
         self.source = source
         self._special = dict(special_tokens or {})
         with _budget():
-            self._template, tree = _compile(source)
+            self._template, tree = _compile(source, where or "--chat-template")
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.content_format = content_format(tree)
 
@@ -101,15 +107,15 @@ def _as_request_error() -> Iterator[None]:
         ) from error
 
 
-def _compile(source: str) -> tuple[jinja2.Template, nodes.Template]:
+def _compile(source: str, where: str) -> tuple[jinja2.Template, nodes.Template]:
     sandbox = TemplateSandbox()
     try:
         return sandbox.compile_bounded(source), sandbox.parse(source)
     except (jinja2.TemplateError, RecursionError, RequestError) as error:
         raise ConfigError(
             f"the chat template cannot be compiled: {_reason(error)}",
-            where="--chat-template",
-            fix="pass a valid jinja file, or leave the flag out.",
+            where=where,
+            fix="mend it, or give another with --chat-template FILE.",
         ) from error
 
 
