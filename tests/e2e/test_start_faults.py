@@ -166,14 +166,15 @@ def _plugin(folder: Path) -> list[str]:
     return ["--tool-parser-plugin", str(file), "--tool-call-parser", "mine"]
 
 
-def killing(module: str) -> Callable[[subprocess.Popen[str]], None]:
-    """Return what kills the child that runs this module, as soon as it can be seen."""
+def killing(module: str, after_s: float = 0.0) -> Callable[[subprocess.Popen[str]], None]:
+    """Return what kills the child that runs this module, `after_s` after it can be seen."""
 
     def kill(process: subprocess.Popen[str]) -> None:
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
                 for child in psutil.Process(process.pid).children():
                     if module in child.cmdline():
+                        time.sleep(after_s)
                         child.kill()
                         return
             time.sleep(0.01)
@@ -369,7 +370,7 @@ FAULTS: dict[str, Fault] = {
         cause="never runs code",
         fix="leave the flag out",
     ),
-    "engine killed while loading": Fault(
+    "engine killed at once": Fault(
         args=flags("--port", "0"),
         cause="engine process was killed by signal 9",
         fix=r"fix: .*memory",
@@ -377,6 +378,15 @@ FAULTS: dict[str, Fault] = {
         uses_torch=True,
         code=1,
         meanwhile=killing("dovetail.engine.process"),
+    ),
+    "engine killed while loading": Fault(
+        args=flags("--port", "0"),
+        cause="engine process was killed by signal 9",
+        fix=r"fix: .*memory",
+        starts_engine=True,
+        uses_torch=True,
+        code=1,
+        meanwhile=killing("dovetail.engine.process", after_s=0.5),
     ),
     "API process killed while starting": Fault(
         args=flags("--api-server-count", "2"),

@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        if _has_reader():
+            raise  # another pipe broke, and that is a fault to be seen
         return _quiet_pipe()
 
 
@@ -101,6 +103,14 @@ def _report(error: DovetailError, is_verbose: bool) -> None:
     if error.fix:
         print(f"fix: {error.fix}", file=sys.stderr)
     sys.stderr.flush()
+
+
+def _has_reader() -> bool:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _quiet_pipe() -> int:

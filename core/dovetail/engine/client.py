@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import struct
@@ -110,7 +111,8 @@ class EngineProcess:
         """Cut the lifeline, which ends the child at once, and remove the socket."""
         lifeline = self._process.stdin
         if lifeline is not None and not lifeline.closed:
-            lifeline.close()
+            with contextlib.suppress(BrokenPipeError):  # settings that a dead child never read
+                lifeline.close()
         remove_socket_folder(self._folder_address)
 
 

@@ -1,0 +1,64 @@
+"""Every example runs as its docstring says, against the demo model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dovetail.testing.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+PATHS = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
+
+
+def output_of(name: str, *arguments: str) -> str:
+    """Return what an example prints. Raises: CalledProcessError when it fails."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env=os.environ | {"PYTHONPATH": PATHS},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ServerProcess("--port", "0") as server:
+        yield server.wait_ready().url
+
+
+def test_offline_chat() -> None:
+    assert "The capital of France is Paris." in output_of("offline_chat.py")
+
+
+def test_swap_by_name() -> None:
+    assert len(output_of("swap_by_name.py").splitlines()) == 2
+
+
+def test_stream_chat(url: str) -> None:
+    pytest.importorskip("openai")
+    assert output_of("stream_chat.py", url) == "The capital of Japan is Tokyo.\n"
+
+
+def test_tool_calling(url: str) -> None:
+    pytest.importorskip("openai")
+    call, answer = output_of("tool_calling.py", url).splitlines()
+    assert call == 'call: get_weather {"city": "Paris"}'
+    assert "21" in answer
+
+
+def test_every_example_is_run_here() -> None:
+    scripts = {path.name for path in EXAMPLES.glob("*.py")} - {"own_policy.py"}
+    text = Path(__file__).read_text()
+    assert [name for name in sorted(scripts) if f'"{name}"' not in text] == []
