@@ -27,13 +27,14 @@ class ServerError(DovetailError):
 
 
 class Client:
-    """Talks to one server. `url` is the base address ending in /v1."""
+    """Talks to one server. `url` is its base address; /v1 is added where it has no path."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{url!r} is no address.", where="--url", fix=f"e.g. {DEFAULT_URL}")
-        self._url = url.rstrip("/")
+        self._path = parts.path.rstrip("/") or "/v1"
+        self._url = f"{parts.scheme}://{parts.netloc}{self._path}"
         self._parts = parts
         self._api_key = api_key
 
@@ -67,7 +68,7 @@ class Client:
         try:
             connection.connect()
             connection.sock.settimeout(ANSWER_TIMEOUT_S)
-            connection.request(method, self._parts.path.rstrip("/") + path, data, headers)
+            connection.request(method, self._path + path, data, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -106,11 +107,10 @@ def _report(error: DovetailError, is_verbose: bool) -> None:
 
 
 def _has_reader() -> bool:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return False
-    return True
+    """Return whether anybody can still read what this process prints."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)  # errors are reported unasked
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in watch.poll(0))
 
 
 def _quiet_pipe() -> int:

@@ -109,6 +109,16 @@ def test_complete_once(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert (body["prompt"], body["max_tokens"]) == ("a", 3)
 
 
+def test_an_address_without_a_path_means_v1(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.pieces = [{"choices": [{"text": "b"}]}]
+    address = server.url.removesuffix("/v1")
+    assert main(["complete", "--url", address, "-q", "a"]) == 0
+    assert capsys.readouterr().out == "b\n"
+    assert [path for path, _, _ in server.seen] == ["/v1/models", "/v1/completions"]
+
+
 def test_the_key_may_come_from_the_environment(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
