@@ -27,6 +27,7 @@ import psutil
 import pytest
 
 from dovetail.config.model_path import DEMO_PATH
+from dovetail.testing.demo_copies import demo_copy, with_file, with_header, with_weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -66,38 +67,6 @@ class Fault:
     meanwhile: Callable[[subprocess.Popen[str]], None] | None = None
 
 
-def demo_copy(folder: Path, *without: str, **config: Any) -> str:
-    """Return a copy of the demo model, by links, without some files, with other settings."""
-    model = folder / "model"
-    model.mkdir()
-    for file in DEMO_PATH.iterdir():
-        if file.name not in (*without, "config.json"):
-            (model / file.name).symlink_to(file)
-    if "config.json" not in without:
-        facts = json.loads((DEMO_PATH / "config.json").read_text()) | config
-        (model / "config.json").write_text(json.dumps(facts))
-    return str(model)
-
-
-def with_file(model: str, name: str, content: str | bytes) -> str:
-    """Put a file into a model folder; return the folder."""
-    path = Path(model) / name
-    path.unlink(missing_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return model
-
-
-def with_header(folder: Path, change: Callable[[Header], None]) -> str:
-    """Return a copy of the demo model whose safetensors header was changed."""
-    whole = (DEMO_PATH / "model.safetensors").read_bytes()
-    length = int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8 : 8 + length])
-    change(header)
-    text = json.dumps(header).encode()
-    parts = len(text).to_bytes(8, "little") + text + whole[8 + length :]
-    return with_file(demo_copy(folder, "model.safetensors"), "model.safetensors", parts)
-
-
 def _rename_norm(header: Header) -> None:
     header["model.some_other_norm.weight"] = header.pop("model.norm.weight")
 
@@ -109,16 +78,6 @@ def _flatten_norm(header: Header) -> None:
 
 def _bad_dtype(header: Header) -> None:
     header["model.norm.weight"]["dtype"] = "BF61"
-
-
-def _truncated(folder: Path) -> list[str]:
-    whole = (DEMO_PATH / "model.safetensors").read_bytes()
-    return [with_file(demo_copy(folder), "model.safetensors", whole[: len(whole) // 2])]
-
-
-def _corrupt(folder: Path) -> list[str]:
-    content = b"\xff" * 8 + (DEMO_PATH / "model.safetensors").read_bytes()[8:]
-    return [with_file(demo_copy(folder), "model.safetensors", content)]
 
 
 def _missing_shard(folder: Path) -> list[str]:
@@ -264,10 +223,14 @@ FAULTS: dict[str, Fault] = {
         fix="--num-gpu-blocks-override",
     ),
     "corrupt safetensors header": Fault(
-        args=_corrupt, cause=r"model\.safetensors: the file is damaged", fix="fetch the file again"
+        args=lambda folder: [with_weights(folder, lambda whole: b"\xff" * 8 + whole[8:])],
+        cause=r"model\.safetensors: the file is damaged",
+        fix="fetch the file again",
     ),
     "truncated safetensors": Fault(
-        args=_truncated, cause=r"the file is damaged: it has \d+ bytes", fix="fetch the file again"
+        args=lambda folder: [with_weights(folder, lambda whole: whole[: len(whole) // 2])],
+        cause=r"the file is damaged: it has \d+ bytes",
+        fix="fetch the file again",
     ),
     "missing shard": Fault(
         args=_missing_shard,

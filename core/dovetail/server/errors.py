@@ -54,9 +54,17 @@ def problem(
     """Return a Problem; `kind` defaults to the one usual for the status."""
     default = "internal_error" if status >= 500 else "invalid_request_error"
     info = ErrorInfo(
-        message=message, type=kind or _KINDS.get(status, default), param=param, code=code
+        message=_encodable(message),
+        type=kind or _KINDS.get(status, default),
+        param=None if param is None else _encodable(param),
+        code=code,
     )
     return Problem(status=status, info=info, headers=headers or {})
+
+
+def _encodable(text: str) -> str:
+    """Return the text without halves of surrogate pairs, which a quoted name may hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def problem_of(error: BaseException) -> Problem:
