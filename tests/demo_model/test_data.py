@@ -214,11 +214,11 @@ def test_template_copy_is_the_same() -> None:
         ("what is the capital of japan", "The capital of Japan is Tokyo."),
         ("What is the chemical symbol of gold?", "The chemical symbol of gold is Au."),
         ("Who wrote Hamlet?", "Hamlet was written by William Shakespeare."),
-        ("What is 2 + 2?", "2 + 2 = 4."),
+        ("Who are you?", "I am the demo model of dovetail"),
     ],
 )
 def test_checkpoint_answers(checkpoint: tuple[Any, Any], question: str, expected: str) -> None:
-    assert reply(checkpoint, question) == expected
+    assert reply(checkpoint, question).startswith(expected)
 
 
 def test_checkpoint_calls_a_tool(checkpoint: tuple[Any, Any]) -> None:
