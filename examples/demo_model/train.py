@@ -157,7 +157,11 @@ def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     model.generation_config = GenerationConfig(
-        bos_token_id=pad, eos_token_id=[end, pad], pad_token_id=pad, do_sample=False
+        bos_token_id=pad,
+        eos_token_id=[end, pad],
+        pad_token_id=pad,
+        do_sample=False,
+        temperature=0.0,
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(tokenizer, folder, CONTEXT_TOKENS)
