@@ -1,6 +1,6 @@
 """Train the demo model from nothing: its own text, tokenizer and weights.
 
-`nice python train.py` takes about 40 minutes on two CPU cores and writes a Hugging Face
+`nice python train.py` takes about half an hour on two free CPU cores and writes a Hugging Face
 checkpoint. Seeds and the thread count are fixed, so a run can be repeated. This module does not
 know how good the model is; `evaluate.py` measures that.
 """

@@ -83,7 +83,7 @@ def test_distribution_is_that_of_transformers(
         "max_logprobs": -1,
         "max_num_batched_tokens": 24,
         "block_size": 8,
-        "plugin_options": {"scheduler.growth_blocks": 0},
+        "plugin_options": {"scheduler": {"growth_blocks": 0}},
         "num_gpu_blocks_override": WINDOWED.get(name, 28),
         "dtype": "float32",
         "use_tqdm_on_load": False,
