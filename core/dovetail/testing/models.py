@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, RowView, WeightMap
@@ -264,28 +265,21 @@ def _tokenizer_facts(
 def _read_facts(folder: Path) -> dict[str, Any]:
     """Return what config.json and tokenizer.json of a folder tell of the vocabulary."""
     facts: dict[str, Any] = {}
-    tokenizer = _read_json(folder / "tokenizer.json")
+    tokenizer = read_json(folder / "tokenizer.json", is_required=False)
     added = {t["content"]: t["id"] for t in tokenizer.get("added_tokens", ())}
     vocab = tokenizer.get("model", {}).get("vocab", {})
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
     if tokenizer:
         facts["vocab_size"] = max([*ids, *added.values()]) + 1
-    end = _read_json(folder / "tokenizer_config.json").get("eos_token")
+    end = read_json(folder / "tokenizer_config.json", is_required=False).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     if end in added:
         facts["eos_token_id"] = added[end]
     elif end is not None and isinstance(vocab, dict) and end in vocab:
         facts["eos_token_id"] = vocab[end]
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json", is_required=False)
     wanted = ("vocab_size", "eos_token_id")
     return {**facts, **{k: config[k] for k in wanted if config.get(k) is not None}}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def _checked_scripts(scripts: Any, vocab_size: int) -> list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
-"""A tiny transformer, a naive attention backend and plain linear layers: enough to run a runner.
+"""A tiny transformer and plain linear layers: with the reference attention, enough to run a runner.
 
 For tests of runners, workers and executors that must not need any other plugin. The weights are
-made up from a seed, so no checkpoint is read. Attention is the definition in `dovetail_kernels`.
+made up from a seed, so no checkpoint is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
@@ -23,56 +23,17 @@ from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.layers.attention import Attention
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import mark_axes
-from dovetail_kernels.cache_write.reference import reference as cache_write
-from dovetail_kernels.paged_attention.reference import reference as paged_attention
 
 HERE = "dovetail.testing.tiny"
+REFERENCE_ATTENTION = Selection(
+    kind="attention_backend",
+    name="reference",
+    target="dovetail.testing.reference:ReferenceAttention",
+)
 VOCAB = 96
 HIDDEN = 32
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8
 WINDOW_TOKENS = 12
-
-
-class NaiveAttention(AttentionBackend):
-    """The definition itself: one row after the other, in float32."""
-
-    info = Info(summary="test backend: the definition of paged attention, row by row")
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
-
-    def kv_shape(
-        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
-    ) -> tuple[int, ...]:
-        """Return [2, N, P, K, D]."""
-        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
-
-    def prepare(self, layout: BatchLayout) -> BatchLayout:
-        """Return the layout itself."""
-        return layout
-
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write k and v, then attend. Shapes: q [T, H, D] -> [T, H, D]. Mutates: cache"""
-        cache_write(k, v, cache, prepared.slots)
-        return paged_attention(
-            q,
-            cache,
-            prepared.block_table,
-            prepared.query_start,
-            prepared.seq_lens,
-            spec.scale,
-            window=spec.window_tokens,
-            soft_cap=spec.soft_cap,
-            is_causal=spec.is_causal,
-            sinks=sinks,
-        )
 
 
 class PlainLinear(LinearMethod):
@@ -219,7 +180,7 @@ def tiny_run(
         model_plugin=Selection(kind="model", name="tiny", target=target),
         load_format=selected("load_format", "NoTensors"),
         quantization=selected("quantization", "PlainWeights"),
-        attention=attention or selected("attention_backend", "NaiveAttention"),
+        attention=attention or REFERENCE_ATTENTION,
         logits_processors=logits_processors,
         num_threads=1,
         async_steps=async_steps,

@@ -6,12 +6,11 @@ elsewhere is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
+from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, Progress
 
@@ -90,20 +89,9 @@ class ByteCount:
             self._progress(self._done_bytes, self._all_bytes)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return a JSON object. Raises: ConfigError naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read as JSON: {error}", where=str(path)) from error
-    if not isinstance(value, dict):
-        raise ConfigError("must hold a JSON object", where=str(path))
-    return value
-
-
 def _indexed(index: Path) -> list[Path]:
     """Return the files an index names, in order of name."""
-    weight_map = read_json_object(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConfigError('"weight_map" is missing or empty', where=str(index))
     names = sorted({str(name) for name in weight_map.values()})

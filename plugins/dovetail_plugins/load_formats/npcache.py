@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.load_formats._files import ByteCount, check_nonempty, read_json_object
+from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
 from dovetail_plugins.load_formats.pt import Pt, pt_files
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Npcache(LoadFormat):
         stamp = _stamp(files)
         if not _is_fresh(folder, stamp):
             _write(checkpoint, folder, stamp)
-        entries = read_json_object(folder / MANIFEST)["tensors"]
+        entries = read_json(folder / MANIFEST)["tensors"]
         count = ByteCount(checkpoint.progress, sum(e["bytes"] for e in entries.values()))
         for name, entry in entries.items():
             yield name, map_tensor(folder / entry["file"], entry["dtype"])
@@ -67,7 +68,7 @@ def _stamp(files: list[Path]) -> dict[str, list[int]]:
 
 def _is_fresh(folder: Path, stamp: dict[str, list[int]]) -> bool:
     manifest = folder / MANIFEST
-    return manifest.is_file() and read_json_object(manifest).get("sources") == stamp
+    return manifest.is_file() and read_json(manifest).get("sources") == stamp
 
 
 def _write(checkpoint: Checkpoint, folder: Path, stamp: dict[str, list[int]]) -> None:

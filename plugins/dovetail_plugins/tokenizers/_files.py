@@ -6,12 +6,12 @@ model folder. Imports no transformers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError
 
 ANY_TOKENIZER = (
@@ -61,25 +61,11 @@ def require_tokenizer(folder: Path) -> None:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return tokenizer_config.json; what it lacks comes from special_tokens_map.json."""
+    settings = read_json(folder / "tokenizer_config.json", is_required=False)
     return {
-        **read_json(folder / "special_tokens_map.json"),
-        **{k: v for k, v in read_json(folder / "tokenizer_config.json").items() if v is not None},
+        **read_json(folder / "special_tokens_map.json", is_required=False),
+        **{k: v for k, v in settings.items() if v is not None},
     }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object, {} when there is no file. Raises: ConfigError when it is malformed."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot be read as JSON: {error}", where=str(path), fix="download the file again"
-        ) from error
-    if not isinstance(value, dict):
-        raise ConfigError("must hold a JSON object", where=str(path), fix="download the file again")
-    return value
 
 
 def token_text(value: Any) -> str | None:

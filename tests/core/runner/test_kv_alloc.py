@@ -12,9 +12,9 @@ from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.runner.block_table import BlockTable
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
-from dovetail.testing.tiny import NaiveAttention
+from dovetail.testing.reference import ReferenceAttention
 
-BACKEND = NaiveAttention(NoOptions())
+BACKEND = ReferenceAttention(NoOptions())
 CPU = torch.device("cpu")
 
 
