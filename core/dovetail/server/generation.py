@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 
 from dovetail.engine.input import truncated
 from dovetail.errors import RequestError
@@ -30,9 +32,10 @@ from dovetail.server.protocol.common import (
 )
 from dovetail.server.sampling import build_sampling, sampling_fields
 from dovetail.server.state import Server
-from dovetail.server.streaming import Step, event_steps
+from dovetail.server.streaming import EventStream, Step, continued, event_steps, until_gone
 
 logger = logging.getLogger("dovetail.server")
+Item = TypeVar("Item")
 CLAMPED_HEADER = "x-dovetail-max-tokens"
 STRUCTURED = "needs structured output, not built yet"
 
@@ -220,3 +223,30 @@ class Counts:
             total_tokens=prompt + generated,
             **fields,
         )
+
+
+async def whole(request: Request, reply: Reply, body: Coroutine[Any, Any, BaseModel]) -> Response:
+    """Return a whole answer as one JSON body. Raises: what `body` raises, ClientGone"""
+    answer = await until_gone(request, body)
+    return Response(
+        answer.model_dump_json(exclude_unset=True),
+        media_type="application/json",
+        headers=reply.headers(),
+    )
+
+
+async def streamed(
+    request: Request,
+    owned: AsyncExitStack,
+    reply: Reply,
+    steps: AsyncGenerator[Item, None],
+    run: Callable[[AsyncIterator[Item]], AsyncGenerator[bytes, None]],
+) -> EventStream:
+    """Return a stream of `run(steps)`; its status waits until the first step has come.
+
+    Mutates: owned (the stream takes over what it holds)
+    """
+    first = await until_gone(request, anext(steps))
+    return EventStream(
+        run(continued(first, steps)), owned.pop_all(), reply.headers(), reply.request_id
+    )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail.server.chat_shapes import ChatChunks, ChatShape, chat_body
@@ -21,12 +20,14 @@ from dovetail.server.generation import (
     generation_for,
     open_reply,
     request_id_of,
+    streamed,
+    whole,
 )
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.render.chat import Rendered, RenderQuery
 from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import Server
-from dovetail.server.streaming import EventStream, continued, until_gone
+from dovetail.server.streaming import until_gone
 from dovetail.server.tools import ToolUse, session_plan, tool_use
 
 
@@ -37,16 +38,10 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
         reply, generation, shape = await until_gone(request, _prepare(server, body, request))
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
-        if not body.stream:
-            answer = await until_gone(request, chat_body(steps, reply, shape))
-            return Response(
-                answer.model_dump_json(exclude_unset=True),
-                media_type="application/json",
-                headers=reply.headers(),
-            )
-        first = await until_gone(request, anext(steps))
-        chunks = ChatChunks(reply, shape).run(continued(first, steps))
-        return EventStream(chunks, owned.pop_all(), reply.headers(), reply.request_id)
+        if body.stream:
+            run = ChatChunks(reply, shape).run
+            return await streamed(request, owned, reply, steps, run)
+        return await whole(request, reply, chat_body(steps, reply, shape))
 
 
 async def _prepare(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail.server.completion_shapes import (
@@ -26,11 +26,13 @@ from dovetail.server.generation import (
     generation_for,
     open_reply,
     request_id_of,
+    streamed,
+    whole,
 )
 from dovetail.server.protocol.completions import MAX_CHOICES, CompletionRequest
 from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import Server
-from dovetail.server.streaming import EventStream, continued, merged, until_gone
+from dovetail.server.streaming import merged, until_gone
 
 Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is to be repeated) and its token ids."""
@@ -47,16 +49,10 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
         )
         steps = merged([generation.steps(server) for generation in generations])
         owned.push_async_callback(steps.aclose)
-        if not body.stream:
-            answer = await until_gone(request, completion_body(steps, reply, shape))
-            return Response(
-                answer.model_dump_json(exclude_unset=True),
-                media_type="application/json",
-                headers=reply.headers(),
-            )
-        first = await until_gone(request, anext(steps))
-        chunks = completion_chunks(continued(first, steps), reply, shape)
-        return EventStream(chunks, owned.pop_all(), reply.headers(), reply.request_id)
+        if body.stream:
+            run = partial(completion_chunks, reply=reply, shape=shape)
+            return await streamed(request, owned, reply, steps, run)
+        return await whole(request, reply, completion_body(steps, reply, shape))
 
 
 def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
