@@ -10,7 +10,7 @@ from importlib import import_module
 
 from dovetail_kernels.op import Case, Implementation, Op
 
-OP_NAMES = ("rms_norm", "rotary", "gated_activation", "paged_attention", "cache_write")
+OP_NAMES = ("gemm", "rms_norm", "rotary", "gated_activation", "paged_attention", "cache_write")
 
 __all__ = ["OP_NAMES", "Case", "Implementation", "Op", "all_ops", "load_op"]
 

@@ -35,7 +35,7 @@ def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | Non
         return None  # it does not claim this device or dtype
     wanted = results_of(op.reference, case, case.build(device))
     arguments, untouched = case.build(device), case.build(device)
-    found = results_of(function, case, arguments)
+    found = results_of(function, case, op.prepare(name, arguments))
     for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
         if not bool(one.isfinite().all()):
             return f"result {i} is not finite"
@@ -61,7 +61,7 @@ def time_case(op: Op, case: Case, name: str, device: torch.device) -> float | No
         function = op.pick(device.type, case.dtype, name=name)
     except LookupError:
         return None
-    arguments = case.build(device)
+    arguments = op.prepare(name, case.build(device))
     function(**arguments)
     times: list[float] = []
     while len(times) < MAX_RUNS and (len(times) < 5 or sum(times) < MIN_TIME_S):

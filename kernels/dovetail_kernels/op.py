@@ -43,7 +43,8 @@ class Implementation:
     """A function that computes what the reference does, on some devices and dtypes.
 
     `why_not(arguments)` returns the reason why it cannot take them, or None. A higher `rank` is
-    tried earlier.
+    tried earlier. `prepare(arguments)` does what is done once for many calls, such as packing a
+    weight; `function` takes what it returns.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Implementation:
     rank: int = 0
     unavailable_reason: Callable[[], str | None] = _available
     why_not: Callable[[Arguments], str | None] = field(default=lambda arguments: None)
+    prepare: Callable[[Arguments], Arguments] = field(default=lambda arguments: arguments)
 
 
 class Op:
@@ -72,6 +74,11 @@ class Op:
         self.reference = reference
         self.cases = cases
         self.implementations = sorted(implementations, key=lambda i: -i.rank)
+
+    def prepare(self, name: str, arguments: Arguments) -> Arguments:
+        """Return a case's arguments as the implementation of this name wants them."""
+        found = next((i for i in self.implementations if i.name == name), None)
+        return arguments if found is None else found.prepare(arguments)
 
     def reasons_against(
         self, implementation: Implementation, device: str, dtype: torch.dtype

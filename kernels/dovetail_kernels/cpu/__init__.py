@@ -1,0 +1,1 @@
+"""The native CPU library: its sources, how it is built, and how it is loaded."""

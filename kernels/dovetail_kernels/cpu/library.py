@@ -1,0 +1,127 @@
+"""The native library as Python sees it: loaded once, its kernels by name, its threads.
+
+In a source checkout the library is compiled when its sources have changed; an installed package
+brings its own. Where there is none, `missing_reason()` says why and every op runs on torch.
+DOVETAIL_CPU_ISA forces a lower instruction set than the machine has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail_kernels.cpu import recipe
+
+ABI = 1
+ISA_VARIABLE = "DOVETAIL_CPU_ISA"
+DEFAULT_SPIN_US = 50
+FOLDER = Path(__file__).resolve().parent / "_lib"
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+log = logging.getLogger(__name__)
+
+Kernel = Callable[[Any], int]
+"""Takes a reference to the kernel's argument struct; returns 0, or a code of the kernel's own."""
+
+
+class Library:
+    """A loaded library, on one instruction set."""
+
+    def __init__(self, path: Path, forced_isa: str | None) -> None:
+        self.path = path
+        self._handle = ctypes.CDLL(str(path))
+        if self._handle.dt_abi() != ABI:
+            raise OSError(f"{path} speaks ABI {self._handle.dt_abi()}, this dovetail {ABI}")
+        self._handle.dt_best_isa.restype = ctypes.c_char_p
+        self.best_isa: str = self._handle.dt_best_isa().decode()
+        self.isa = forced_isa or self.best_isa
+        isas = self.isas()
+        if self.isa not in isas:
+            raise OSError(f"{ISA_VARIABLE}={self.isa}: this machine can run {', '.join(isas)}")
+
+    def isas(self) -> list[str]:
+        """Return the instruction sets that this machine can run, the best last."""
+        known = next((list(s) for s in recipe.ISA_FLAGS.values() if self.best_isa in s), ["base"])
+        return known[: known.index(self.best_isa) + 1]
+
+    def kernel(self, name: str, args: type[ctypes.Structure]) -> Kernel:
+        """Return a kernel. Raises: OSError when it takes another struct than `args`."""
+        expected = ctypes.c_int64.in_dll(self._handle, f"dt_{name}_bytes_{self.isa}").value
+        if expected != ctypes.sizeof(args):
+            raise OSError(
+                f"{name} takes {expected} bytes, {args.__name__} has {ctypes.sizeof(args)}"
+            )
+        function = self._handle[f"dt_{name}_{self.isa}"]
+        function.restype = ctypes.c_int
+        return function
+
+    def set_threads(
+        self, count: int, *, spin_us: int = DEFAULT_SPIN_US, cores: Sequence[int] | None = None
+    ) -> int:
+        """Give kernels `count` threads, the caller among them; return how many there are.
+
+        `spin_us` bounds how long an idle one stays awake; `cores` pins them, the caller first.
+        """
+        pins = None if cores is None else (ctypes.c_int32 * len(cores))(*cores)
+        return int(self._handle.dt_pool_set(count, ctypes.c_int64(spin_us), pins))
+
+    def num_threads(self) -> int:
+        """Return how many threads kernels run on."""
+        return int(self._handle.dt_pool_threads())
+
+
+class _State:
+    """What became of the one attempt to load."""
+
+    library: Library | None = None
+    reason: str | None = None
+
+
+@functools.cache
+def _attempt() -> _State:
+    state = _State()
+    try:
+        path = _find()
+        if path is None:
+            state.reason = "the native library is not there: no C++ compiler was found to build it"
+        else:
+            state.library = Library(path, os.environ.get(ISA_VARIABLE) or None)
+            state.library.set_threads(usable_cores())
+    except (OSError, recipe.BuildError) as error:
+        state.reason = f"the native library cannot be used: {error}"
+    return state
+
+
+def _find() -> Path | None:
+    """Return the library's file, compiled now if this is a checkout whose sources changed."""
+    if not (CHECKOUT / "pyproject.toml").is_file():
+        return next(iter(sorted(FOLDER.glob("libdovetail_*.so"))), None)
+    start_s = time.perf_counter()
+    path = recipe.build(FOLDER)
+    if time.perf_counter() - start_s > 1.0:
+        log.info("compiled the native kernels in %.1f s", time.perf_counter() - start_s)
+    return path
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        return os.cpu_count() or 1
+
+
+def library() -> Library | None:
+    """Return the library, or None where there is none (see missing_reason)."""
+    return _attempt().library
+
+
+def missing_reason() -> str | None:
+    """Return why there is no native library; None when there is one."""
+    return _attempt().reason

@@ -1,0 +1,46 @@
+// What the machine can do at most, measured by the threads that kernels run on: reads of memory,
+// float multiply-adds, byte multiply-adds. The floor that a kernel's time is compared with.
+
+#include "pool.h"
+#include "vector.h"
+
+using namespace dt;
+using namespace dt::DT_ISA;
+
+struct ProbeArgs {
+  const void* memory;  // read once a pass by all threads together
+  int64_t bytes;
+  int64_t rounds;  // of the arithmetic loops
+  float* out;      // [1] keeps the compiler honest
+};
+
+// Adds up the memory: moved_bytes = bytes.
+DT_KERNEL(probe_read, ProbeArgs) {
+  constexpr int64_t kPiece = 1 << 18;
+  parallel(args.bytes / kPiece, [&](int64_t task) {
+    const float* p = static_cast<const float*>(args.memory) + task * (kPiece / 4);
+    Vec sums[8];
+    for (auto& s : sums) s = zero();
+    for (int64_t i = 0; i < kPiece / 4; i += 8 * kLanes)
+      for (int j = 0; j < 8; ++j) sums[j] = add(sums[j], load(p + i + j * kLanes));
+    for (int j = 1; j < 8; ++j) sums[0] = add(sums[0], sums[j]);
+    args.out[thread_index() * 16] = sum(sums[0]);
+  });
+  return 0;
+}
+
+// 12 independent chains of multiply-adds: flops = threads * rounds * 12 * kLanes * 2.
+DT_KERNEL(probe_fma, ProbeArgs) {
+  parallel(num_threads() * 8, [&](int64_t) {
+    Vec chain[12];
+    for (int j = 0; j < 12; ++j) chain[j] = set1(1.0f + static_cast<float>(j));
+    const Vec a = set1(0.999f), b = set1(1e-3f);
+    for (int64_t i = 0; i < args.rounds; ++i) {
+#pragma GCC unroll 12
+      for (int j = 0; j < 12; ++j) chain[j] = fma(chain[j], a, b);
+    }
+    for (int j = 1; j < 12; ++j) chain[0] = add(chain[0], chain[j]);
+    args.out[thread_index() * 16] = sum(chain[0]);
+  });
+  return kLanes;
+}

@@ -1,0 +1,39 @@
+// What a matrix product is told. The same struct in Python is `dovetail_kernels.gemm.native.GemmArgs`.
+#pragma once
+
+#include "isa.h"
+
+// out[m, n] = act(sum_k x[m, k] w[n, k] + bias[n]) + residual[m, n]
+// gated: w holds F gate rows and F up rows, out[m, f] = act(gate) * up, no residual.
+struct GemmArgs {
+  const float* x;         // [M, K], rows x_stride floats apart
+  float* out;             // [M, N] (gated: [M, N / 2]), rows out_stride floats apart
+  const void* weight;     // packed by gemm_pack
+  const float* scales;    // int8: [N padded]; int4: [panels, K / group, panel columns]
+  const float* zeros;     // int4: the zero points like scales, times the scales; null: 8
+  const float* bias;      // [N] or null
+  const float* residual;  // like out, may be out itself; or null
+  int64_t x_stride, out_stride;
+  int64_t rows, in_size, out_size;  // M, K, N
+  int64_t group;                    // int4: inputs that share a scale
+  int32_t format;                   // a Format
+  int32_t activation;               // an Activation
+  int32_t is_gated;
+  int32_t reserved;
+};
+
+// What gemm_pack is told: the weight as a checkpoint has it becomes panels. int8 and int4 weights
+// come as one signed or unsigned byte per value.
+struct PackArgs {
+  const void* weight;  // [N, K] contiguous, elements of the format
+  void* packed;        // packed_bytes long, 64-aligned
+  int64_t in_size, out_size;
+  int64_t packed_bytes;
+  int32_t format;
+  int32_t is_gated;
+};
+
+enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt4 = 4, kInt4Int8 = 5 };
+enum Activation : int32_t {
+  kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kQuickGelu = 4, kRelu = 5, kRelu2 = 6,
+};

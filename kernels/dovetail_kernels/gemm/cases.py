@@ -1,0 +1,112 @@
+"""Cases of gemm: every format, from one row to many, odd sizes, every fused end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dovetail_kernels.gemm.weight import FLOATS, FORMATS, Weight, quantize_int4, quantize_int8
+from dovetail_kernels.op import Arguments, Case
+from dovetail_kernels.random import normal
+
+GROUPS = {"int4": 64, "int4_int8": 128}
+ROWS = (1, 2, 5, 12, 13, 40, 131)
+PERF_ROWS = (1, 4, 8, 16, 32, 256, 1024)
+PERF_SHAPES = ((1024, 3072), (3072, 1024))
+ENDS: dict[str, dict[str, Any]] = {
+    "bias": {"bias": True},
+    "residual": {"residual": True},
+    "bias_gelu": {"bias": True, "activation": "gelu"},
+    "gated_silu": {"is_gated": True, "activation": "silu"},
+    "gated_bias_gelu_tanh": {"is_gated": True, "bias": True, "activation": "gelu_tanh"},
+    "quick_gelu": {"activation": "quick_gelu"},
+    "relu": {"activation": "relu"},
+    "relu2": {"activation": "relu2"},
+}
+
+
+def cases() -> list[Case]:
+    """Return the cases that are checked."""
+    plain = [_case(f, m, 100, 70, {}, "plain") for f in FORMATS for m in ROWS]
+    deep = [_case(f, m, 1000, 33, {}, "deep") for f in FORMATS for m in (1, 40)]
+    ends = [
+        _case(f, m, 72, 90, options, end)
+        for f in ("float32", "bfloat16", "int8", "int4_int8")
+        for end, options in ENDS.items()
+        for m in (1, 40)
+    ]
+    groups = [
+        _case(f, m, 200, 64, {"group": group, "is_symmetric": even}, f"G{group}")
+        for f in ("int4", "int4_int8")
+        for group in (32, 64, 128)
+        for even in (True, False)
+        for m in (1, 7)
+    ]
+    return plain + deep + ends + groups
+
+
+def perf_cases() -> list[Case]:
+    """Return the cases that are timed: layers of a 0.6 billion parameter model."""
+    return [
+        _case(f, m, k, n, {}, "perf") for f in FORMATS for k, n in PERF_SHAPES for m in PERF_ROWS
+    ]
+
+
+def make_weight(
+    format: str, outputs: int, inputs: int, *, group: int = 0, is_symmetric: bool = True
+) -> Weight:
+    """Return a random matrix in a format, entries of variance 1 / inputs."""
+    wide = normal((outputs, inputs), torch.float32, torch.device("cpu"), seed=2) * inputs**-0.5
+    if format in FLOATS:
+        return Weight(format=format, values=wide.to(FLOATS[format]))
+    if format == "int8":
+        return quantize_int8(wide)
+    made = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)
+    return replace(made, format=format)
+
+
+def _case(
+    format: str, rows: int, inputs: int, outputs: int, options: dict[str, Any], label: str
+) -> Case:
+    weight_bytes = {"float32": 4.0, "int8": 1.0, "int4": 0.5, "int4_int8": 0.5}.get(format, 2.0)
+    is_int8 = format in ("int8", "int4_int8")
+    return Case(
+        name=f"{format}_{label}_M{rows}_K{inputs}_N{outputs}",
+        dtype=torch.float32,
+        build=_builder(format, rows, inputs, outputs, options),
+        moved_bytes=int(outputs * inputs * weight_bytes) + 4 * rows * (inputs + outputs),
+        flops=2 * rows * inputs * outputs,
+        rtol=1e-4 if is_int8 else 2e-5,
+        atol=1e-4 if is_int8 else 2e-5,
+    )
+
+
+def _builder(
+    format: str, rows: int, inputs: int, outputs: int, options: dict[str, Any]
+) -> Callable[[torch.device], Arguments]:
+    def build(device: torch.device) -> Arguments:
+        weight = make_weight(
+            format,
+            outputs,
+            inputs,
+            group=options.get("group", 0),
+            is_symmetric=options.get("is_symmetric", True),
+        )
+        is_gated = options.get("is_gated", False)
+        width = outputs // 2 if is_gated else outputs
+        arguments: Arguments = {
+            "x": normal((rows, inputs), torch.float32, device, seed=1),
+            "weight": weight,
+            "activation": options.get("activation", "none"),
+            "is_gated": is_gated,
+        }
+        if options.get("bias"):
+            arguments["bias"] = normal((outputs,), torch.float32, device, seed=3)
+        if options.get("residual"):
+            arguments["residual"] = normal((rows, width), torch.float32, device, seed=4)
+        return arguments
+
+    return build

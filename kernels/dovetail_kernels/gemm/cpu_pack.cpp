@@ -1,0 +1,104 @@
+// Weights become panels (see tiles.h). The layouts are those that the products of this instruction
+// set read; nobody else looks inside.
+
+#include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "gemm/tiles.h"
+
+using namespace dt;
+using namespace dt::DT_ISA;
+
+namespace {
+
+// Where input k of a panel's column lies, in elements of the format (nibbles for 4 bits).
+struct Place {
+  int64_t step;  // inputs that lie together in one 32-bit lane
+  DT_INLINE int64_t operator()(int64_t k, int column) const {
+    return (k / step * kPanel + column) * step + k % step;
+  }
+};
+
+DT_INLINE int64_t step_of(int32_t format) {
+  switch (format) {
+    case kBfloat16: return 2;
+    case kInt8: return kInt8Step;
+    case kInt4:
+    case kInt4Int8: return 8;
+    default: return 1;
+  }
+}
+
+template <class T>
+void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
+  const int64_t step = step_of(args.format);
+  const Place place{step};
+  memset(static_cast<void*>(to), 0, divide_up(args.in_size, step) * step * kPanel * sizeof(T));
+  for (int column = 0; column < kPanel; ++column) {
+    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+    if (row < 0) continue;
+    const T* from = static_cast<const T*>(args.weight) + row * args.in_size;
+    for (int64_t k = 0; k < args.in_size; ++k) to[place(k, column)] = static_cast<T>(from[k] + offset);
+  }
+}
+
+// One byte a value, 0 .. 15, becomes a nibble; in a lane of eight, input s is nibble order[s].
+void pack_panel_int4(const PackArgs& args, int64_t panel, uint8_t* to, const int (&order)[8]) {
+  const int64_t lanes = divide_up(args.in_size, 8);
+  memset(to, 0, lanes * kPanel * 4);
+  for (int column = 0; column < kPanel; ++column) {
+    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+    if (row < 0) continue;
+    const uint8_t* from = static_cast<const uint8_t*>(args.weight) + row * args.in_size;
+    for (int64_t k = 0; k < args.in_size; ++k) {
+      const int nibble = order[k % 8];
+      to[(k / 8 * kPanel + column) * 4 + nibble / 2] |=
+          static_cast<uint8_t>(from[k] << (nibble % 2 * 4));
+    }
+  }
+}
+
+int64_t bytes_of(const PackArgs& args) {
+  const int64_t step = step_of(args.format);
+  const int64_t values = divide_up(args.in_size, step) * step * kPanel;
+  switch (args.format) {
+    case kFloat32: return values * 4;
+    case kBfloat16:
+    case kFloat16: return values * 2;
+    case kInt8: return values;
+    default: return values / 2;
+  }
+}
+
+}  // namespace
+
+// Both say how a packed weight will lie: the columns of a panel, and its bytes.
+DT_KERNEL(gemm_panel_columns, PackArgs) { return args.out_size > 0 ? kPanel : 0; }
+DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(bytes_of(args)); }
+
+// Returns 0, or 1 when packed_bytes is not what the panels take.
+DT_KERNEL(gemm_pack, PackArgs) {
+  const int64_t panels = num_panels(args.out_size, args.is_gated), bytes = bytes_of(args);
+  if (panels * bytes != args.packed_bytes) return 1;
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  // Large pages: a stream of weights then asks for few address translations. A hint, no more.
+  const uintptr_t page = 1 << 21, start = reinterpret_cast<uintptr_t>(args.packed);
+  const uintptr_t first = (start + page - 1) & ~(page - 1), end = (start + args.packed_bytes) & ~(page - 1);
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#endif
+  static constexpr int kInOrder[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  parallel(panels, [&](int64_t panel) {
+    uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;
+    switch (args.format) {
+      case kFloat32: return pack_panel(args, panel, reinterpret_cast<uint32_t*>(to));
+      case kBfloat16:
+      case kFloat16: return pack_panel(args, panel, reinterpret_cast<uint16_t*>(to));
+      case kInt8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
+      case kInt4: return pack_panel_int4(args, panel, to, kInOrder);
+      default: return pack_panel_int4(args, panel, to, kNibbleOfInput);
+    }
+  });
+  return 0;
+}

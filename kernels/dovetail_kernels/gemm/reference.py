@@ -1,0 +1,49 @@
+"""The definition of gemm in torch: the matrix that is meant, multiplied in float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from dovetail_kernels.gemm.weight import Weight
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
+
+
+def reference(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str = "none",
+    is_gated: bool = False,
+) -> torch.Tensor:
+    """Return act(x W^T + bias) + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]"""
+    out = _product(x, weight)
+    if bias is not None:
+        out = out + bias
+    if is_gated:
+        gate, up = out.chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate) * up
+    out = ACTIVATIONS[activation](out)
+    return out if residual is None else out + residual
+
+
+def _product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Return x W^T; integer formats multiply exactly what the integers say."""
+    if weight.format in ("int8", "int4_int8"):
+        scale = x.abs().amax(dim=1, keepdim=True) / 127.0
+        inverse = torch.where(scale > 0, 127.0 / x.abs().amax(dim=1, keepdim=True), 0.0)
+        x = (x * inverse).round()
+        return ((x.double() @ weight.dequantize().double().T) * scale).float()
+    return x @ weight.dequantize().T

@@ -1,0 +1,154 @@
+// What all matrix products share: how rows become tiles, what happens to a finished tile.
+//
+// A weight is packed into panels of kPanel output columns (two registers wide); inside a panel the
+// inputs follow one another, so a product reads its weight as one stream. A tile is up to kTileRows
+// rows by one panel. Every output is one chain of multiply-adds over the inputs in order, whatever
+// the tile: a row's result does not depend on the rows beside it.
+#pragma once
+
+#include "gemm/args.h"
+#include "pool.h"
+#include "vector.h"
+
+namespace dt {
+namespace DT_ISA {
+
+constexpr int kPanel = 2 * kLanes;
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 6;
+#elif defined(__aarch64__)
+constexpr int kTileRows = 12;
+#else
+constexpr int kTileRows = 4;
+#endif
+
+// How byte weights lie in a panel: inputs that share a 32-bit lane, and, for nibbles, which of the
+// lane's eight an input is. A stored int8 weight is the value plus kInt8Offset.
+#if defined(__AVX512F__)
+constexpr int kInt8Step = 4, kInt8Offset = 128;
+#elif defined(__AVX2__)
+constexpr int kInt8Step = 2, kInt8Offset = 0;
+#else
+constexpr int kInt8Step = 4, kInt8Offset = 0;
+#endif
+constexpr int kNibbleOfInput[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+DT_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows cut into the fewest tiles, as even as they can be; the larger ones come first.
+struct Tiling {
+  int64_t count, small, num_large;
+  DT_INLINE explicit Tiling(int64_t rows)
+      : count(divide_up(rows, kTileRows)), small(rows / count), num_large(rows % count) {}
+  DT_INLINE int64_t first_row(int64_t tile) const {
+    return tile * small + (tile < num_large ? tile : num_large);
+  }
+  DT_INLINE int rows(int64_t tile) const { return static_cast<int>(small + (tile < num_large)); }
+};
+
+// Calls body(constant<R>) for the R in 1 .. kTileRows that equals rows.
+template <int n> struct Constant { static constexpr int value = n; };
+template <int n = kTileRows, class Body>
+DT_INLINE void with_rows(int rows, const Body& body) {
+  if (rows == n) return body(Constant<n>{});
+  if constexpr (n > 1) with_rows<n - 1>(rows, body);
+}
+
+// tanh(x) = 1 - 2 / (e^2x + 1)
+DT_INLINE Vec tanh(Vec x) {
+  const Vec one = set1(1.0f);
+  return sub(one, div(set1(2.0f), add(exp(add(x, x)), one)));
+}
+DT_INLINE Vec sigmoid(Vec x) {
+  const Vec one = set1(1.0f);
+  return div(one, add(one, exp(sub(zero(), x))));
+}
+// Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7.
+DT_INLINE Vec erf(Vec x) {
+  const Vec a = max(x, sub(zero(), x)), one = set1(1.0f);
+  const Vec t = div(one, fma(set1(0.3275911f), a, one));
+  Vec p = fma(set1(1.061405429f), t, set1(-1.453152027f));
+  p = fma(p, t, set1(1.421413741f));
+  p = fma(p, t, set1(-0.284496736f));
+  p = mul(fma(p, t, set1(0.254829592f)), t);
+  const Vec y = sub(one, mul(p, exp(sub(zero(), mul(a, a)))));
+  return div(mul(y, x), max(a, set1(1e-30f)));
+}
+
+DT_INLINE Vec activate(Vec x, int32_t activation) {
+  switch (activation) {
+    case kSilu: return mul(x, sigmoid(x));
+    case kGelu: return mul(mul(x, set1(0.5f)), add(set1(1.0f), erf(mul(x, set1(0.70710678f)))));
+    case kGeluTanh: {
+      const Vec inner = mul(fma(mul(mul(x, x), x), set1(0.044715f), x), set1(0.79788456f));
+      return mul(mul(x, set1(0.5f)), add(set1(1.0f), tanh(inner)));
+    }
+    case kQuickGelu: return mul(x, sigmoid(mul(x, set1(1.702f))));
+    case kRelu: return max(x, zero());
+    case kRelu2: return mul(max(x, zero()), max(x, zero()));
+    default: return x;
+  }
+}
+
+// Bias, activation and residual, then the store. c [rows, kPanel], the tile's sums.
+DT_INLINE void finish(const GemmArgs& args, const float* c, int rows, int64_t row0, int64_t panel) {
+  for (int i = 0; i < rows; ++i) {
+    const int64_t row = row0 + i;
+    Vec v[2];
+    const int64_t half = args.out_size / 2;
+    for (int j = 0; j < 2; ++j) {
+      v[j] = load(c + i * kPanel + j * kLanes);
+      if (!args.bias) continue;
+      const int64_t at = args.is_gated ? j * half + panel * kLanes : panel * kPanel + j * kLanes;
+      const int64_t left = (args.is_gated ? (j + 1) * half : args.out_size) - at;
+      v[j] = add(v[j], left >= kLanes ? load(args.bias + at)
+                       : left > 0     ? load_some(args.bias + at, static_cast<int>(left), 0.0f)
+                                      : zero());
+    }
+    if (args.is_gated) {
+      v[0] = mul(activate(v[0], args.activation), v[1]);
+    } else if (args.activation) {
+      for (auto& x : v) x = activate(x, args.activation);
+    }
+    const int64_t width = args.is_gated ? half : args.out_size;
+    for (int j = 0; j < (args.is_gated ? 1 : 2); ++j) {
+      const int64_t at = panel * (args.is_gated ? kLanes : kPanel) + j * kLanes, left = width - at;
+      if (left <= 0) break;
+      float* out = args.out + row * args.out_stride + at;
+      const float* residual = args.residual ? args.residual + row * args.out_stride + at : nullptr;
+      if (left >= kLanes) {
+        store(out, residual ? add(v[j], load(residual)) : v[j]);
+      } else {
+        const int some = static_cast<int>(left);
+        store_some(out, some, residual ? add(v[j], load_some(residual, some, 0.0f)) : v[j]);
+      }
+    }
+  }
+}
+
+// The row of the weight that a panel's column holds, or -1 where the panel is padding.
+DT_INLINE int64_t source_row(int64_t panel, int column, int64_t out_size, bool is_gated) {
+  const int64_t half = out_size / 2;
+  if (!is_gated) {
+    const int64_t row = panel * kPanel + column;
+    return row < out_size ? row : -1;
+  }
+  const int64_t row = panel * kLanes + column % kLanes;
+  return row >= half ? -1 : column < kLanes ? row : half + row;
+}
+DT_INLINE int64_t num_panels(int64_t out_size, bool is_gated) {
+  return is_gated ? divide_up(out_size / 2, kLanes) : divide_up(out_size, kPanel);
+}
+
+// Panels a task takes, so that a task is worth handing out.
+DT_INLINE int64_t panels_a_task(int64_t panels, int64_t panel_bytes, int64_t rows) {
+  constexpr int64_t kTaskBytes = 1 << 15;
+  const int64_t work = panel_bytes * (rows < 4 ? 1 : rows / 4);
+  const int64_t some = divide_up(kTaskBytes, work > 0 ? work : 1);
+  return some < panels ? some : panels;
+}
+
+}  // namespace DT_ISA
+}  // namespace dt

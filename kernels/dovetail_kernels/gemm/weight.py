@@ -1,0 +1,92 @@
+"""Weight: the matrix of a linear layer in one of the formats that products read.
+
+Knows no checkpoint and no packing. Shape letters: N outputs, K inputs, G inputs that share a scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int4", "int4_int8")
+"""int8: a scale per output, activations made int8 per row. int4: a scale per output and group of
+inputs, float activations. int4_int8: the same weight, activations made int8 per row."""
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A matrix [N, K].
+
+    `values`: the format's own dtype for floats, int8 for int8, uint8 in 0 .. 15 for int4.
+    `scales`: float32 [N] for int8, [N, K / G] for int4. `zeros`: float32 zero points like the
+    scales, None for 8 everywhere: a 4-bit weight is (value - zero) * scale.
+    """
+
+    format: str
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    group: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (N, K)."""
+        outputs, inputs = self.values.shape
+        return outputs, inputs
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the matrix that is meant. Shapes: [N, K] float32"""
+        wide = self.values.float()
+        if self.scales is None:
+            return wide
+        if self.format == "int8":
+            return wide * self.scales.unsqueeze(1)
+        zeros = torch.full_like(self.scales, 8.0) if self.zeros is None else self.zeros
+        spread = [
+            t.repeat_interleave(self.group, dim=1)[:, : wide.shape[1]] for t in (self.scales, zeros)
+        ]
+        return (wide - spread[1]) * spread[0]
+
+
+def quantize_int8(weight: torch.Tensor) -> Weight:
+    """Return the nearest int8 matrix, one scale per output. Shapes: weight [N, K]"""
+    wide = weight.float()
+    scales = (wide.abs().amax(dim=1) / 127.0).clamp(min=1e-12)
+    values = (wide / scales.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+    return Weight(format="int8", values=values, scales=scales)
+
+
+def quantize_int4(
+    weight: torch.Tensor, group: int, *, format: str = "int4_int8", is_symmetric: bool = True
+) -> Weight:
+    """Return a 4-bit matrix, one scale per output and group of inputs. Shapes: weight [N, K]
+
+    Symmetric: the value of largest magnitude in a group becomes -8 (as its sign asks), so that all
+    sixteen levels are used. Otherwise the group's range, zero included, is spread over them.
+    """
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -inputs % group))
+    grouped = padded.view(outputs, -1, group)
+    if is_symmetric:
+        peak = grouped.gather(2, grouped.abs().argmax(dim=2, keepdim=True))
+        scales, zeros = peak / -8.0, None
+        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+        levels = grouped / scales + 8
+    else:
+        low, high = (
+            grouped.amin(2, keepdim=True).clamp(max=0),
+            grouped.amax(2, keepdim=True).clamp(min=0),
+        )
+        scales = ((high - low) / 15).clamp(min=1e-12)
+        zeros = (-low / scales).round()
+        levels = grouped / scales + zeros
+    values = levels.round().clamp(0, 15).to(torch.uint8).view(outputs, -1)[:, :inputs]
+    return Weight(
+        format=format,
+        values=values.contiguous(),
+        scales=scales.squeeze(2),
+        zeros=None if zeros is None else zeros.squeeze(2),
+        group=group,
+    )
