@@ -8,12 +8,11 @@ model with random weights, resident memory, size of the wheel, lines per folder.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import random
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from loads import percentile, run_level, summarize
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
@@ -63,7 +61,7 @@ def time_help(repeats: int) -> float:
         command = [sys.executable, "-m", "dovetail", "--help"]
         subprocess.run(command, env=ENV, check=True, stdout=subprocess.DEVNULL)
         walls.append(time.perf_counter() - start_s)
-    return percentile(walls, 0.5)
+    return statistics.median(walls)
 
 
 def is_ready(url: str) -> bool:
@@ -101,18 +99,38 @@ def resident_bytes(process: psutil.Process) -> int:
     return sum(member.memory_info().rss for member in family)
 
 
-def bodies(count: int, prompt_tokens: int, new_tokens: int, vocab: int) -> list[dict[str, object]]:
-    """Return greedy completion requests with random token ids as prompts."""
-    rng = random.Random(count)
-    return [
-        {
-            "prompt": [rng.randrange(300, vocab) for _ in range(prompt_tokens)],
-            "max_tokens": new_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
+def measure_load(
+    url: str, vocab: int, prompt_tokens: int, new_tokens: int, concurrency: int, count: int
+) -> dict[str, float]:
+    """Return what `dovetail bench serve` measures at a fixed number of requests at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        options = {
+            "--base-url": url,
+            "--vocab-size": vocab,
+            "--input-len": prompt_tokens,
+            "--output-len": new_tokens,
+            "--max-concurrency": concurrency,
+            "--num-prompts": count,
+            "--num-warmups": 2,
+            "--seed": count,
+            "--output-json": result,
         }
-        for _ in range(count)
-    ]
+        command = [sys.executable, "-m", "dovetail", "bench", "serve", "--ignore-eos"]
+        command += [str(word) for option in options.items() for word in option]
+        subprocess.run(command, env=ENV, check=True, stdout=subprocess.DEVNULL)
+        found = json.loads(result.read_text())["results"]
+    times = {
+        f"{name}_{which}_ms": found[f"{name}_ms"].get(which)
+        for name in ("ttft", "tpot", "itl")
+        for which in ("median", "p99")
+    }
+    return {
+        "requests": found["requests"],
+        "failed": found["failed"],
+        "tokens_per_s": found["output_tokens_per_s"],
+        **times,
+    }
 
 
 def measure_server(
@@ -121,12 +139,12 @@ def measure_server(
     """Return start-up, memory and throughput of one model at 1, 8 and 32 requests."""
     log = Path(tempfile.gettempdir()) / f"dovetail-bench-{name}.log"
     with serving(arguments, log) as (url, ready_s, process):
-        asyncio.run(run_level(url, bodies(2, prompt_tokens, 4, vocab), 2))
         levels = {}
         for concurrency in (1, 8, 32):
             count = max(concurrency, 4) * rounds
-            load = bodies(count, prompt_tokens, new_tokens, vocab)
-            levels[concurrency] = summarize(*asyncio.run(run_level(url, load, concurrency)))
+            levels[concurrency] = measure_load(
+                url, vocab, prompt_tokens, new_tokens, concurrency, count
+            )
             print(name, concurrency, json.dumps(levels[concurrency]), flush=True)
         memory = resident_bytes(process)
     phases = [line for line in log.read_text().splitlines() if "took" in line or "ready in" in line]

@@ -157,12 +157,42 @@ def errors_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def bench_page() -> str:
+    """Return the flags of every measurement, each group once."""
+    from dovetail.bench.settings import GROUPS_BY_COMMAND
+    from dovetail.config.docs import group_sections
+
+    groups = dict.fromkeys(group for names in GROUPS_BY_COMMAND.values() for group in names)
+    parts = [
+        "# Flags of `dovetail bench`\n",
+        NOTE,
+        "\nHow to use them is told in [measure.md](../how_to/measure.md). `latency` and "
+        "`throughput` also take the flags of [`dovetail serve`](flags.md), those of its HTTP "
+        "server left out.\n",
+        "| measurement | groups |",
+        "|---|---|",
+    ]
+    for command, names in GROUPS_BY_COMMAND.items():
+        listed = ", ".join(f"[{group.__name__}](#{_anchor(group)})" for group in names)
+        parts.append(f"| `dovetail bench {command}` | {listed} |")
+    return "\n".join([*parts, "", *group_sections(groups)])
+
+
+def _anchor(group: type[object]) -> str:
+    """Return the link target that Markdown viewers make of the group's heading."""
+    from dovetail.config.field import group_title
+
+    heading = f"{group.__name__}: {group_title(group)}".lower()
+    return "".join(c for c in heading if c.isalnum() or c in " -_").replace(" ", "-")
+
+
 def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
     from dovetail.config.docs import flags_page
 
     return {
         "flags.md": flags_page(),
+        "bench.md": bench_page(),
         "plugins.md": plugins_page(),
         "http.md": http_page(),
         "metrics.md": metrics_page(),

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
+from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info, Value
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
+from dovetail.interfaces.spec import ModelSpec
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
@@ -187,6 +190,31 @@ class PickyLogger(SlowLogger):
             raise KeyError(stats.finish_reason)
 
 
+class ForgetfulDataset(BenchDataset):
+    """Draws other prompts every time."""
+
+    info = Info(summary="counts its draws")
+    draws: ClassVar[Any] = itertools.count()
+
+    def draw(self, query: DatasetQuery) -> list[BenchPrompt]:
+        """Return prompts that tell how often was drawn."""
+        text = f"draw {next(self.draws)}"
+        asked = query.output_tokens or 1
+        return [BenchPrompt(prompt=text, output_tokens=asked)] * query.num_prompts
+
+
+class ShiftyDataset(BenchDataset):
+    """Draws other prompts when more are asked for."""
+
+    info = Info(summary="counts down")
+
+    def draw(self, query: DatasetQuery) -> list[BenchPrompt]:
+        """Return numbered prompts, the last one first."""
+        asked = query.output_tokens or 1
+        numbers = range(query.num_prompts, 0, -1)
+        return [BenchPrompt(prompt=f"number {i}", output_tokens=asked) for i in numbers]
+
+
 class SlashParser(ToolParser):
     """A right parser of /name arguments/; the others derive from it."""
 
@@ -294,3 +322,67 @@ class NeverThinks(AlwaysThinks):
 
 
 THING = Value(summary="no plain data", value=object())
+
+
+class RightDrafter(Drafter):
+    """Guesses that the last token comes again; the others derive from it."""
+
+    info = Info(summary="the last token once more")
+
+    def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
+        self.last: dict[str, int] = {}
+        self.vocab_size = model.vocab_size
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """Return the last token."""
+        self.last[request_id] = token_ids[-1]
+        return [token_ids[-1]] * max_tokens
+
+    def forget(self, request_id: str) -> None:
+        """Drop it."""
+        self.last.pop(request_id, None)
+
+
+class EagerDrafter(RightDrafter):
+    """Guesses one token more than it was asked for."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """Return too many."""
+        return [token_ids[-1]] * (max_tokens + 1)
+
+
+class ForeignDrafter(RightDrafter):
+    """Guesses a token that the model cannot draw."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """Return an id behind the vocabulary."""
+        return [self.vocab_size]
+
+
+class ScribblingDrafter(RightDrafter):
+    """Writes its guess into the engine's list."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """Append to what is not its own."""
+        token_ids.append(1)  # type: ignore[attr-defined]
+        return [1]
+
+
+class ChattyDrafter(RightDrafter):
+    """Says of one request what it heard of another."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """Return the last token of whoever was asked first."""
+        super().propose(request_id, token_ids, max_tokens)
+        return [next(iter(self.last.values()))]
+
+
+class ForgetlessDrafter(RightDrafter):
+    """Takes a new request for an old one of the same name."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        """Return the first token it ever heard of under this name."""
+        return [self.last.setdefault(request_id, token_ids[0])]
+
+    def forget(self, request_id: str) -> None:
+        """Keep everything."""

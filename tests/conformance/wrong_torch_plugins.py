@@ -278,6 +278,15 @@ class TalkativeCounts(ContinuousScheduler):
         return running + 1, waiting
 
 
+class TrustingScheduler(ContinuousScheduler):
+    """Counts drafts as computed whether they came true or not."""
+
+    def update(self, plan: StepPlan, result: StepResult) -> Sequence[RequestState]:
+        """Hide that there were drafts."""
+        rows = tuple(msgspec.structs.replace(row, drafts=()) for row in plan.rows)
+        return super().update(msgspec.structs.replace(plan, rows=rows), result)
+
+
 class ForgivingWorker(CpuWorker):
     """Hides faults of rows."""
 
@@ -300,6 +309,19 @@ class AnywhereWorker(CpuWorker):
     def why_not(cls, query: Any) -> list[str]:
         """Return no reason."""
         return []
+
+
+class CredulousWorker(CpuWorker):
+    """Takes every draft for the truth."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Answer with the drafts."""
+        result = super().step(plan)
+        rows = tuple(
+            msgspec.structs.replace(row, token_ids=(*step.drafts, *row.token_ids[-1:]))
+            for step, row in zip(plan.rows, result.rows, strict=True)
+        )
+        return msgspec.structs.replace(result, rows=rows)
 
 
 class BackwardWorker(CpuWorker):

@@ -32,6 +32,7 @@ def modules_after(code: str) -> set[str]:
         "import dovetail.registry as r; [r.names(k) for k in r.KINDS]",
         "import dovetail.config",
         "import dovetail.cli.main",
+        "import dovetail.bench.settings, dovetail.bench.serve, dovetail.bench.throughput",
     ],
 )
 def test_light_imports(code: str) -> None:
@@ -56,6 +57,23 @@ def test_help_is_light() -> None:
 def test_the_api_process_needs_no_torch() -> None:
     loaded = modules_after("import dovetail.server.app, dovetail.server.launch")
     assert not loaded & {"torch", "transformers"}
+
+
+def test_a_load_on_a_server_needs_no_engine() -> None:
+    code = (
+        "import contextlib, io\n"
+        "from dovetail.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    main(['bench', 'serve', '--help=all'])\n"
+        "with contextlib.redirect_stderr(io.StringIO()):\n"
+        "    assert main(['bench', 'serve', '--base-url', 'http://127.0.0.1:9']) == 1\n"
+        "import dovetail.bench.serve_report\n"
+        "from dovetail.bench.prompts import load_tokenizer\n"
+        "from dovetail.config.model_path import DEMO_PATH\n"
+        "load_tokenizer(DEMO_PATH)\n"
+    )
+    loaded = modules_after(code)
+    assert not loaded & {"torch", "transformers", "fastapi", "pydantic", "uvicorn", "zmq", "numpy"}
 
 
 def test_offline_engine_needs_no_web_server() -> None:

@@ -17,6 +17,8 @@ from dovetail.errors import ConfigError
 WIDTH = 96
 SHORT_LIMIT = 24
 """A parser with more arguments than this shows groups on its first screen."""
+_FILE_HINT = "Flags also stand in a YAML file: --config FILE.yaml. "
+_VERBOSE = "--verbose shows tracebacks."
 
 
 def first_screen(parser: Parser, common: Iterable[str] = ()) -> str:
@@ -31,7 +33,7 @@ def first_screen(parser: Parser, common: Iterable[str] = ()) -> str:
     prog = parser.prog
     lines += [
         f"more: {prog} --help=GROUP | --help=FLAG | --help=WORD (search) | --help=all",
-        "Flags also stand in a YAML file: --config FILE.yaml. --verbose shows tracebacks.",
+        _FILE_HINT + _VERBOSE if any("--config" in a.option_strings for a in actions) else _VERBOSE,
     ]
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """`dovetail`: finds the subcommand, prints help and errors, returns the exit status.
 
-A subcommand is a module with HELP, `add_arguments(parser)` and `run(args) -> int`; its heavy
-imports stand inside `run`. Knows nothing of what subcommands do.
+A subcommand is a module with HELP, `add_arguments(parser)` and `run(args) -> int`, or with HELP and
+PARTS, a table of such modules; heavy imports stand inside `run`. Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
 
-COMMANDS = ("serve", "chat", "complete", "plugins")
+COMMANDS = ("serve", "chat", "complete", "plugins", "bench")
 SUMMARY = "Serve large language models. Every part that has a choice is a plugin."
 TAIL = "dovetail COMMAND --help describes a command. dovetail --version prints the version."
 
@@ -54,11 +54,26 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run(name: str, words: list[str]) -> int:
+    """Run a command, or the part of it that the next word names."""
+    command = load_command(name)
+    parts: dict[str, str] | None = getattr(command, "PARTS", None)
+    if parts is None:
+        return _run_module(command, f"dovetail {name}", words)
+    if not words or words[0].partition("=")[0] in ("-h", "--help"):
+        print(_parts_screen(name, command.HELP, parts))
+        return 0 if words else 2
+    if words[0] not in parts:
+        fix = f"use one of {', '.join(parts)}."
+        raise ConfigError(f"there is no {name} {words[0]!r}.", where=f"dovetail {name}", fix=fix)
+    module = importlib.import_module(parts[words[0]])
+    return _run_module(module, f"dovetail {name} {words[0]}", words[1:])
+
+
+def _run_module(command: Any, prog: str, words: list[str]) -> int:
     from dovetail.cli.helptext import first_screen, topic
     from dovetail.cli.parser import Parser, take_help, take_switch
 
-    command = load_command(name)
-    parser = Parser(prog=f"dovetail {name}", description=command.HELP)
+    parser = Parser(prog=prog, description=command.HELP)
     command.add_arguments(parser)
     asked = take_help(words)
     if asked is None:
@@ -67,6 +82,14 @@ def _run(name: str, words: list[str]) -> int:
     common = getattr(command, "COMMON", ())
     print(topic(parser, asked) if asked else first_screen(parser, common))
     return 0
+
+
+def _parts_screen(name: str, summary: str, parts: dict[str, str]) -> str:
+    from dovetail.cli.helptext import command_screen
+
+    helps = {part: importlib.import_module(target).HELP for part, target in parts.items()}
+    tail = f"dovetail {name} PART --help describes a part."
+    return command_screen(f"dovetail {name} PART ...", summary, helps, tail)
 
 
 def load_command(name: str) -> Any:

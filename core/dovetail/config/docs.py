@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dovetail.config.convert import bounds_text
 from dovetail.config.describe import choices, default_text, usage
 from dovetail.config.engine import GROUPS
@@ -22,11 +24,16 @@ earlier one. Choices are the names registered by dovetail itself; installed pack
 
 def flags_page() -> str:
     """Return the whole reference page as Markdown."""
-    parts = [_HEAD]
-    for group in GROUPS.values():
+    return "\n".join([_HEAD, *group_sections(GROUPS.values())])
+
+
+def group_sections(groups: Iterable[type[object]]) -> list[str]:
+    """Return the heading and the flags of every group as Markdown."""
+    parts = []
+    for group in groups:
         parts.append(f"## {group.__name__}: {group_title(group)}\n")
         parts += [_entry(flag) for flag in flags_of(group)]
-    return "\n".join(parts)
+    return parts
 
 
 def _entry(flag: Flag) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from dovetail.config.convert import from_text, from_value
 from dovetail.config.engine import GROUPS, Config
 from dovetail.config.field import Flag, flags_of, group_title
 from dovetail.errors import ConfigError
 
+Group = TypeVar("Group")
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "list": "ITEM", "json": "JSON", "bool": None}
 _NARGS: dict[str, int | str] = {"bool": 0, "list": "+"}
 
@@ -62,10 +63,7 @@ def add_flags(
     parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
 ) -> None:
     """Add the flags of these groups, and --config. Mutates: parser."""
-    for group in groups:
-        section = parser.add_argument_group(group.__name__, group_title(group))
-        for flag in flags_of(group):
-            section.add_argument(*_options(flag), dest=flag.name, action=FlagAction, flag=flag)
+    add_groups(parser, groups)
     parser.add_argument(
         "--config",
         action="append",
@@ -74,6 +72,20 @@ def add_flags(
         dest="config_files",
         help="settings as YAML, `flag: value` per line; flags given here win over the file",
     )
+
+
+def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) -> None:
+    """Add the flags of these groups alone. Mutates: parser."""
+    for group in groups:
+        section = parser.add_argument_group(group.__name__, group_title(group))
+        for flag in flags_of(group):
+            section.add_argument(*_options(flag), dest=flag.name, action=FlagAction, flag=flag)
+
+
+def group_of(namespace: argparse.Namespace, group: type[Group]) -> Group:
+    """Return one group's dataclass with the flags that were given."""
+    given = vars(namespace)
+    return group(**{f.name: given[f.name] for f in flags_of(group) if f.name in given})
 
 
 def config_of(namespace: argparse.Namespace, *, model: str | None = None) -> Config:

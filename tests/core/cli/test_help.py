@@ -29,7 +29,7 @@ def test_first_screens_are_short(words: list[str], capsys: pytest.CaptureFixture
     assert max(map(len, lines)) <= 100
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "complete", "plugins"])
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "plugins", "bench"])
 def test_the_first_screen_names_every_command(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

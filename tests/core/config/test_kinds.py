@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from dovetail.bench.settings import GROUPS_BY_COMMAND
 from dovetail.config.engine import GROUPS, flags
 from dovetail.config.field import Flag, flags_of
 from dovetail.registry import KINDS
@@ -24,7 +25,9 @@ def test_flag_and_kind_name_each_other(flag: Flag) -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_flags_of_kinds_exist(kind: object) -> None:
-    spellings = {flag.spelling for flag in flags().values()}
+    measured = (group for groups in GROUPS_BY_COMMAND.values() for group in groups)
+    bench = {flag.spelling for group in measured for flag in flags_of(group)}
+    spellings = {flag.spelling for flag in flags().values()} | bench
     assert set(kind.flags) <= spellings  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,66 @@
+"""What latency and throughput share: the engine's flags, a loaded model, greedy full answers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.config.engine import GROUPS, Config
+from dovetail.config.flags import add_flags, add_groups, config_of
+from dovetail.config.frontend import FrontendConfig
+from dovetail.errors import DovetailError
+from dovetail.interfaces.bench_dataset import BenchPrompt
+
+ENGINE_GROUPS = tuple(group for group in GROUPS.values() if group is not FrontendConfig)
+"""Every flag of `dovetail serve` but those of the HTTP server, which does not run here."""
+
+
+def add_offline(parser: argparse.ArgumentParser, groups: Sequence[type[object]]) -> None:
+    """Add the model, the measurement's own flags and the engine's. Mutates: parser."""
+    parser.add_argument(
+        "model_tag",
+        nargs="?",
+        metavar="MODEL",
+        help="checkpoint folder or hub id; without it the bundled demo model is measured",
+    )
+    add_groups(parser, groups)
+    add_flags(parser, ENGINE_GROUPS)
+
+
+def engine_config(args: argparse.Namespace) -> Config:
+    """Return the engine's config, its choices checked. Raises: ConfigError"""
+    from dovetail.config.selections import check_choices, load_plugin_files
+
+    config = config_of(args, model=args.model_tag)
+    load_plugin_files(config)
+    check_choices(config)
+    return config
+
+
+def load(config: Config) -> Any:
+    """Return the loaded LLM; close it. Raises: ConfigError"""
+    from dovetail.config.resolve import resolve
+    from dovetail.llm import LLM
+    from dovetail.observability import logging as log_setup
+
+    log_setup.setup(config.observability.log_level)
+    return LLM.from_spec(resolve(config))
+
+
+def generate(llm: Any, prompts: Sequence[BenchPrompt], *, shows_progress: bool = False) -> Any:
+    """Return the results of greedy answers of exactly the lengths asked for."""
+    from dovetail.interfaces.sampling_params import SamplingParams
+
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=prompt.output_tokens, ignore_eos=True)
+        for prompt in prompts
+    ]
+    return llm.generate([prompt.prompt for prompt in prompts], params, use_tqdm=shows_progress)
+
+
+def check_all(results: Sequence[Any]) -> None:
+    """Raise DovetailError with the first fault where any answer ended with one."""
+    faults = [result.error for result in results if result.error is not None]
+    if faults:
+        raise DovetailError(f"{len(faults)} of {len(results)} answers failed: {faults[0]}")

@@ -1,0 +1,85 @@
+"""From flags to prompts: the tokenizer that counts them, the dataset that draws them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail import registry
+from dovetail.bench.settings import DatasetFlags
+from dovetail.config.model_path import DEMO_NAME, DEMO_PATH, find_tokenizer, has_tokenizer
+from dovetail.config.selections import select
+from dovetail.errors import ConfigError
+from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
+from dovetail.interfaces.tokenizer import Tokenizer
+
+logger = logging.getLogger("dovetail.bench")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+"""Names with an owner only: a bare one is more often an alias of the server's than a hub id."""
+
+
+def draw_prompts(
+    flags: DatasetFlags,
+    *,
+    seed: int,
+    tokenizer: Tokenizer | None,
+    vocab_tokens: int | None = None,
+    needs_text: bool = False,
+    num_extra: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> list[BenchPrompt]:
+    """Return the measured prompts, then `num_warmups` and `num_extra` more. Raises: ConfigError"""
+    query = DatasetQuery(
+        num_prompts=flags.num_prompts + flags.num_warmups + num_extra,
+        seed=seed,
+        input_tokens=flags.input_len,
+        output_tokens=flags.output_len,
+        range_ratio=flags.range_ratio,
+        prefix_tokens=flags.prefix_len,
+        prefix_share=flags.prefix_share,
+        path=flags.dataset_path,
+        tokenizer=tokenizer,
+        vocab_tokens=vocab_tokens,
+        needs_text=needs_text,
+    )
+    chosen = registry.choose(
+        "bench_dataset", flags.dataset_name, query=query, options=options, where="--dataset-name"
+    )
+    dataset_class = registry.load_selection(chosen)
+    if not isinstance(dataset_class, type):
+        raise ConfigError("a dataset must be a class.", where="--dataset-name")
+    dataset: BenchDataset = dataset_class(registry.build_options(chosen))
+    return dataset.draw(query)
+
+
+def tokenizer_of(asked: str | None, named_by_server: str) -> Tokenizer | None:
+    """Return the tokenizer asked for, or that of the folder or hub id the server names.
+
+    None where nobody names any that can be found. Raises: ConfigError when the one asked for is
+    not there.
+    """
+    if asked is not None:
+        return load_tokenizer(find_tokenizer(asked, Path(asked)))
+    folder = DEMO_PATH if named_by_server == DEMO_NAME else Path(named_by_server)
+    if folder.is_dir():
+        return load_tokenizer(folder) if has_tokenizer(folder) else None
+    if not _HUB_ID.fullmatch(named_by_server):
+        return None
+    try:
+        return load_tokenizer(find_tokenizer(named_by_server, folder))
+    except ConfigError as error:
+        logger.debug("no tokenizer of %s: %s", named_by_server, error)
+        return None
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a folder. Raises: ConfigError"""
+    chosen = select("tokenizer", "auto", query=str(folder), where="--tokenizer")
+    tokenizer_class = registry.load_selection(chosen)
+    if not isinstance(tokenizer_class, type):
+        raise ConfigError("a tokenizer must be a class.", where="--tokenizer")
+    tokenizer: Tokenizer = tokenizer_class(registry.build_options(chosen), str(folder))
+    return tokenizer

@@ -1,0 +1,214 @@
+"""The flags of `dovetail bench`, one dataclass per topic; spelled as users of `vllm bench` know.
+
+Knows no measurement. A flag that is None leaves the choice to who reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.field import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFlags:
+    """Prompts: where they come from, how many, how long."""
+
+    dataset_name: str = flag("random", kind="bench_dataset", help="where prompts come from")
+    dataset_path: str | None = flag(
+        None, metavar="FILE", help="file of prompts, for datasets that read one"
+    )
+    num_prompts: int = flag(100, ge=1, unit="requests", help="how many requests are measured")
+    num_warmups: int = flag(
+        0, ge=0, unit="requests", help="further requests that run before and are not counted"
+    )
+    input_len: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        default_note="1024",
+        aliases=("--random-input-len",),
+        help="length of random prompts, a prefix not counted",
+    )
+    output_len: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        default_note="as the dataset says, else 128",
+        aliases=("--random-output-len", "--sharegpt-output-len"),
+        help="tokens asked for in every answer",
+    )
+    range_ratio: float = flag(
+        0.0,
+        ge=0,
+        le=1,
+        aliases=("--random-range-ratio",),
+        help="lengths of random prompts and answers vary from 1 - X to 1 + X times the given ones",
+    )
+    prefix_len: int = flag(
+        0,
+        ge=0,
+        unit="tokens",
+        aliases=("--random-prefix-len",),
+        help="length of a prefix in front of every random prompt",
+    )
+    prefix_share: float = flag(
+        1.0,
+        ge=0,
+        le=1,
+        aliases=("--random-prefix-share",),
+        help="share of the prompts whose prefix is one and the same; the others draw their own",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFlags:
+    """The server, and what every request says."""
+
+    base_url: str | None = flag(
+        None,
+        metavar="URL",
+        default_note="http://HOST:PORT",
+        help="address of the server; https works too",
+    )
+    host: str = flag("127.0.0.1", help="host of the server, without --base-url")
+    port: int = flag(8000, ge=1, le=65535, help="port of the server, without --base-url")
+    endpoint: str = flag(
+        "/v1/completions",
+        metavar="PATH",
+        help="path to ask; one that ends in /chat/completions is asked with messages",
+    )
+    model: str | None = flag(
+        None, default_note="the first one the server lists", help="name of the model to ask"
+    )
+    tokenizer: str | None = flag(
+        None,
+        default_note="the model's, where the server names a folder or hub id",
+        help="folder or hub id of the model's tokenizer, for random prompts and counts",
+    )
+    vocab_size: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        help="draw random prompts as token ids below this; no tokenizer is needed then",
+    )
+    seed: int = flag(0, help="draws prompts, lengths and arrivals")
+    api_key: str | None = flag(
+        None, secret=True, default_note="$OPENAI_API_KEY", help="key for the server"
+    )
+    temperature: float = flag(0.0, ge=0, help="temperature of every request; 0 is greedy")
+    ignore_eos: bool = flag(
+        False, help="ask the server to go on after the end token, so that lengths are exact"
+    )
+    extra_body: Mapping[str, Any] = flag(
+        {}, help="fields laid over every request body; null takes a field out"
+    )
+    request_timeout: float = flag(
+        600.0, ge=0.001, unit="seconds", help="a request that takes longer has failed"
+    )
+    ready_check_timeout_sec: float = flag(
+        0.0, ge=0, unit="seconds", help="how long to wait for a server that does not answer yet"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFlags:
+    """When requests are sent."""
+
+    request_rate: float | None = flag(
+        None,
+        ge=1e-6,
+        unit="requests per second",
+        words={"inf": None},
+        default_note="inf",
+        help="mean rate of arrivals; inf sends all at once",
+    )
+    burstiness: float = flag(
+        1.0,
+        ge=1e-3,
+        help="shape of the gamma distribution of gaps between arrivals: 1 is a Poisson process, "
+        "less comes in bursts, more comes evenly",
+    )
+    max_concurrency: int | None = flag(
+        None,
+        ge=1,
+        unit="requests",
+        default_note="no limit",
+        help="most requests under way at once; further ones wait at the client",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricFlags:
+    """Figures of single requests."""
+
+    percentile_metrics: tuple[str, ...] = flag(
+        ("ttft", "tpot", "itl", "e2el"),
+        metavar="NAME",
+        help="times that are shown: ttft (to the first token), tpot (per further token), "
+        "itl (between tokens), e2el (whole request)",
+    )
+    goodput: tuple[str, ...] = flag(
+        (),
+        metavar="NAME:MS",
+        help="limits in milliseconds, e.g. ttft:200 tpot:50: requests per second that keep all",
+    )
+    fail_on_error: bool = flag(
+        False, help="exit with status 1 when any request failed, not only when all did"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFlags:
+    """What is kept of a measurement."""
+
+    metric_percentiles: tuple[str, ...] = flag(
+        ("90", "99"), metavar="P", help="percentiles of every time beside the median"
+    )
+    output_json: str | None = flag(None, metavar="FILE", help="write the result as JSON")
+    save_result: bool = flag(False, help="write the result under a name of its own")
+    result_dir: str = flag(".", metavar="FOLDER", help="where --save-result writes")
+    result_filename: str | None = flag(
+        None,
+        metavar="FILE",
+        default_note="kind, label, model and time",
+        help="name that --save-result gives",
+    )
+    save_detailed: bool = flag(False, help="keep every request's times in the result")
+    label: str | None = flag(None, help="name of this measurement, kept in the result")
+    metadata: tuple[str, ...] = flag(
+        (), metavar="KEY=VALUE", help="further facts to keep in the result"
+    )
+    plot: str | None = flag(
+        None, metavar="FILE.png", help="draw the distributions; needs the extra bench"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyFlags:
+    """The batch that is timed again and again."""
+
+    input_len: int = flag(32, ge=1, unit="tokens", help="length of every prompt")
+    output_len: int = flag(128, ge=1, unit="tokens", help="length of every answer")
+    batch_size: int = flag(8, ge=1, unit="requests", help="requests that start together")
+    num_iters_warmup: int = flag(3, ge=0, help="batches that run before and are not counted")
+    num_iters: int = flag(10, ge=1, help="batches that are measured")
+
+
+SERVE_GROUPS: tuple[type[object], ...] = (
+    DatasetFlags,
+    TargetFlags,
+    LoadFlags,
+    MetricFlags,
+    ReportFlags,
+)
+LATENCY_GROUPS: tuple[type[object], ...] = (LatencyFlags, ReportFlags)
+THROUGHPUT_GROUPS: tuple[type[object], ...] = (DatasetFlags, ReportFlags)
+GROUPS_BY_COMMAND: Mapping[str, tuple[type[object], ...]] = {
+    "serve": SERVE_GROUPS,
+    "latency": LATENCY_GROUPS,
+    "throughput": THROUGHPUT_GROUPS,
+}
+"""What each measurement adds; latency and throughput take the engine's flags too."""
