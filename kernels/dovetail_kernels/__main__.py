@@ -1,29 +1,39 @@
-"""`python -m dovetail_kernels test|perf|support`: the same cases checked, timed, or tabulated."""
+"""`python -m dovetail_kernels test|perf|support|probe`: cases checked, timed, tabulated; limits."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 
 import torch
 
-from dovetail_kernels import Op, all_ops, load_op
+from dovetail_kernels import all_ops, load_op
 from dovetail_kernels.check import check_case, time_case
+from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.cpu.probe import Limits, probe
+from dovetail_kernels.op import Op
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the three commands; return 1 when a check failed."""
+    """Run one of the commands; return 1 when a check failed."""
     parser = argparse.ArgumentParser(prog="python -m dovetail_kernels", description=__doc__)
-    parser.add_argument("command", choices=("test", "perf", "support"))
+    parser.add_argument("command", choices=("test", "perf", "support", "probe"))
     parser.add_argument("--op", action="append", help="an op's name; may be repeated")
+    parser.add_argument(
+        "--implementation", action="append", help="what perf times; may be repeated"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args(arguments)
+    if chosen.command == "probe":
+        return _probe()
     ops = [load_op(name) for name in chosen.op] if chosen.op else all_ops()
     device = torch.device(chosen.device)
     if chosen.command == "support":
         return _support(ops, device)
     if chosen.command == "perf":
-        return _perf(ops, device)
+        return _perf(ops, device, chosen.implementation or [])
     return _test(ops, device)
 
 
@@ -42,18 +52,51 @@ def _test(ops: list[Op], device: torch.device) -> int:
     return 1 if failed else 0
 
 
-def _perf(ops: list[Op], device: torch.device) -> int:
-    """Print the median time of each case and what it moves and computes per second."""
-    print(f"{'op':<18}{'case':<34}{'implementation':<16}{'us':>10}{'GB/s':>8}{'GFLOP/s':>9}")
+def _perf(ops: list[Op], device: torch.device, chosen: list[str]) -> int:
+    """Print the median time of each case, and its share of what the machine gives at most."""
+    limits = _limits(device)
+    if limits is not None:
+        print(
+            f"{limits.isa}, {limits.threads} threads: read {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
+            f"float32 multiply-add {limits.flops_per_s / 1e9:.0f} GFLOP/s"
+        )
+    print(
+        f"{'op':<18}{'case':<44}{'implementation':<16}{'us':>10}{'GB/s':>8}{'GFLOP/s':>9}"
+        f"{'of read':>9}{'of fma':>8}"
+    )
     for op in ops:
-        for case in op.cases():
+        for case in op.perf_cases():
             for name in ("reference", *(i.name for i in op.implementations)):
-                seconds = time_case(op, case, name, device)
-                if seconds is None:
+                if chosen and name not in chosen:
                     continue
-                rates = f"{case.moved_bytes / seconds / 1e9:8.2f}{case.flops / seconds / 1e9:9.2f}"
-                label = f"{case.name} {case.dtype}".replace("torch.", "")
-                print(f"{op.name:<18}{label:<34}{name:<16}{seconds * 1e6:10.1f}{rates}")
+                seconds = time_case(op, case, name, device)
+                if seconds is not None:
+                    print(_line(op, case, name, seconds, limits), flush=True)
+    return 0
+
+
+def _limits(device: torch.device) -> Limits | None:
+    """Return what this machine gives now, where the native library can tell."""
+    native = library()
+    return None if native is None or device.type != "cpu" else probe(native)
+
+
+def _line(op: Op, case: Case, name: str, seconds: float, limits: Limits | None) -> str:
+    label = f"{case.name} {case.dtype}".replace("torch.", "")
+    moved, flops = case.moved_bytes / seconds, case.flops / seconds
+    text = f"{op.name:<18}{label:<44}{name:<16}{seconds * 1e6:10.1f}{moved / 1e9:8.2f}{flops / 1e9:9.2f}"
+    if limits is None:
+        return text
+    return f"{text}{moved / limits.read_bytes_per_s:9.0%}{flops / limits.flops_per_s:8.0%}"
+
+
+def _probe() -> int:
+    """Print what this machine gives now as JSON."""
+    native = library()
+    if native is None:
+        print(json.dumps({"reason": missing_reason()}))
+        return 1
+    print(json.dumps(asdict(probe(native))))
     return 0
 
 

@@ -58,7 +58,10 @@ class Implementation:
 
 
 class Op:
-    """A computation. Its reference is always there and takes anything."""
+    """A computation. Its reference is always there and takes anything.
+
+    `cases` are checked, `perf_cases` (the same ones if not given) are timed.
+    """
 
     def __init__(
         self,
@@ -67,12 +70,14 @@ class Op:
         summary: str,
         reference: Callable[..., Any],
         cases: Callable[[], Sequence[Case]],
+        perf_cases: Callable[[], Sequence[Case]] | None = None,
         implementations: Sequence[Implementation] = (),
     ) -> None:
         self.name = name
         self.summary = summary
         self.reference = reference
         self.cases = cases
+        self.perf_cases = perf_cases or cases
         self.implementations = sorted(implementations, key=lambda i: -i.rank)
 
     def prepare(self, name: str, arguments: Arguments) -> Arguments:

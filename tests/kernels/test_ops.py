@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import dovetail_kernels
-from dovetail_kernels import Case, Implementation, Op, all_ops, load_op
+from dovetail_kernels import all_ops, load_op
+from dovetail_kernels.op import Case, Implementation, Op
 from dovetail_kernels.__main__ import main
 from dovetail_kernels.check import check_case, time_case
 

@@ -10,6 +10,7 @@ from typing import Any
 from dovetail.config.dtypes import BYTES
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.step import KVLayer
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,10 @@ CPU_MEMORY_SHARE = 0.4
 
 def kv_bytes(model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int) -> int:
     """Return the bytes one request of `num_tokens` takes; windowed layers forget the rest."""
-    per_token = 2 * model.num_kv_heads * model.head_size * BYTES[kv_dtype]
+    layer = KVLayer(
+        name="", num_kv_heads=model.num_kv_heads, head_size=model.head_size, dtype=kv_dtype
+    )
+    per_token = layer.bytes_per_token(BYTES[kv_dtype])
     window = window_tokens(model.hf_config)
     num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
     kept = min(num_tokens, (window or num_tokens) + step_tokens)

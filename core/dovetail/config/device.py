@@ -18,3 +18,12 @@ class DeviceConfig:
         le=1024,
         help="CPU threads of one worker; 0 takes OMP_NUM_THREADS or the cores this process may use",
     )
+    thread_spin_us: int = flag(
+        50,
+        ge=0,
+        le=1_000_000,
+        help="microseconds that an idle kernel thread stays awake before it sleeps",
+    )
+    pin_threads: bool = flag(
+        False, help="keep each kernel thread on one core; only where nothing else uses the machine"
+    )

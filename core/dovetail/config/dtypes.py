@@ -12,25 +12,39 @@ log = logging.getLogger(__name__)
 
 _KNOWN = ("float32", "bfloat16", "float16")
 _OVERFLOWS_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text")
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of one element."""
 
 
 def compute_dtype(asked: str, config: Mapping[str, Any], device: str) -> str:
-    """Return the torch name of the compute type; `asked` is "auto" or such a name.
+    """Return the torch name of the type of activations; `asked` is "auto" or such a name.
 
+    A CPU computes in float32 whatever is asked (see weight_dtype).
     Raises: ConfigError when the model is known to overflow in the asked type.
     """
+    if device == "cpu":
+        return "float32"
     chosen = asked if asked != "auto" else _automatic(stored_dtype(config), device)
     if chosen == "float16" and config.get("model_type") in _OVERFLOWS_IN_FLOAT16:
         if asked == "auto":
-            return "float32" if device == "cpu" else "bfloat16"
+            return "bfloat16"
         raise ConfigError(
             f"{config['model_type']} models overflow in float16.",
             where="--dtype",
             fix="use --dtype bfloat16 or --dtype float32.",
         )
     return chosen
+
+
+def weight_dtype(asked: str, config: Mapping[str, Any], device: str) -> str:
+    """Return the torch name of the type that matrices are kept in.
+
+    On a CPU that is the type asked for, or the checkpoint's own: kernels there multiply 16-bit
+    weights by float32 activations. Elsewhere it is the compute type.
+    """
+    if device != "cpu":
+        return compute_dtype(asked, config, device)
+    return asked if asked != "auto" else stored_dtype(config) or "float32"
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
@@ -40,16 +54,8 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def _automatic(stored: str | None, device: str) -> str:
-    if device == "cpu":
-        return _for_cpu(stored or "float32")
     if stored == "float32":
         log.info("dtype auto: bfloat16 on %s, although the checkpoint stores float32.", device)
         return "bfloat16"
     return stored or "bfloat16"
 
-
-def _for_cpu(stored: str) -> str:
-    """Return float32: with 16-bit activations an answer would depend on who shares the batch."""
-    if stored != "float32":
-        log.info("dtype auto: computing in float32 on a CPU; the checkpoint stores %s.", stored)
-    return "float32"

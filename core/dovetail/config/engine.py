@@ -24,6 +24,7 @@ from dovetail.config.observability import ObservabilityConfig
 from dovetail.config.parallel import ParallelConfig
 from dovetail.config.plugin import PluginConfig
 from dovetail.config.scheduler import SchedulerConfig
+from dovetail.config.speculation import SpeculationConfig
 from dovetail.errors import ConfigError
 
 GROUPS: dict[str, type[object]] = {
@@ -31,6 +32,7 @@ GROUPS: dict[str, type[object]] = {
     "load": LoadConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "speculation": SpeculationConfig,
     "parallel": ParallelConfig,
     "device": DeviceConfig,
     "attention": AttentionConfig,
@@ -49,6 +51,7 @@ class Config:
     load: LoadConfig = field(default_factory=LoadConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)

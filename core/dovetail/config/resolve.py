@@ -19,7 +19,8 @@ from dovetail.config.cache_size import (
     kv_bytes,
     window_tokens,
 )
-from dovetail.config.dtypes import compute_dtype
+from dovetail.config.drafting import draft_spec
+from dovetail.config.dtypes import compute_dtype, weight_dtype
 from dovetail.config.engine import Config
 from dovetail.config.generation import default_sampling
 from dovetail.config.hf import load_model_facts
@@ -56,7 +57,8 @@ def resolve(config: Config) -> EngineSpec:
     folder = _find_model(config)
     model = _model(config, folder, device)
     schedule = schedule_spec(config, model, device)
-    kv_dtype = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype) or model.dtype
+    asked = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
+    kv_dtype = asked or model.weight_dtype
     cache = cache_spec(config, model, schedule, kv_dtype, device)
     schedule = _fit_schedule(config, model, schedule, cache, kv_dtype)
     spec = _engine_spec(config, model, schedule, cache, kv_dtype, device)
@@ -210,7 +212,11 @@ def _model(config: Config, folder: Path, device: str) -> ModelSpec:
     """Return the checkpoint's facts with the compute type decided."""
     model = load_model_facts(folder, overrides=config.model.hf_overrides)
     asked = registry.value_of("dtype", config.model.dtype) or "auto"
-    return msgspec.structs.replace(model, dtype=compute_dtype(asked, model.hf_config, device))
+    return msgspec.structs.replace(
+        model,
+        dtype=compute_dtype(asked, model.hf_config, device),
+        weight_dtype=weight_dtype(asked, model.hf_config, device),
+    )
 
 
 def _engine_spec(
@@ -224,11 +230,12 @@ def _engine_spec(
     run = _run_spec(config, model, schedule, cache, kv_dtype, device)
     _check_checkpoint(config, run)
     tokenizer_path = _tokenizer_path(config, Path(model.path))
+    scheduler = selections.select_scheduler(config)
     return EngineSpec(
         run=run,
         cache=cache,
         schedule=schedule,
-        scheduler=selections.select_scheduler(config),
+        scheduler=scheduler,
         policy=selections.select(
             "scheduling_policy",
             config.scheduler.scheduling_policy,
@@ -239,6 +246,7 @@ def _engine_spec(
         worker=selections.select_worker(config, device),
         tokenizer=_tokenizer(config, tokenizer_path),
         tokenizer_path=str(tokenizer_path),
+        drafting=draft_spec(config, schedule, scheduler),
         stat_loggers=selections.select_stat_loggers(config),
         hooks=registry.hooks.selections() if registry.hook_entries() else (),
         served_names=served_names(config),
@@ -271,6 +279,8 @@ def _run_spec(
         attention=_attention(config, model, kv_dtype, cache.block_tokens, device),
         logits_processors=selections.select_logits_processors(config),
         num_threads=config.device.num_threads or default_threads(device),
+        thread_spin_us=config.device.thread_spin_us,
+        pins_threads=config.device.pin_threads,
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),

@@ -93,6 +93,8 @@ def check_plugin_options(config: Config) -> None:
 
 def _check_choice(flag: Flag, value: Any) -> None:
     kind = registry.KINDS[str(flag.meta.kind)]
+    if isinstance(value, Mapping):
+        return  # settings of which a plugin's name is one: whoever reads them looks it up
     specs = value if isinstance(value, tuple) else (value,)
     for spec in specs:
         is_auto = spec in _NO_CHOICE and (spec != "auto" or kind.auto)

@@ -8,7 +8,7 @@ Shape letters: I input features, O output features of this rank.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,8 @@ from dovetail.interfaces.spec import ModelSpec
 if TYPE_CHECKING:
     import torch
 
+    from dovetail_kernels.gemm.matrix import Matrix
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
@@ -25,7 +27,9 @@ class LinearSpec:
 
     `name` is its dotted path in the checkpoint's naming; `out_sizes` the parts fused along the
     output (q, k, v or gate, up), already divided by the ranks. `is_input_split` says that the
-    input features are divided over ranks (row-parallel).
+    input features are divided over ranks (row-parallel). `dtype` is that of activations and bias;
+    `weight_dtype` is what the weight may be kept in by a kernel that takes it (see ModelSpec).
+    `is_gated` says that only `apply_gated` is ever asked for, with an activation kernels know.
     """
 
     name: str
@@ -33,7 +37,9 @@ class LinearSpec:
     out_sizes: tuple[int, ...]
     dtype: str
     device: str
+    weight_dtype: str = ""
     is_input_split: bool = False
+    is_gated: bool = False
 
     @property
     def out_size(self) -> int:
@@ -41,8 +47,32 @@ class LinearSpec:
         return sum(self.out_sizes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The activation of a gated layer: its name among kernels ("" for one they do not know), and
+    itself."""
+
+    name: str
+    function: Callable[[torch.Tensor], torch.Tensor]
+
+
 class LinearMethod(ABC):
-    """Weights of one linear layer. Stateless: all tensors are parameters of the layer."""
+    """Weights of one linear layer, one object a layer.
+
+    Tensors are the layer's parameters, or its buffers once they are repacked. `looks_up` says that
+    `rows` works, which lets an embedding and a head share the weight.
+    """
+
+    looks_up: ClassVar[bool] = False
+
+    def loads_as(self, spec: LinearSpec) -> str:
+        """Return the dtype that a full-precision weight is loaded in, by torch's name."""
+        return spec.dtype
+
+    def matrix(self, values: torch.Tensor, spec: LinearSpec) -> Matrix | None:
+        """Return a loaded weight as a kernel multiplies it; None when torch does. For layers that
+        hold many matrices in one parameter, such as experts. Shapes: values [O, I]"""
+        return None
 
     @abstractmethod
     def create(self, layer: torch.nn.Module, spec: LinearSpec) -> None:
@@ -58,6 +88,29 @@ class LinearMethod(ABC):
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
+
+    def apply_add(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return residual + x W^T + bias, in one pass where a kernel can.
+        Shapes: x [T, I], residual [T, O] -> [T, O]"""
+        return residual + self.apply(layer, x, bias)
+
+    def apply_gated(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> torch.Tensor:
+        """Return act(first half) * second half of x W^T + bias, in one pass where a kernel can.
+        Shapes: x [T, I], W [2F, I] -> [T, F]"""
+        first, second = self.apply(layer, x, bias).chunk(2, dim=-1)
+        return gate.function(first) * second
+
+    def rows(self, layer: torch.nn.Module, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of W in the activations' dtype. Shapes: index [T] int64 -> [T, I]"""
+        raise NotImplementedError(f"{type(self).__name__} does not look rows up")
 
 
 class QuantMethod(Plugin):

@@ -28,13 +28,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
 
     `hf_config` is the text model's config.json content (overrides applied); a model plugin reads
-    what it alone needs from there. `dtype` is the compute dtype's torch name ("float32").
+    what it alone needs from there. `dtype` is the torch name of the type computed in ("float32"),
+    `weight_dtype` of the type that matrices may be kept in where a kernel multiplies them by
+    activations of `dtype`; empty means `dtype`.
     """
 
     path: str
     architecture: str
     hf_config: dict[str, Any]
     dtype: str
+    weight_dtype: str = ""
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -59,7 +62,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
     `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
-    torch's default. `async_steps` says that a plan may arrive before the previous result was read.
+    torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
+    `pins_threads` keeps each on one core. `async_steps` says that a plan may arrive before the previous result was read.
     """
 
     model: ModelSpec
@@ -77,6 +81,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     logits_processors: tuple[Selection, ...] = ()
     rank: RankSpec = RankSpec()
     num_threads: int = 0
+    thread_spin_us: int = 50
+    pins_threads: bool = False
     async_steps: bool = False
     shows_progress: bool = True
     load_options: dict[str, Any] = {}
@@ -109,6 +115,17 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
     async_steps: bool
 
 
+class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculation: who guesses, and how many tokens ahead at most.
+
+    Nobody is asked while more than `pause_above_requests` requests run or wait (None: always).
+    """
+
+    drafter: Selection
+    max_tokens: int
+    pause_above_requests: int | None = None
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, resolved: shipped whole to the engine process."""
 
@@ -121,6 +138,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker: Selection
     tokenizer: Selection
     tokenizer_path: str
+    drafting: DraftSpec | None = None
     stat_loggers: tuple[Selection, ...] = ()
     hooks: tuple[Selection, ...] = ()
     served_names: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.quantization import Gate
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,6 +40,25 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": relu_squared,
     "tanh": torch.tanh,
 }
+
+
+KERNEL_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+"""What `dovetail_kernels` calls an activation that its products can apply."""
+
+
+def gate(name: str) -> Gate:
+    """Return the activation of a gated layer. Raises: ConfigError if unknown."""
+    return Gate(name=KERNEL_NAMES.get(name, ""), function=activation(name))
 
 
 def activation(name: str) -> Activation:

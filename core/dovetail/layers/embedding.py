@@ -10,10 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.native import runs_natively
 from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import Group, tensor_group
+from dovetail_kernels.embedding import OP
+from dovetail_kernels.embedding.native import LookUp
 
 
 def vocab_part(vocab_size: int, group: Group) -> Part:
@@ -23,31 +27,79 @@ def vocab_part(vocab_size: int, group: Group) -> Part:
 
 
 class VocabParallelEmbedding(WeightHolder):
-    """Rows of the token table of this rank. Shapes: weight [V of this rank, E]"""
+    """Rows of the token table of this rank. Shapes: weight [V of this rank, E]
 
-    def __init__(self, context: BuildContext, vocab_size: int, size: int) -> None:
+    `head` names the layer that multiplies by the same table: then the quantization method keeps
+    it, if it can look rows up, and it is in memory once. `factor` multiplies what is looked up.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        vocab_size: int,
+        size: int,
+        *,
+        head: str | None = None,
+        factor: float = 1.0,
+    ) -> None:
         super().__init__()
         self.group = tensor_group(context.rank)
         self.part = vocab_part(vocab_size, self.group)
-        empty = torch.empty(
-            self.part.local, size, dtype=dtype_of(context.model.dtype), device=context.device
+        self.factor = factor
+        self._native: LookUp | None = None
+        self.spec = LinearSpec(
+            name=head or "",
+            in_size=size,
+            out_sizes=(self.part.local,),
+            dtype=context.model.dtype,
+            weight_dtype=context.model.weight_dtype,
+            device=context.device,
         )
+        method = context.quant.linear(self.spec) if head is not None else None
+        self.method = method if method is not None and method.looks_up else None
+        if self.method is not None:
+            self.method.create(self, self.spec)
+            return
+        kept = self.spec.dtype if head is not None else self.spec.weight_dtype or self.spec.dtype
+        empty = torch.empty(self.part.local, size, dtype=dtype_of(kept), device=context.device)
         self.weight = mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
+        if runs_natively(OP, context):
+            self._native = LookUp(empty.dtype, first=self.part.start, factor=factor)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' vectors, whole on every rank. Shapes: token_ids [T] -> [T, E]"""
+        if self._native is not None:
+            found = self._native(token_ids.contiguous(), self.weight)
+            return found if self.group.size == 1 else all_reduce(found, self.group)
         if self.group.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return self._rows(token_ids)
         local = token_ids - self.part.start
         is_foreign = (local < 0) | (local >= self.part.local)
-        found = F.embedding(local.masked_fill(is_foreign, 0), self.weight)
+        found = self._rows(local.masked_fill(is_foreign, 0))
         return all_reduce(found.masked_fill(is_foreign.unsqueeze(-1), 0), self.group)
+
+    def _rows(self, index: torch.Tensor) -> torch.Tensor:
+        if self.method is not None:
+            found = self.method.rows(self, index)
+        else:
+            found = F.embedding(index, self.weight).to(dtype_of(self.spec.dtype))
+        return found if self.factor == 1.0 else found * self.factor
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden times the table, for a head that shares it. Shapes: [S, E] -> [S, V]"""
+        if self.method is not None:
+            return self.method.apply(self, hidden, None)
+        return F.linear(hidden, self.weight)
+
+    def finish(self) -> None:
+        """Let the quantization method repack the table. Mutates: self"""
+        if self.method is not None:
+            self.method.finish(self)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where the checkpoint tensor goes (see WeightHolder)."""
-        return (
-            place_parts(leaf, self.weight, (self.part,), part, None) if leaf == "weight" else None
-        )
+        parameter = self._parameters.get(leaf)
+        return None if parameter is None else place_parts(leaf, parameter, (self.part,), part, None)
 
     def pieces(self, leaf: str) -> set[str]:
         """Return the one piece of the table."""
@@ -62,11 +114,15 @@ class PositionEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.offset = offset
-        empty = torch.empty(
-            num_positions + offset, size, dtype=dtype_of(context.model.dtype), device=context.device
-        )
+        self.dtype = dtype_of(context.model.dtype)
+        kept = dtype_of(context.model.weight_dtype or context.model.dtype)
+        empty = torch.empty(num_positions + offset, size, dtype=kept, device=context.device)
         self.weight = nn.Parameter(empty, requires_grad=False)
+        is_native = runs_natively(OP, context)
+        self._native = LookUp(kept, first=-offset) if is_native else None
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: positions [T] -> [T, E]"""
-        return F.embedding(positions + self.offset, self.weight)
+        if self._native is not None:
+            return self._native(positions.contiguous(), self.weight)
+        return F.embedding(positions + self.offset, self.weight).to(self.dtype)

@@ -12,6 +12,7 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import LinearSpec
+from dovetail.layers.activation import gate
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
 from dovetail.parallel.collectives import all_gather, all_reduce
@@ -30,6 +31,7 @@ class Linear(WeightHolder):
         *,
         bias: bool,
         is_input_split: bool = False,
+        is_gated: bool = False,
     ) -> None:
         super().__init__()
         self.name = name
@@ -42,8 +44,10 @@ class Linear(WeightHolder):
             in_size=self.group.share(in_size, f"{name} input") if is_input_split else in_size,
             out_sizes=tuple(p.local for p in parts),
             dtype=context.model.dtype,
+            weight_dtype=context.model.weight_dtype,
             device=context.device,
             is_input_split=is_input_split,
+            is_gated=is_gated,
         )
         self.method = context.quant.linear(self.spec)
         self.method.create(self, self.spec)
@@ -135,6 +139,31 @@ class MergedColumnParallelLinear(Linear):
         super().__init__(context, name, in_size, merged, bias=bias)
 
 
+class GatedLinear(Linear):
+    """Gate and up in one column-parallel matrix; returns act(gate) * up. `inner` is F."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        in_size: int,
+        inner: int,
+        *,
+        act: str,
+        bias: bool = False,
+    ) -> None:
+        group = tensor_group(context.rank)
+        parts = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
+        # A product that does not know the activation leaves both halves for it.
+        known = gate(act)
+        super().__init__(context, name, in_size, parts, bias=bias, is_gated=bool(known.name))
+        self.gate = known
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x [T, I] -> [T, F of this rank]"""
+        return self.method.apply_gated(self, x, self.bias, self.gate)
+
+
 class QKVParallelLinear(Linear):
     """Queries, keys and values in one matrix, divided by heads.
 
@@ -176,12 +205,18 @@ class RowParallelLinear(Linear):
         part = Part(name="", full=out_size, local=out_size, start=0)
         super().__init__(context, name, in_size, (part,), bias=bias, is_input_split=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the whole x W^T + bias on every rank. Shapes: x [T, I of this rank] -> [T, O]"""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the whole x W^T + bias (+ residual) on every rank.
+
+        Shapes: x [T, I of this rank], residual [T, O] -> [T, O]
+        """
         if self.group.size == 1:
+            if residual is not None:
+                return self.method.apply_add(self, x, self.bias, residual)
             return self.method.apply(self, x, self.bias)
         out = all_reduce(self.method.apply(self, x, None), self.group)
-        return out if self.bias is None else out + self.bias
+        out = out if self.bias is None else out + self.bias
+        return out if residual is None else residual + out
 
 
 def even_part(name: str, size: int, group: Group, what: str) -> Part:

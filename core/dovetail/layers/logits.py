@@ -6,7 +6,6 @@ Its table is the embedding's own when tied, and otherwise a linear layer divided
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.embedding import VocabParallelEmbedding, vocab_part
@@ -43,7 +42,7 @@ class LogitsHead(WeightHolder):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, whole on every rank. Shapes: hidden [S, E] -> [S, V]"""
         if self.tied is not None:
-            local = F.linear(hidden, self.tied.weight)
+            local = self.tied.logits(hidden)
         else:
             assert self.linear is not None
             local = self.linear(hidden)

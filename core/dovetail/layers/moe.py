@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.activation import activation, gated
+from dovetail.interfaces.quantization import LinearSpec
+from dovetail.layers.activation import gate, gated
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ReplicatedLinear, even_part
 from dovetail.layers.placement import Cut, Part, Placement, WeightHolder, mark_axes
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
+from dovetail_kernels.gemm.matrix import Matrix, multiply_groups
 
 
 def route(
@@ -36,7 +38,8 @@ class Experts(WeightHolder):
     """All experts' gate, up and down matrices.
 
     Shapes: gate_up_proj [X, 2F, E], down_proj [X, E, F], F of this rank. A checkpoint may hold
-    them per expert ("3.gate_proj.weight" under this layer) or whole ("gate_up_proj").
+    them per expert ("3.gate_proj.weight" under this layer) or whole ("gate_up_proj"). Once loaded
+    they become what the quantization method multiplies, and the parameters go.
     """
 
     def __init__(
@@ -45,20 +48,42 @@ class Experts(WeightHolder):
         super().__init__()
         group = tensor_group(context.rank)
         self.num_experts = num_experts
-        self.act = activation(act)
+        self.gate = gate(act)
         self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
         self.down = (Part(name="down", full=size, local=size, start=0),)
         self.input = (group.rank * inner // group.size, inner // group.size, inner)
-        self.gate_up_proj = self._empty(context, 2 * self.input[1], size)
-        self.down_proj = self._empty(context, size, self.input[1])
+        local = self.input[1]
+        known = bool(self.gate.name)
+        self.specs = {
+            "gate_up_proj": _spec(context, name, "gate_up_proj", size, (local, local), known),
+            "down_proj": _spec(context, name, "down_proj", local, (size,), False),
+        }
+        self.methods = {leaf: context.quant.linear(spec) for leaf, spec in self.specs.items()}
+        self.gate_up_proj = self._empty("gate_up_proj")
+        self.down_proj = self._empty("down_proj")
+        self._matrices: dict[str, list[Matrix]] = {}
 
-    def _empty(self, context: BuildContext, out_size: int, in_size: int) -> nn.Parameter:
+    def _empty(self, leaf: str) -> nn.Parameter:
+        spec = self.specs[leaf]
         empty = torch.empty(
-            (self.num_experts, out_size, in_size),
-            dtype=dtype_of(context.model.dtype),
-            device=context.device,
+            (self.num_experts, spec.out_size, spec.in_size),
+            dtype=dtype_of(self.methods[leaf].loads_as(spec)),
+            device=spec.device,
         )
         return mark_axes(nn.Parameter(empty, requires_grad=False), output=1, input=2)
+
+    def finish(self) -> None:
+        """Give every expert's matrices to their method. Mutates: self"""
+        for leaf, spec in self.specs.items():
+            made = [self.methods[leaf].matrix(v, spec) for v in self.get_parameter(leaf).data]
+            kept = [m for m in made if m is not None]
+            if not kept:
+                continue
+            self._matrices[leaf] = kept
+            delattr(self, leaf)
+            for expert, matrix in enumerate(kept):
+                for name, tensor in matrix.tensors().items():
+                    self.register_buffer(f"{leaf}_{expert}_{name}", tensor, persistent=False)
 
     def forward(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
@@ -71,14 +96,26 @@ class Experts(WeightHolder):
         order = picked.argsort(stable=True)
         tokens = order // experts.shape[1]
         counts = torch.bincount(picked, minlength=self.num_experts).tolist()
-        grouped = x[tokens].split(counts)
-        outputs = torch.cat([self._one(i, part) for i, part in enumerate(grouped) if len(part)])
+        inner = self._multiply("gate_up_proj", x[tokens], counts)
+        outputs = self._multiply("down_proj", inner, counts)
         outputs = outputs * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
         return torch.zeros_like(x).index_add_(0, tokens, outputs)
 
-    def _one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        inner = gated(self.act, F.linear(x, self.gate_up_proj[expert]))
-        return F.linear(inner, self.down_proj[expert])
+    def _multiply(self, leaf: str, x: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Return consecutive groups of rows, each times its expert's matrix, gated if it is.
+
+        Shapes: x [sum of counts, I] -> [sum of counts, O or F]
+        """
+        matrices = self._matrices.get(leaf)
+        is_gated = self.specs[leaf].is_gated
+        if matrices is not None:
+            out = multiply_groups(matrices, x, counts, self.gate.name if is_gated else "none")
+        else:
+            weights = self.get_parameter(leaf)
+            parts = zip(x.split(counts), weights, strict=True)
+            out = torch.cat([F.linear(part, weight) for part, weight in parts if len(part)])
+            is_gated = False
+        return gated(self.gate.function, out) if leaf == "gate_up_proj" and not is_gated else out
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where "N.gate_up_proj.weight" with a part, or a whole parameter, goes."""
@@ -130,6 +167,26 @@ class Experts(WeightHolder):
         return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in parts}
 
 
+def _spec(
+    context: BuildContext,
+    name: str,
+    leaf: str,
+    in_size: int,
+    out_sizes: tuple[int, ...],
+    is_gated: bool,
+) -> LinearSpec:
+    """Return one expert's matrix as a quantization method sees it."""
+    return LinearSpec(
+        name=f"{name}.{leaf}",
+        in_size=in_size,
+        out_sizes=out_sizes,
+        dtype=context.model.dtype,
+        weight_dtype=context.model.weight_dtype,
+        device=context.device,
+        is_gated=is_gated,
+    )
+
+
 def _placement(
     leaf: str, piece: str, target: torch.Tensor, cuts: list[Cut], is_whole: bool
 ) -> Placement:
@@ -166,7 +223,8 @@ class MoE(nn.Module):
             context, f"{name}.experts", num_experts=num_experts, size=size, inner=inner, act=act
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E], whole on every rank"""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
         weights, experts = route(self.gate(x), self.num_picked, renormalizes=self.renormalizes)
-        return all_reduce(self.experts(x, weights, experts), self.group)
+        out = all_reduce(self.experts(x, weights, experts), self.group)
+        return out if residual is None else residual + out

@@ -1,6 +1,11 @@
-"""Normalisation layers over the hidden axis. Replicated on every rank. Knows no model."""
+"""Normalisation layers over the hidden axis. Replicated on every rank. Knows no model.
+
+On the native CPU library a norm and the addition beside it are one call; elsewhere torch does both.
+"""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +13,10 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.native import runs_natively
+from dovetail_kernels import layer_norm, rms_norm
+from dovetail_kernels.layer_norm import native as native_layer_norm
+from dovetail_kernels.rms_norm import native as native_rms_norm
 
 
 def _empty(context: BuildContext, size: int) -> nn.Parameter:
@@ -21,22 +30,48 @@ class RMSNorm(nn.Module):
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
 
+    offset: ClassVar[float] = 0.0
+    """What is added to the weight."""
+
     def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = _empty(context, size)
+        self._native = (
+            native_rms_norm.RmsNorm(size, eps=eps, offset=self.offset)
+            if runs_natively(rms_norm.OP, context)
+            else None
+        )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [..., E] -> [..., E]"""
+    def forward(
+        self,
+        x: torch.Tensor,
+        *,
+        delta: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return residual + norm(x + delta). Shapes: all [..., E] -> [..., E]
+
+        Mutates: x, which becomes x + delta where there is a delta
+        """
+        if self._native is not None and x.dim() == 2:
+            return self._native(x, self._parameters["weight"], delta, residual)
+        if delta is not None:
+            x.add_(delta)
+        out = self._scaled(x)
+        return out if residual is None else residual + out
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class GemmaRMSNorm(RMSNorm):
     """x / rms(x) * (1 + w): Gemma stores the weight's distance from one."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [..., E] -> [..., E]"""
-        scale = 1.0 + self.weight.float()
+    offset = 1.0
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.offset + self.weight.float()
         return F.rms_norm(x.float(), self.weight.shape, scale, self.eps).to(x.dtype)
 
 
@@ -48,7 +83,20 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.weight = _empty(context, size)
         self.bias = _empty(context, size) if bias else None
+        self._native = (
+            native_layer_norm.LayerNorm(size, eps=eps)
+            if runs_natively(layer_norm.OP, context)
+            else None
+        )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [..., E] -> [..., E]"""
+    def forward(self, x: torch.Tensor, *, delta: torch.Tensor | None = None) -> torch.Tensor:
+        """Return norm(x + delta). Shapes: x and delta [..., E] -> [..., E]
+
+        Mutates: x, which becomes x + delta where there is a delta
+        """
+        if self._native is not None and x.dim() == 2:
+            own = self._parameters
+            return self._native(x, own["weight"], own.get("bias"), delta)
+        if delta is not None:
+            x.add_(delta)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of every scaling rule, a table, and its application.
+"""Rotary position embedding: frequencies of every scaling rule, a table, and the turn of heads.
 
 Knows no model; settings are read from config.json in both spellings (`rope_parameters`, and
 `rope_theta` with `rope_scaling`). Where a rule depends on the length of the sequence (dynamic,
@@ -19,6 +19,10 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.native import runs_natively
+from dovetail.layers.norm import RMSNorm
+from dovetail_kernels import qk_rotary
+from dovetail_kernels.qk_rotary.native import QkRotary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +197,29 @@ RULES: dict[str, Callable[[RopeSettings], Frequencies]] = {
     "longrope": _longrope,
 }
 
-Rope = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin of the step's tokens, each [T, 1, size / 2] float32."""
+
+class Rope:
+    """The tokens' positions, and the table of cos and sin they are looked up in.
+
+    Shapes: positions [T] int64, cos and sin [positions served, size / 2] float32
+    """
+
+    __slots__ = ("_rows", "cos", "positions", "sin")
+
+    def __init__(self, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self.positions, self.cos, self.sin = positions, cos, sin
+        self._rows: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens' cos and sin, looked up once. Shapes: 2 x [T, 1, size / 2]"""
+        if self._rows is None:
+            at = self.positions
+            self._rows = self.cos[at].unsqueeze(1), self.sin[at].unsqueeze(1)
+        return self._rows
 
 
 class Rotary(nn.Module):
-    """cos and sin of every position that can be served; looked up once per step."""
+    """cos and sin of every position that can be served; one table serves all layers of a kind."""
 
     def __init__(self, settings: RopeSettings, device: str) -> None:
         super().__init__()
@@ -210,9 +231,8 @@ class Rotary(nn.Module):
         self.register_buffer("sin", (angles.sin() * scale).to(device), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> Rope:
-        """Return the tokens' cos and sin. Shapes: positions [T] -> 2 x [T, 1, size / 2]"""
-        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
-        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+        """Return what the step's layers turn by. Shapes: positions [T]"""
+        return Rope(positions.contiguous(), self.get_buffer("cos"), self.get_buffer("sin"))
 
 
 def apply_rotary(x: torch.Tensor, rope: Rope, head_size: int) -> torch.Tensor:
@@ -220,10 +240,69 @@ def apply_rotary(x: torch.Tensor, rope: Rope, head_size: int) -> torch.Tensor:
 
     Shapes: x [T, H*D] -> [T, H*D]
     """
-    cos, sin = rope
+    cos, sin = rope.rows()
     half = cos.shape[-1]
     heads = x.unflatten(-1, (-1, head_size))
     first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
     turned = (first * cos - second * sin, second * cos + first * sin)
     rest = heads[..., 2 * half :]
     return torch.cat([*(t.to(x.dtype) for t in turned), rest], dim=-1).flatten(-2)
+
+
+class HeadRotary:
+    """One layer's q and k heads normed, where the model norms heads, and rotated.
+
+    Not a module: the norms are the model's own, under the names that its checkpoint has for them.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        self._head_size = head_size
+        self._sizes = [n * head_size for n in (num_heads, num_kv_heads, num_kv_heads)]
+        self._norms = (q_norm, k_norm)
+        self._weights = [None if norm is None else norm.weight for norm in self._norms]
+        known = q_norm or k_norm
+        assert q_norm is None or k_norm is None or q_norm.eps == k_norm.eps
+        self._turn = (
+            QkRotary(
+                num_heads,
+                num_kv_heads,
+                head_size,
+                eps=known.eps if known else 0.0,
+                offset=known.offset if known else 0.0,
+            )
+            if runs_natively(qk_rotary.OP, context)
+            else None
+        )
+
+    def __call__(
+        self, qkv: torch.Tensor, rope: Rope
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q, k, v. Shapes: qkv [T, (H+2K)*D] -> [T, H*D], [T, K*D], [T, K*D]
+
+        Mutates: qkv, on the native library
+        """
+        if self._turn is not None:
+            self._turn(qkv, rope.cos, rope.sin, rope.positions, *self._weights)
+            q, k, v = qkv.split(self._sizes, dim=-1)
+            return q, k, v
+        q, k, v = qkv.split(self._sizes, dim=-1)
+        q, k = (
+            apply_rotary(self._normed(part, norm), rope, self._head_size)
+            for part, norm in zip((q, k), self._norms, strict=True)
+        )
+        return q, k, v
+
+    def _normed(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        if norm is None:
+            return x
+        heads: torch.Tensor = norm(x.unflatten(-1, (-1, self._head_size)))
+        return heads.flatten(-2)

@@ -48,18 +48,26 @@ def load_weights(
     tensors: Iterable[tuple[str, torch.Tensor]],
     rank: RankSpec | None = None,
 ) -> LoadReport:
-    """Fill every parameter of `module` and let layers repack them.
+    """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
+    So a layer's weight is in memory twice only while it is repacked.
     Mutates: module
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
     filled: dict[str, set[str]] = defaultdict(set)
+    unfinished = _Unfinished(module)
     for name, tensor in tensors:
-        _fill(module, weight_map, name, tensor, filled, report)
-    report.missing = _missing(module, filled)
+        target = map_name(weight_map, name)
+        if target is None or (target.is_tied and filled[target.path]) or unfinished.has_had(target):
+            report.ignored.append(name)
+            continue
+        path = _fill(module, weight_map, name, target, tensor, filled, report)
+        if path is not None and not target.is_tied:  # a tied name: its own may still come
+            unfinished.finish_if_full(target, path, filled)
+    report.missing = _missing(unfinished.wanted, filled)
     _raise_faults(report, rank or RankSpec())
-    finish_weights(module)
+    unfinished.finish_rest()
     return report
 
 
@@ -68,6 +76,43 @@ def finish_weights(module: nn.Module) -> None:
     for child in module.modules():
         if isinstance(child, WeightHolder):
             child.finish()
+
+
+class _Unfinished:
+    """The pieces that each parameter waits for, and the layers to repack once all have come."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.wanted: dict[str, set[str]] = {}
+        self._holders: dict[str, WeightHolder] = {}
+        self._named: dict[str, str] = {}
+        self._finished: set[str] = set()
+        self._parameters: dict[str, list[str]] = defaultdict(list)
+        owners = dict(module.named_modules())
+        for path, _ in module.named_parameters():
+            parent, _, leaf = path.rpartition(".")
+            owner = owners[parent]
+            self.wanted[path] = owner.pieces(leaf) if isinstance(owner, WeightHolder) else {""}
+            if isinstance(owner, WeightHolder):
+                self._holders[path] = owner
+                self._parameters[parent].append(path)
+
+    def has_had(self, target: Target) -> bool:
+        """Return whether a name's layer is repacked already: a tied table came by its own name."""
+        return self._named.get(target.path) in self._finished
+
+    def finish_if_full(self, target: Target, path: str, filled: Mapping[str, set[str]]) -> None:
+        """Repack the layer of parameter `path` if all its pieces have come. Mutates: the layer"""
+        self._named[target.path] = path
+        own = self._parameters.get(path.rpartition(".")[0], [])
+        if own and all(self.wanted[p] <= filled.get(p, set()) for p in own):
+            self._holders[path].finish()
+            self._finished.update(own)
+
+    def finish_rest(self) -> None:
+        """Repack the layers that only tied names have filled. Mutates: those layers"""
+        rest = {id(h): h for path, h in self._holders.items() if path not in self._finished}
+        for holder in rest.values():
+            holder.finish()
 
 
 def checkpoint_shapes(
@@ -117,29 +162,30 @@ def _fill(
     module: nn.Module,
     weight_map: WeightMap,
     name: str,
+    target: Target,
     tensor: torch.Tensor,
     filled: dict[str, set[str]],
     report: LoadReport,
-) -> None:
-    """Put one tensor in its place. Mutates: module, filled, report"""
-    target = map_name(weight_map, name)
-    if target is None or (target.is_tied and filled[target.path]):
-        report.ignored.append(name)
-        return
+) -> str | None:
+    """Put one tensor in its place; return the parameter it is part of, if it has one.
+
+    Mutates: module, filled, report
+    """
     placements = _place(module, target.path, target.part)
     if placements is None:
         report.unexpected.append(name)
-        return
+        return None
     if name.endswith(weight_map.transposed):
         tensor = tensor.t()
     for placement in placements:
         fault = _misfit(placement, tensor)
         if fault:
             report.misfits.append(f"{name}: {fault}")
-            return
+            return None
         placement.fill(tensor)
         filled[placement.name].add(placement.piece)
     report.num_filled += 1
+    return placements[0].name if placements else None
 
 
 def _misfit(placement: Placement, tensor: torch.Tensor) -> str | None:
@@ -177,14 +223,10 @@ def _prefixed(placements: list[Placement] | None, words: list[str]) -> list[Plac
     ]
 
 
-def _missing(module: nn.Module, filled: Mapping[str, set[str]]) -> list[str]:
+def _missing(wanted_pieces: Mapping[str, set[str]], filled: Mapping[str, set[str]]) -> list[str]:
     """Return the parameters (with the part, where some came) that no tensor filled."""
-    owners = {name: child for name, child in module.named_modules()}
     missing = []
-    for path, _ in module.named_parameters():
-        parent, _, leaf = path.rpartition(".")
-        owner = owners[parent]
-        wanted = owner.pieces(leaf) if isinstance(owner, WeightHolder) else {""}
+    for path, wanted in wanted_pieces.items():
         absent = wanted - filled.get(path, set())
         if absent == wanted:
             missing.append(path)

@@ -13,7 +13,7 @@ DT_C const char* dt_best_isa() {
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                           __builtin_cpu_supports("avx512vnni");
-  if (has_avx2 && has_avx512) return "avx512";
+  if (has_avx2 && has_avx512) return __builtin_cpu_supports("avx512bf16") ? "avx512bf16" : "avx512";
   if (has_avx2) return "avx2";  // every CPU with AVX2 and FMA has F16C
   return "base";
 #elif defined(__aarch64__)

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,14 +53,22 @@ class Library:
 
     def kernel(self, name: str, args: type[ctypes.Structure]) -> Kernel:
         """Return a kernel. Raises: OSError when it takes another struct than `args`."""
-        expected = ctypes.c_int64.in_dll(self._handle, f"dt_{name}_bytes_{self.isa}").value
+        isas = self.isas()
+        isa = next(i for i in reversed(isas[: isas.index(self.isa) + 1]) if self._has(name, i))
+        expected = ctypes.c_int64.in_dll(self._handle, f"dt_{name}_bytes_{isa}").value
         if expected != ctypes.sizeof(args):
             raise OSError(
                 f"{name} takes {expected} bytes, {args.__name__} has {ctypes.sizeof(args)}"
             )
-        function = self._handle[f"dt_{name}_{self.isa}"]
+        function = self._handle[f"dt_{name}_{isa}"]
         function.restype = ctypes.c_int
         return function
+
+    def _has(self, name: str, isa: str) -> bool:
+        try:
+            return self._handle[f"dt_{name}_{isa}"] is not None
+        except AttributeError:
+            return False
 
     def set_threads(
         self, count: int, *, spin_us: int = DEFAULT_SPIN_US, cores: Sequence[int] | None = None
@@ -92,7 +101,7 @@ def _attempt() -> _State:
             state.reason = "the native library is not there: no C++ compiler was found to build it"
         else:
             state.library = Library(path, os.environ.get(ISA_VARIABLE) or None)
-            state.library.set_threads(usable_cores())
+            state.library.set_threads(_first_threads())
     except (OSError, recipe.BuildError) as error:
         state.reason = f"the native library cannot be used: {error}"
     return state
@@ -109,12 +118,17 @@ def _find() -> Path | None:
     return path
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
-        return os.cpu_count() or 1
+def usable_cores() -> list[int]:
+    """Return the numbers of the processors that this process may use."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _first_threads() -> int:
+    """Return the threads to begin with: OMP_NUM_THREADS, or a thread per processor."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else len(usable_cores())
 
 
 def library() -> Library | None:

@@ -7,27 +7,44 @@ compiles nothing. Without a compiler `build` returns None and everything runs on
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-COMMON_FLAGS = (
-    "-O3 -std=c++17 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-threadsafe-statics "
-    "-fno-math-errno -ffp-contract=off -Wall -Wextra"
-).split()
-LINK_FLAGS = "-shared -nodefaultlibs -lpthread -lc -lm -lgcc".split()
-AVX2 = "-mavx2 -mfma -mf16c".split()
-AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512".split()
+INCLUDES = (HERE, HERE.parent)
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+COMMON_FLAGS = [
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
+    *("-fno-math-errno", "-ffp-contract=off"),  # a sum is rounded as it is written
+]
+LINK_FLAGS = ["-shared", "-nodefaultlibs", "-lpthread", "-lc", "-lm", "-lgcc"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [
+    *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+    "-mprefer-vector-width=512",
+]
 ISA_FLAGS: dict[str, dict[str, list[str]]] = {
-    "x86_64": {"base": [], "avx2": AVX2, "avx512": [*AVX2, *AVX512]},
+    "x86_64": {
+        "base": [],
+        "avx2": AVX2,
+        "avx512": [*AVX2, *AVX512],
+        "avx512bf16": [*AVX2, *AVX512, "-mavx512bf16"],
+    },
     "aarch64": {"neon": ["-march=armv8.2-a+fp16+dotprod"]},
 }
+ADDS = {"avx512bf16": "__AVX512BF16__"}
+"""Sets that only matter to sources with this word; the others serve it by the set before."""
 MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 BUILD_TIMEOUT_S = 600
 
@@ -45,9 +62,9 @@ class Unit:
     flags: tuple[str, ...]
 
     @property
-    def object_name(self) -> str:
-        """Return the object file's name."""
-        return f"{self.source.parent.name}.{self.source.stem}.{self.isa}.o"
+    def label(self) -> str:
+        """Return what it is called among the objects."""
+        return f"{self.source.parent.name}.{self.source.stem}.{self.isa}"
 
 
 def compiler() -> str | None:
@@ -72,12 +89,14 @@ def units(machine: str) -> list[Unit]:
         Unit(source=source, isa=isa, flags=tuple(flags))
         for source in ops
         for isa, flags in sets.items()
+        if isa not in ADDS or any(ADDS[isa] in path.read_text() for path in _sources(source))
     ]
 
 
 def build(folder: Path, *, command: str | None = None, machine: str | None = None) -> Path | None:
     """Compile what has changed and return the library in `folder`, or None without a compiler.
 
+    Several processes may ask at once: one compiles, the others wait for it.
     Raises: BuildError with the compiler's words.
     """
     command = command or compiler()
@@ -85,35 +104,40 @@ def build(folder: Path, *, command: str | None = None, machine: str | None = Non
         return None
     machine = machine or platform.machine()
     wanted = units(MACHINES.get(machine, machine))
-    library = folder / f"libdovetail_{_digest(wanted, command)}.so"
+    base = _digest([command, _version(command), *COMMON_FLAGS, *LINK_FLAGS])
+    names = {unit: f"{unit.label}.{_unit_digest(unit, base)}.o" for unit in wanted}
+    library = folder / f"libdovetail_{_digest(names.values())}.so"
     if library.is_file():
         return library
     folder.mkdir(parents=True, exist_ok=True)
-    objects = folder / f"objects.{os.getpid()}"
-    objects.mkdir(exist_ok=True)
-    try:
-        _compile(wanted, command.split(), objects, library)
-    finally:
-        shutil.rmtree(objects, ignore_errors=True)
-    for old in folder.glob("libdovetail_*.so"):
-        if old != library:
-            old.unlink(missing_ok=True)
+    with _locked(folder / "lock"):
+        if not library.is_file():
+            _make(names, command.split(), folder / "objects", library)
     return library
 
 
-def _compile(wanted: list[Unit], command: list[str], objects: Path, library: Path) -> None:
+def _make(names: dict[Unit, str], command: list[str], objects: Path, library: Path) -> None:
+    """Compile the units that have no object yet, link all, and drop what is out of date."""
+    objects.mkdir(exist_ok=True)
+    missing = [unit for unit, name in names.items() if not (objects / name).is_file()]
+    missing.sort(key=lambda unit: -unit.source.stat().st_size)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        list(pool.map(lambda unit: _compile_one(unit, command, objects), wanted))
+        list(pool.map(lambda unit: _compile(unit, command, objects / names[unit]), missing))
     made = objects / library.name
-    names = [str(objects / unit.object_name) for unit in wanted]
-    _run([*command, *names, *LINK_FLAGS, "-o", str(made)])
-    os.replace(made, library)
+    _run(
+        [*command, *(str(objects / name) for name in names.values()), *LINK_FLAGS, "-o", str(made)]
+    )
+    made.replace(library)
+    for old in (*library.parent.glob("libdovetail_*.so"), *objects.glob("*.o")):
+        if old != library and old.name not in names.values():
+            old.unlink(missing_ok=True)
 
 
-def _compile_one(unit: Unit, command: list[str], objects: Path) -> None:
-    target = objects / unit.object_name
-    flags = [*COMMON_FLAGS, *unit.flags, f"-DDT_ISA={unit.isa}", f"-I{HERE}", f"-I{HERE.parent}"]
-    _run([*command, *flags, "-c", str(unit.source), "-o", str(target)])
+def _compile(unit: Unit, command: list[str], target: Path) -> None:
+    flags = [*COMMON_FLAGS, *unit.flags, f"-DDT_ISA={unit.isa}", *(f"-I{p}" for p in INCLUDES)]
+    made = target.with_suffix(f".{os.getpid()}.tmp")
+    _run([*command, *flags, "-c", str(unit.source), "-o", str(made)])
+    made.replace(target)
 
 
 def _run(command: list[str]) -> None:
@@ -122,15 +146,38 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
 
 
-def _digest(wanted: list[Unit], command: str) -> str:
-    """Return a name for everything the library depends on."""
-    version = subprocess.run(
-        [*command.split(), "--version"], capture_output=True, text=True, timeout=60
-    ).stdout
-    digest = hashlib.sha256(" ".join([command, version, *COMMON_FLAGS, *LINK_FLAGS]).encode())
-    headers = sorted(HERE.parent.glob("*/*.h"))
-    for path in [*headers, *(unit.source for unit in wanted)]:
-        digest.update(path.read_bytes())
-    for unit in wanted:
-        digest.update(f"{unit.source.name} {unit.isa} {unit.flags}".encode())
-    return digest.hexdigest()[:16]
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file lock inside a with block; it goes with the process that holds it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _version(command: str) -> str:
+    asked = [*command.split(), "--version"]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout
+
+
+def _unit_digest(unit: Unit, base: str) -> str:
+    """Return a name for everything an object depends on: source, headers, flags, compiler."""
+    parts = [base, unit.isa, *unit.flags]
+    return _digest([*parts, *(path.read_text() for path in _sources(unit.source))])
+
+
+def _sources(source: Path) -> list[Path]:
+    """Return a source and all of our headers that it includes, directly or not."""
+    found: list[Path] = []
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.append(path)
+        for name in INCLUDE.findall(path.read_text()):
+            waiting += [folder / name for folder in INCLUDES if (folder / name).is_file()]
+    return found
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

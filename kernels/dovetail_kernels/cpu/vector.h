@@ -284,6 +284,25 @@ DT_INLINE Vec exp(Vec x) {
 }
 
 // The `count` < kLanes floats at p, the rest `filler`; and back.
+#if defined(__AVX512F__)
+DT_INLINE Vec load_some(const float* p, int count, float filler) {
+  return _mm512_mask_loadu_ps(set1(filler), static_cast<__mmask16>((1u << count) - 1), p);
+}
+DT_INLINE void store_some(float* p, int count, Vec x) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), x);
+}
+#elif defined(__AVX2__)
+DT_INLINE IVec first_lanes(int count) {
+  return _mm256_cmpgt_epi32(iset1(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+DT_INLINE Vec load_some(const float* p, int count, float filler) {
+  const IVec mask = first_lanes(count);
+  return _mm256_blendv_ps(set1(filler), _mm256_maskload_ps(p, mask), as_float(mask));
+}
+DT_INLINE void store_some(float* p, int count, Vec x) {
+  _mm256_maskstore_ps(p, first_lanes(count), x);
+}
+#else
 DT_INLINE Vec load_some(const float* p, int count, float filler) {
   float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = i < count ? p[i] : filler;
@@ -293,6 +312,31 @@ DT_INLINE void store_some(float* p, int count, Vec x) {
   float lanes[kLanes];
   store(lanes, x);
   for (int i = 0; i < count; ++i) p[i] = lanes[i];
+}
+#endif
+
+// Lanes 0 and 1 trade places, 2 and 3, ...
+DT_INLINE Vec swap_pairs(Vec x) {
+#if defined(__AVX512F__)
+  return _mm512_permute_ps(x, 0xb1);
+#elif defined(__AVX2__)
+  return _mm256_permute_ps(x, 0xb1);
+#else
+  return Vec{x[1], x[0], x[3], x[2]};
+#endif
+}
+// The kLanes / 2 floats at p, each twice: p[0], p[0], p[1], p[1], ...
+DT_INLINE Vec load_twice(const float* p) {
+#if defined(__AVX512F__)
+  const __m512 low = _mm512_castps256_ps512(_mm256_loadu_ps(p));
+  return _mm512_permutexvar_ps(
+      _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), low);
+#elif defined(__AVX2__)
+  const __m128 x = _mm_loadu_ps(p);
+  return _mm256_set_m128(_mm_unpackhi_ps(x, x), _mm_unpacklo_ps(x, x));
+#else
+  return Vec{p[0], p[0], p[1], p[1]};
+#endif
 }
 
 }  // namespace DT_ISA

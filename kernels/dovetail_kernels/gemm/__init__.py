@@ -4,9 +4,9 @@ Shapes: x [M, K] float32, W [N, K] in one of `FORMATS`, bias [N], residual [M, N
 (gated: W [2F, K], gate rows first -> [M, F], no residual)
 """
 
-from dovetail_kernels.gemm.cases import cases
-from dovetail_kernels.gemm.reference import reference
+from dovetail_kernels.gemm.cases import cases, perf_cases
 from dovetail_kernels.gemm.native import NATIVE
+from dovetail_kernels.gemm.reference import reference
 from dovetail_kernels.gemm.weight import FORMATS, Weight
 from dovetail_kernels.op import Op
 
@@ -17,6 +17,7 @@ OP = Op(
     summary="matrix product with a packed weight",
     reference=reference,
     cases=cases,
+    perf_cases=perf_cases,
     implementations=[NATIVE],
 )
 """The one matrix product of dense layers."""

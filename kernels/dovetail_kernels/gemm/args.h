@@ -9,17 +9,17 @@ struct GemmArgs {
   const float* x;         // [M, K], rows x_stride floats apart
   float* out;             // [M, N] (gated: [M, N / 2]), rows out_stride floats apart
   const void* weight;     // packed by gemm_pack
-  const float* scales;    // int8: [N padded]; int4: [panels, K / group, panel columns]
-  const float* zeros;     // int4: the zero points like scales, times the scales; null: 8
+  const void* scales;     // int8: [N padded]; int4: [panels, K / group, panel columns]
+  const void* zeros;      // int4: the zero points like scales; null: 8 everywhere
   const float* bias;      // [N] or null
   const float* residual;  // like out, may be out itself; or null
   int64_t x_stride, out_stride;
   int64_t rows, in_size, out_size;  // M, K, N
   int64_t group;                    // int4: inputs that share a scale
   int32_t format;                   // a Format
-  int32_t activation;               // an Activation
+  int32_t activation;               // an Activation (activations.h)
   int32_t is_gated;
-  int32_t reserved;
+  int32_t scale_format;             // the Format of scales and zeros: a float one
 };
 
 // What gemm_pack is told: the weight as a checkpoint has it becomes panels. int8 and int4 weights
@@ -33,7 +33,23 @@ struct PackArgs {
   int32_t is_gated;
 };
 
-enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt4 = 4, kInt4Int8 = 5 };
-enum Activation : int32_t {
-  kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kQuickGelu = 4, kRelu = 5, kRelu2 = 6,
+// Several products, one after the other in one call; experts of a mixture.
+struct GroupArgs {
+  const GemmArgs* items;
+  int64_t count;
+};
+
+// What gemm_rows is told: out[i] = the matrix's row index[i], as floats. Not for gated weights.
+struct RowsArgs {
+  const int64_t* index;
+  float* out;  // [count, K]
+  const void* weight;
+  const void *scales, *zeros;  // as in GemmArgs
+  int64_t count, in_size, group;
+  int32_t format;
+  int32_t scale_format;
+};
+
+enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt4 = 4, kInt4Int8 = 5,
+  kBfloat16Bfloat16 = 6,
 };

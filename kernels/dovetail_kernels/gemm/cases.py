@@ -60,8 +60,9 @@ def make_weight(
 ) -> Weight:
     """Return a random matrix in a format, entries of variance 1 / inputs."""
     wide = normal((outputs, inputs), torch.float32, torch.device("cpu"), seed=2) * inputs**-0.5
-    if format in FLOATS:
-        return Weight(format=format, values=wide.to(FLOATS[format]))
+    dtype = FLOATS.get(format.partition("_")[0])
+    if dtype is not None:
+        return Weight(format=format, values=wide.to(dtype))
     if format == "int8":
         return quantize_int8(wide)
     made = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)

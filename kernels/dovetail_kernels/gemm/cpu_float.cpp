@@ -13,19 +13,26 @@ namespace {
 
 constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose packed copy is held at once
 constexpr int64_t kDepth = 128;                 // inputs whose weights are held as floats at once
-constexpr int64_t kExpandTiles = 3;             // from so many tiles on, a panel is made float once
+#if defined(__AVX512F__)
+constexpr int64_t kExpandTiles = 3;  // from so many tiles on, a panel is made float once
+#else
+constexpr int64_t kExpandTiles = 2;
+#endif
 
-// How each format's panel is laid out and read. `step` inputs are read together by load(), which
-// gives the weights of input k + s, columns j * kLanes ..., as w[s][j].
+// How each format's panel is laid out and read. `step` inputs lie together: raw() loads them, and
+// get<s>() makes the weights of the s-th of them floats, two registers of columns.
 struct Float32 {
   static constexpr int step = 1;
   static int64_t panel_bytes(const GemmArgs& a) { return a.in_size * kPanel * 4; }
   const float* at;
+  DT_INLINE explicit Float32(const float* weights) : at(weights) {}
   DT_INLINE Float32(const GemmArgs& args, int64_t panel)
       : at(static_cast<const float*>(args.weight) + panel * args.in_size * kPanel) {}
-  DT_INLINE void load(int64_t k, Vec (&w)[step][2]) const {
-    for (int j = 0; j < 2; ++j) w[0][j] = DT_ISA::load(at + k * kPanel + j * kLanes);
+  struct Raw { Vec w[2]; };
+  DT_INLINE Raw raw(int64_t k) const {
+    return {{load(at + k * kPanel), load(at + k * kPanel + kLanes)}};
   }
+  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) { return raw.w[j]; }
 };
 
 struct Float16 {
@@ -34,9 +41,11 @@ struct Float16 {
   const f16* at;
   DT_INLINE Float16(const GemmArgs& args, int64_t panel)
       : at(static_cast<const f16*>(args.weight) + panel * args.in_size * kPanel) {}
-  DT_INLINE void load(int64_t k, Vec (&w)[step][2]) const {
-    for (int j = 0; j < 2; ++j) w[0][j] = load_f16(at + k * kPanel + j * kLanes);
+  using Raw = Float32::Raw;
+  DT_INLINE Raw raw(int64_t k) const {
+    return {{load_f16(at + k * kPanel), load_f16(at + k * kPanel + kLanes)}};
   }
+  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) { return raw.w[j]; }
 };
 
 // Two inputs share a 32-bit lane, the even one in its lower half; an odd last input has a zero
@@ -47,12 +56,13 @@ struct Bfloat16 {
   const uint32_t* at;
   DT_INLINE Bfloat16(const GemmArgs& args, int64_t panel)
       : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 2) * kPanel) {}
-  DT_INLINE void load(int64_t k, Vec (&w)[step][2]) const {
-    for (int j = 0; j < 2; ++j) {
-      const IVec pair = iload(at + k / 2 * kPanel + j * kLanes);
-      w[0][j] = as_float(shift_left<16>(pair));
-      w[1][j] = as_float(iand(pair, iset1(static_cast<int32_t>(0xffff0000))));
-    }
+  struct Raw { IVec pairs[2]; };
+  DT_INLINE Raw raw(int64_t k) const {
+    return {{iload(at + k / 2 * kPanel), iload(at + k / 2 * kPanel + kLanes)}};
+  }
+  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) {
+    if constexpr (s == 0) return as_float(shift_left<16>(raw.pairs[j]));
+    return as_float(iand(raw.pairs[j], iset1(static_cast<int32_t>(0xffff0000))));
   }
 };
 
@@ -62,64 +72,74 @@ struct Int4 {
   static constexpr int step = 8;
   static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 8) * kPanel * 4; }
   const uint32_t* at;
-  const float *scales, *zeros;
-  int64_t group;
+  Scales scales, zeros;
+  int64_t group, offset;
   DT_INLINE Int4(const GemmArgs& args, int64_t panel)
       : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 8) * kPanel),
-        group(args.group) {
-    const int64_t offset = panel * divide_up(args.in_size, group) * kPanel;
-    scales = args.scales + offset;
-    zeros = args.zeros ? args.zeros + offset : nullptr;
-  }
-  template <int s> DT_INLINE void one(IVec packed, int j, Vec scale, Vec zero, Vec (&w)[step][2]) const {
-    const Vec q = to_float(iand(shift_right<4 * s>(packed), iset1(15)));
-    w[s][j] = fma(q, scale, zero);
-    if constexpr (s + 1 < step) one<s + 1>(packed, j, scale, zero, w);
-  }
-  DT_INLINE void load(int64_t k, Vec (&w)[step][2]) const {
+        scales{args.scales, args.scale_format},
+        zeros{args.zeros, args.scale_format},
+        group(args.group),
+        offset(panel * divide_up(args.in_size, group) * kPanel) {}
+  struct Raw {
+    IVec packed[2];
+    Vec scale[2], zero[2];
+  };
+  DT_INLINE Raw raw(int64_t k) const {
+    Raw r;
     for (int j = 0; j < 2; ++j) {
-      const int64_t offset = k / group * kPanel + j * kLanes;
-      const Vec scale = DT_ISA::load(scales + offset);
-      const Vec zero = zeros ? sub(DT_ISA::zero(), DT_ISA::load(zeros + offset))
-                             : mul(scale, set1(-8.0f));
-      one<0>(iload(at + k / 8 * kPanel + j * kLanes), j, scale, zero, w);
+      const int64_t here = offset + k / group * kPanel + j * kLanes;
+      r.packed[j] = iload(at + k / 8 * kPanel + j * kLanes);
+      r.scale[j] = scales.load(here);
+      r.zero[j] = sub(zero(), mul(r.scale[j], zeros.at ? zeros.load(here) : set1(8.0f)));
     }
+    return r;
+  }
+  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) {
+    const Vec q = to_float(iand(shift_right<4 * s>(raw.packed[j]), iset1(15)));
+    return fma(q, raw.scale[j], raw.zero[j]);
   }
 };
+
+// Adds the products of inputs s .. of one raw load; a holds their activations, R apart.
+template <int R, class Weight, int s = 0>
+DT_INLINE void add_products(const float* a, const typename Weight::Raw& raw, Vec (&sums)[R][2]) {
+  const Vec w0 = Weight::template get<s>(raw, 0), w1 = Weight::template get<s>(raw, 1);
+#pragma GCC unroll 12
+  for (int i = 0; i < R; ++i) {
+    const Vec x = set1(a[i]);
+    sums[i][0] = fma(x, w0, sums[i][0]);
+    sums[i][1] = fma(x, w1, sums[i][1]);
+  }
+  if constexpr (s + 1 < Weight::step) add_products<R, Weight, s + 1>(a + R, raw, sums);
+}
 
 // c[R, kPanel] (+)= a[k, R]^T w[k, kPanel] over `inputs` inputs from k0 on; a starts at k0.
 template <int R, class Weight>
 DT_INLINE void tile(const float* a, const Weight& weight, int64_t k0, int64_t inputs, float* c,
                     bool adds) {
+  constexpr int step = Weight::step;
   Vec sums[R][2];
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < 2; ++j) sums[i][j] = adds ? load(c + i * kPanel + j * kLanes) : zero();
   int64_t k = 0;
-  constexpr int step = Weight::step;
-  for (; k + step <= inputs; k += step, a += R * step) {
-    Vec w[step][2];
-    weight.load(k0 + k, w);
-#pragma GCC unroll 8
-    for (int s = 0; s < step; ++s) {
-#pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) {
-        const Vec x = set1(a[s * R + i]);
-        sums[i][0] = fma(x, w[s][0], sums[i][0]);
-        sums[i][1] = fma(x, w[s][1], sums[i][1]);
-      }
-    }
-  }
-  if (step > 1 && k < inputs) {
-    Vec w[step][2];
-    weight.load(k0 + k, w);
-    for (int s = 0; k + s < inputs; ++s)
-      for (int i = 0; i < R; ++i)
-        for (int j = 0; j < 2; ++j) sums[i][j] = fma(set1(a[s * R + i]), w[s][j], sums[i][j]);
+  for (; k + step <= inputs; k += step, a += R * step)
+    add_products<R, Weight>(a, weight.raw(k0 + k), sums);
+  if (step > 1 && k < inputs) {  // the last inputs of a raw load, zeros beside them
+    float padded[R * step] = {};
+    for (int64_t i = 0; i < (inputs - k) * R; ++i) padded[i] = a[i];
+    add_products<R, Weight>(padded, weight.raw(k0 + k), sums);
   }
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < 2; ++j) store(c + i * kPanel + j * kLanes, sums[i][j]);
+}
+
+// Inputs [k0, k0 + inputs) of a panel as floats; at least a raw load's worth more is written.
+template <class Weight, int s = 0>
+DT_INLINE void widen(const typename Weight::Raw& raw, float* to) {
+  for (int j = 0; j < 2; ++j) store(to + j * kLanes, Weight::template get<s>(raw, j));
+  if constexpr (s + 1 < Weight::step) widen<Weight, s + 1>(raw, to + kPanel);
 }
 
 // Rows [row0, row0 + rows) of x become tiles, inputs outermost: a[first_row * K + k * R + i].
@@ -156,25 +176,22 @@ DT_INLINE void panel_direct(const GemmArgs& args, int64_t row0, const Tiling& ti
 template <class Weight>
 DT_INLINE void panel_expanded(const GemmArgs& args, int64_t row0, const Tiling& tiling,
                               const float* a, int64_t panel) {
+  constexpr bool is_wide = sizeof(typename Weight::Raw) == sizeof(Float32::Raw) && Weight::step == 1;
   const Weight weight(args, panel);
-  float* wide = static_cast<float*>(scratch(1, kDepth * kPanel * sizeof(float)));
-  float* c = static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
+  auto* wide = static_cast<float*>(scratch(1, kDepth * kPanel * sizeof(float)));
+  auto* c = static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
   for (int64_t k0 = 0; k0 < args.in_size; k0 += kDepth) {
     const int64_t inputs = args.in_size - k0 < kDepth ? args.in_size - k0 : kDepth;
-    for (int64_t k = 0; k < inputs; k += Weight::step) {
-      Vec w[Weight::step][2];
-      weight.load(k0 + k, w);
-      for (int s = 0; s < Weight::step; ++s)
-        for (int j = 0; j < 2; ++j) store(wide + (k + s) * kPanel + j * kLanes, w[s][j]);
-    }
-    GemmArgs wide_args = args;
-    wide_args.weight = wide;
-    const Float32 expanded(wide_args, 0);
+    if constexpr (!is_wide)
+      for (int64_t k = 0; k < inputs; k += Weight::step)
+        widen<Weight>(weight.raw(k0 + k), wide + k * kPanel);
     for (int64_t t = 0; t < tiling.count; ++t) {
       const int64_t first = tiling.first_row(t);
       with_rows(tiling.rows(t), [&](auto rows) {
-        tile<rows.value>(a + first * args.in_size + k0 * rows.value, expanded, 0, inputs,
-                         c + first * kPanel, k0 > 0);
+        const float* from = a + first * args.in_size + k0 * rows.value;
+        float* to = c + first * kPanel;
+        if constexpr (is_wide) tile<rows.value>(from, weight, k0, inputs, to, k0 > 0);
+        else tile<rows.value>(from, Float32(wide), 0, inputs, to, k0 > 0);
       });
     }
   }
@@ -209,10 +226,7 @@ int multiply(const GemmArgs& args) {
   return 0;
 }
 
-}  // namespace
-
-// Returns 0; 1 when memory for the packed rows cannot be had; 2 for a format not known here.
-DT_KERNEL(gemm_float, GemmArgs) {
+int multiply_any(const GemmArgs& args) {
   switch (args.format) {
     case kFloat32: return multiply<Float32>(args);
     case kBfloat16: return multiply<Bfloat16>(args);
@@ -220,4 +234,16 @@ DT_KERNEL(gemm_float, GemmArgs) {
     case kInt4: return multiply<Int4>(args);
     default: return 2;
   }
+}
+
+}  // namespace
+
+// Returns 0; 1 when memory for the packed rows cannot be had; 2 for a format not known here.
+DT_KERNEL(gemm_float, GemmArgs) { return multiply_any(args); }
+
+// The same for several; stops at the first that fails.
+DT_KERNEL(gemm_float_group, GroupArgs) {
+  int failed = 0;
+  for (int64_t i = 0; i < args.count && !failed; ++i) failed = multiply_any(args.items[i]);
+  return failed;
 }

@@ -13,7 +13,8 @@ using namespace dt::DT_ISA;
 namespace {
 
 constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose quantized copy is held at once
-constexpr int kInputs = 8;                      // rows are padded with zeros to a multiple of it
+constexpr int kInputs = 16;                     // rows are padded with zeros to a multiple of it
+constexpr int64_t kAloneInputs = 1 << 13;       // fewer inputs than this are not worth sharing out
 
 // acc[lane] += sum of four products of weight bytes and activation bytes.
 DT_INLINE IVec dot4(IVec acc, IVec weight, IVec x) {
@@ -62,55 +63,72 @@ struct RowScale {
   float scale, inverse;
 };
 
+DT_INLINE Vec load_up_to(const float* x, int64_t left) {
+  return left >= kLanes ? load(x) : left > 0 ? load_some(x, static_cast<int>(left), 0.0f) : zero();
+}
+
 // The scale that maps a row's largest magnitude to 127; NaN when the row holds a number that is not
 // finite, so that it shows in every output.
 DT_INLINE RowScale row_scale(const float* x, int64_t size) {
-  Vec most = zero(), finite = zero();
-  int64_t k = 0;
-  for (; k + kLanes <= size; k += kLanes) {
-    const Vec v = load(x + k);
-    most = max(most, max(v, sub(zero(), v)));
-    finite = fma(v, zero(), finite);
-  }
-  if (k < size) {
-    const Vec v = load_some(x + k, static_cast<int>(size - k), 0.0f);
-    most = max(most, max(v, sub(zero(), v)));
-    finite = fma(v, zero(), finite);
-  }
-  const float peak = largest(most), broken = sum(finite);
+  Vec most[4], finite[4];
+  for (int j = 0; j < 4; ++j) most[j] = finite[j] = zero();
+  for (int64_t k = 0; k < size; k += 4 * kLanes)
+    for (int j = 0; j < 4; ++j) {
+      const Vec v = load_up_to(x + k + j * kLanes, size - k - j * kLanes);
+      most[j] = max(most[j], max(v, sub(zero(), v)));
+      finite[j] = fma(v, zero(), finite[j]);
+    }
+  const float peak = largest(max(max(most[0], most[1]), max(most[2], most[3])));
+  const float broken = sum(add(add(finite[0], finite[1]), add(finite[2], finite[3])));
   return {peak / 127.0f + broken, peak > 0 ? 127.0f / peak : 0.0f};
 }
 
+// kLanes integers of -127 .. 127 as bytes or 16-bit words.
+DT_INLINE void narrow(IVec x, int8_t* to) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
+#elif defined(__AVX2__)
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
+#else
+  for (int i = 0; i < kLanes; ++i) to[i] = static_cast<int8_t>(x[i]);
+#endif
+}
+#if defined(__AVX2__) && !defined(__AVX512F__)
+DT_INLINE void narrow(IVec x, int16_t* to) {
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
+}
+#endif
+
+DT_INLINE int32_t isum(IVec x) {
+  int32_t lanes[kLanes], total = 0;
+  istore(lanes, x);
+  for (int i = 0; i < kLanes; ++i) total += lanes[i];
+  return total;
+}
+
+// One row of x becomes row `row` of a tile of `rows` rows, with its scale and its groups' sums.
 template <class Kind>
 DT_INLINE void quantize_row(const float* x, int64_t size, int rows, int row, const Rows& to,
                             float* scale, int32_t* sums, typename Kind::T* values) {
+  constexpr int step = Kind::step;
   const RowScale found = row_scale(x, size);
   *scale = found.scale;
   const Vec inverse = set1(found.inverse);
-  constexpr int kPiece = 64;
-  int32_t piece[kPiece];
-  for (int64_t g = 0; g < to.groups; ++g) sums[g] = 0;
-  for (int64_t k0 = 0; k0 < to.inputs; k0 += kPiece) {
-    const int64_t count = to.inputs - k0 < kPiece ? to.inputs - k0 : kPiece;
-    for (int64_t k = 0; k < count; k += kLanes) {
-      const int64_t left = size - k0 - k;
-      const Vec v = left >= kLanes ? load(x + k0 + k)
-                    : left > 0     ? load_some(x + k0 + k, static_cast<int>(left), 0.0f)
-                                   : zero();
-      istore(piece + k, to_int(mul(v, inverse)));
+  for (int64_t g = 0; g < to.groups; ++g) {
+    const int64_t stop = (g + 1) * to.group < to.inputs ? (g + 1) * to.group : to.inputs;
+    IVec total = iset1(0);
+    for (int64_t k = g * to.group; k < stop; k += kLanes) {
+      const IVec q = to_int(mul(load_up_to(x + k, size - k), inverse));
+      total = iadd(total, q);
+      typename Kind::T narrowed[kLanes];
+      narrow(q, narrowed);
+      for (int i = 0; i < kLanes; i += step)
+        memcpy(values + ((k + i) / step * rows + row) * step, narrowed + i,
+               step * sizeof(typename Kind::T));
     }
-    constexpr int step = Kind::step;
-    for (int64_t k = 0; k < count; k += step) {
-      typename Kind::T* at = values + ((k0 + k) / step * rows + row) * step;
-      for (int s = 0; s < step; ++s) at[s] = static_cast<typename Kind::T>(piece[k + s]);
-    }
-    for (int64_t k = 0; k < count;) {
-      const int64_t g = (k0 + k) / to.group, end = (g + 1) * to.group - k0;
-      const int64_t stop = end < count ? end : count;
-      int32_t total = 0;
-      for (; k < stop; ++k) total += piece[k];
-      sums[g] += total;
-    }
+    sums[g] = isum(total);
   }
 }
 
@@ -123,13 +141,23 @@ bool quantize(const GemmArgs& args, int64_t row0, int64_t rows, const Tiling& ti
   to.scales = static_cast<float*>(scratch(4, rows * (1 + to.groups) * 4));
   if (!to.values || !to.scales) return false;
   to.sums = reinterpret_cast<int32_t*>(to.scales + rows);
-  parallel(tiling.count, [&](int64_t t) {
-    const int64_t first = tiling.first_row(t);
-    for (int i = 0; i < tiling.rows(t); ++i)
-      quantize_row<Kind>(args.x + (row0 + first + i) * args.x_stride, args.in_size, tiling.rows(t),
-                         i, to, to.scales + first + i, to.sums + (first + i) * to.groups,
-                         static_cast<typename Kind::T*>(to.values) + first * to.inputs);
-  });
+  const auto one = [&](int64_t t, int i) {
+    const int64_t row = tiling.first_row(t) + i;
+    quantize_row<Kind>(args.x + (row0 + row) * args.x_stride, args.in_size, tiling.rows(t), i, to,
+                       to.scales + row, to.sums + row * to.groups,
+                       static_cast<typename Kind::T*>(to.values) + (row - i) * to.inputs);
+  };
+  if (rows * args.in_size < kAloneInputs) {
+    for (int64_t t = 0; t < tiling.count; ++t)
+      for (int i = 0; i < tiling.rows(t); ++i) one(t, i);
+  } else if (tiling.count < 4) {
+    for (int64_t t = 0; t < tiling.count; ++t)
+      parallel(tiling.rows(t), [&](int64_t i) { one(t, static_cast<int>(i)); });
+  } else {
+    parallel(tiling.count, [&](int64_t t) {
+      for (int i = 0; i < tiling.rows(t); ++i) one(t, i);
+    });
+  }
   return true;
 }
 
@@ -139,22 +167,56 @@ DT_INLINE IVec broadcast(const void* four_bytes) {
   return iset1(x);
 }
 
+// A format: `units` of inputs (lanes for int8, groups for int4) of one panel for one tile, added to
+// or begun in `sums` [R, kPanel] of 32 bits each; and how finished sums become floats.
 struct Int8 {
   using Kind = Int8Rows;
-  static int64_t panel_bytes(const GemmArgs& args) {
-    return divide_up(args.in_size, kInt8Step) * kInt8Step * kPanel;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // Bytes become words once, for all tiles, instead of in every tile.
+  static constexpr bool widens = true;
+  using Wide = int16_t;
+  static DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t unit0, int64_t units,
+                              Wide* wide) {
+    const auto* w = static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) +
+                    unit0 * kPanel * kInt8Step;
+    for (int64_t i = 0; i < units * kPanel * kInt8Step; i += 16)
+      istore(wide + i, _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + i))));
   }
+#else
+  static constexpr bool widens = false;
+  using Wide = int8_t;
+#endif
+  static constexpr int64_t kDepth = 512 / kInt8Step;
+  static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, kInt8Step); }
+  static int64_t panel_bytes(const GemmArgs& args) { return units(args) * kInt8Step * kPanel; }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                             float* c) {
-    const auto* a = static_cast<const Kind::T*>(rows.values) + first * rows.inputs;
-    const auto* w = static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args);
+                             int64_t unit0, int64_t units, float* kept, const Wide* wide) {
+    const auto* a = static_cast<const Kind::T*>(rows.values) + first * rows.inputs +
+                    unit0 * R * Kind::step;
+    const auto* w = static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) +
+                    unit0 * kPanel * kInt8Step;
     IVec sums[R][2];
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i)
-      for (int j = 0; j < 2; ++j) sums[i][j] = iset1(-kInt8Offset * rows.sums[first + i]);
-    const int64_t lanes = divide_up(args.in_size, kInt8Step);
-    for (int64_t k = 0; k < lanes; ++k, a += R * Kind::step, w += kPanel * kInt8Step) {
+      for (int j = 0; j < 2; ++j)
+        sums[i][j] = unit0 ? iload(kept + i * kPanel + j * kLanes)
+                           : iset1(-kInt8Offset * rows.sums[first + i]);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (wide) {
+      for (int64_t k = 0; k < units; ++k, a += R * Kind::step, wide += 2 * kPanel) {
+        const IVec w0 = iload(wide), w1 = iload(wide + 2 * kLanes);
+#pragma GCC unroll 12
+        for (int i = 0; i < R; ++i) {
+          const IVec x = broadcast(a + i * Kind::step);
+          sums[i][0] = iadd(sums[i][0], _mm256_madd_epi16(w0, x));
+          sums[i][1] = iadd(sums[i][1], _mm256_madd_epi16(w1, x));
+        }
+      }
+      units = 0;
+    }
+#endif
+    for (int64_t k = 0; k < units; ++k, a += R * Kind::step, w += kPanel * kInt8Step) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
       const auto* p = reinterpret_cast<const __m128i*>(w);
       const IVec w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(p));
@@ -175,17 +237,26 @@ struct Int8 {
       }
 #endif
     }
+#pragma GCC unroll 12
     for (int i = 0; i < R; ++i)
-      for (int j = 0; j < 2; ++j) {
-        const Vec scale = load(args.scales + panel * kPanel + j * kLanes);
-        store(c + i * kPanel + j * kLanes,
-              mul(mul(to_float(sums[i][j]), scale), set1(rows.scales[first + i])));
-      }
+      for (int j = 0; j < 2; ++j) istore(kept + i * kPanel + j * kLanes, sums[i][j]);
+  }
+  static DT_INLINE void scale(const GemmArgs& args, const Rows& rows, int64_t row, int64_t panel,
+                              float* kept) {
+    for (int j = 0; j < 2; ++j) {
+      float* at = kept + j * kLanes;
+      const Vec scale = load(static_cast<const float*>(args.scales) + panel * kPanel + j * kLanes);
+      store(at, mul(mul(to_float(iload(at)), scale), set1(rows.scales[row])));
+    }
   }
 };
 
 struct Int4 {
   using Kind = Bytes;
+  static constexpr bool widens = false;
+  using Wide = int8_t;
+  static constexpr int64_t kDepth = 8;
+  static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, args.group); }
   static int64_t panel_bytes(const GemmArgs& args) {
     return divide_up(args.in_size, 8) * kPanel * 4;
   }
@@ -237,42 +308,82 @@ struct Int4 {
   }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                             float* c) {
+                             int64_t unit0, int64_t units, float* kept, const Wide*) {
     const auto* a = static_cast<const int8_t*>(rows.values) + first * rows.inputs;
     const auto* w = static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args);
-    const float* scales = args.scales + panel * rows.groups * kPanel;
-    const float* zeros = args.zeros ? args.zeros + panel * rows.groups * kPanel : nullptr;
+    const Scales scales{args.scales, args.scale_format}, zeros{args.zeros, args.scale_format};
+    const int64_t offset = panel * rows.groups * kPanel;
+    const int64_t lanes_a_group = rows.group / 8, all_lanes = divide_up(args.in_size, 8);
     Vec totals[R][2];
 #pragma GCC unroll 12
-    for (int i = 0; i < R; ++i) totals[i][0] = totals[i][1] = zero();
-    const int64_t lanes_a_group = rows.group / 8;
-    for (int64_t g = 0; g < rows.groups; ++g) {
-      const int64_t done = g * lanes_a_group, left = rows.inputs / 8 - done;
+    for (int i = 0; i < R; ++i)
+      for (int j = 0; j < 2; ++j)
+        totals[i][j] = unit0 ? load(kept + i * kPanel + j * kLanes) : zero();
+    for (int64_t g = unit0; g < unit0 + units; ++g) {
+      const int64_t done = g * lanes_a_group, left = all_lanes - done;
       const int64_t lanes = left < lanes_a_group ? left : lanes_a_group;
       IVec sums[R][2];
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) {
-        const int32_t start = zeros ? 0 : -8 * rows.sums[(first + i) * rows.groups + g];
+        const int32_t start = zeros.at ? 0 : -8 * rows.sums[(first + i) * rows.groups + g];
         sums[i][0] = sums[i][1] = iset1(start);
       }
       group_sums<R>(a + done * R * 8, w + done * kPanel * 4, lanes, sums);
       for (int j = 0; j < 2; ++j) {
-        const Vec scale = load(scales + g * kPanel + j * kLanes);
+        const Vec scale = scales.load(offset + g * kPanel + j * kLanes);
 #pragma GCC unroll 12
         for (int i = 0; i < R; ++i) totals[i][j] = fma(to_float(sums[i][j]), scale, totals[i][j]);
-        if (!zeros) continue;
-        const Vec zero_point = load(zeros + g * kPanel + j * kLanes);
+        if (!zeros.at) continue;
+        const Vec zero_point = mul(zeros.load(offset + g * kPanel + j * kLanes), scale);
         for (int i = 0; i < R; ++i) {
           const float total = -static_cast<float>(rows.sums[(first + i) * rows.groups + g]);
           totals[i][j] = fma(set1(total), zero_point, totals[i][j]);
         }
       }
     }
+#pragma GCC unroll 12
     for (int i = 0; i < R; ++i)
-      for (int j = 0; j < 2; ++j)
-        store(c + i * kPanel + j * kLanes, mul(totals[i][j], set1(rows.scales[first + i])));
+      for (int j = 0; j < 2; ++j) store(kept + i * kPanel + j * kLanes, totals[i][j]);
+  }
+  static DT_INLINE void scale(const GemmArgs&, const Rows& rows, int64_t row, int64_t, float* kept) {
+    for (int j = 0; j < 2; ++j) {
+      float* at = kept + j * kLanes;
+      store(at, mul(load(at), set1(rows.scales[row])));
+    }
   }
 };
+
+// One panel for all tiles: kDepth units at a time, so that what tiles share stays near.
+template <class Weight>
+DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t row0,
+                              const Tiling& tiling, int64_t panel) {
+  auto* kept = static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
+  const int64_t units = Weight::units(args), depth = tiling.count < 3 ? units : Weight::kDepth;
+  for (int64_t unit = 0; unit < units; unit += depth) {
+    const int64_t some = units - unit < depth ? units - unit : depth;
+    typename Weight::Wide* wide = nullptr;
+    if constexpr (Weight::widens) {
+      if (tiling.count > 2) {
+        wide = static_cast<typename Weight::Wide*>(
+            scratch(1, depth * kPanel * kInt8Step * sizeof(typename Weight::Wide)));
+        Weight::widen(args, panel, unit, some, wide);
+      }
+    }
+    for (int64_t t = 0; t < tiling.count; ++t) {
+      const int64_t first = tiling.first_row(t);
+      with_rows(tiling.rows(t), [&](auto r) {
+        Weight::template tile<r.value>(args, rows, first, panel, unit, some, kept + first * kPanel,
+                                          wide);
+      });
+    }
+  }
+  for (int64_t t = 0; t < tiling.count; ++t) {
+    const int64_t first = tiling.first_row(t);
+    for (int i = 0; i < tiling.rows(t); ++i)
+      Weight::scale(args, rows, first + i, panel, kept + (first + i) * kPanel);
+    finish(args, kept + first * kPanel, tiling.rows(t), row0 + first, panel);
+  }
+}
 
 template <class Weight>
 int multiply(const GemmArgs& args) {
@@ -285,27 +396,29 @@ int multiply(const GemmArgs& args) {
     const int64_t some = panels_a_task(panels, Weight::panel_bytes(args), count);
     parallel(divide_up(panels, some), [&](int64_t task) {
       const int64_t last = (task + 1) * some < panels ? (task + 1) * some : panels;
-      for (int64_t panel = task * some; panel < last; ++panel) {
-        float c[kTileRows * kPanel];
-        for (int64_t t = 0; t < tiling.count; ++t) {
-          const int64_t first = tiling.first_row(t);
-          with_rows(tiling.rows(t),
-                    [&](auto r) { Weight::template tile<r.value>(args, rows, first, panel, c); });
-          finish(args, c, tiling.rows(t), row0 + first, panel);
-        }
-      }
+      for (int64_t panel = task * some; panel < last; ++panel)
+        multiply_panel<Weight>(args, rows, row0, tiling, panel);
     });
   }
   return 0;
 }
 
-}  // namespace
-
-// Returns 0; 1 when memory for the quantized rows cannot be had; 2 for a format not known here.
-DT_KERNEL(gemm_int8, GemmArgs) {
+int multiply_any(const GemmArgs& args) {
   switch (args.format) {
     case kInt8: return multiply<Int8>(args);
     case kInt4Int8: return multiply<Int4>(args);
     default: return 2;
   }
+}
+
+}  // namespace
+
+// Returns 0; 1 when memory for the quantized rows cannot be had; 2 for a format not known here.
+DT_KERNEL(gemm_int8, GemmArgs) { return multiply_any(args); }
+
+// The same for several; stops at the first that fails.
+DT_KERNEL(gemm_int8_group, GroupArgs) {
+  int failed = 0;
+  for (int64_t i = 0; i < args.count && !failed; ++i) failed = multiply_any(args.items[i]);
+  return failed;
 }

@@ -23,7 +23,8 @@ struct Place {
 
 DT_INLINE int64_t step_of(int32_t format) {
   switch (format) {
-    case kBfloat16: return 2;
+    case kBfloat16:
+    case kBfloat16Bfloat16: return 2;
     case kInt8: return kInt8Step;
     case kInt4:
     case kInt4Int8: return 8;
@@ -60,12 +61,13 @@ void pack_panel_int4(const PackArgs& args, int64_t panel, uint8_t* to, const int
   }
 }
 
-int64_t bytes_of(const PackArgs& args) {
-  const int64_t step = step_of(args.format);
-  const int64_t values = divide_up(args.in_size, step) * step * kPanel;
-  switch (args.format) {
+int64_t panel_bytes(int32_t format, int64_t in_size) {
+  const int64_t step = step_of(format);
+  const int64_t values = divide_up(in_size, step) * step * kPanel;
+  switch (format) {
     case kFloat32: return values * 4;
     case kBfloat16:
+    case kBfloat16Bfloat16:
     case kFloat16: return values * 2;
     case kInt8: return values;
     default: return values / 2;
@@ -76,11 +78,11 @@ int64_t bytes_of(const PackArgs& args) {
 
 // Both say how a packed weight will lie: the columns of a panel, and its bytes.
 DT_KERNEL(gemm_panel_columns, PackArgs) { return args.out_size > 0 ? kPanel : 0; }
-DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(bytes_of(args)); }
+DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args.format, args.in_size)); }
 
 // Returns 0, or 1 when packed_bytes is not what the panels take.
 DT_KERNEL(gemm_pack, PackArgs) {
-  const int64_t panels = num_panels(args.out_size, args.is_gated), bytes = bytes_of(args);
+  const int64_t panels = num_panels(args.out_size, args.is_gated), bytes = panel_bytes(args.format, args.in_size);
   if (panels * bytes != args.packed_bytes) return 1;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   // Large pages: a stream of weights then asks for few address translations. A hint, no more.
@@ -94,10 +96,44 @@ DT_KERNEL(gemm_pack, PackArgs) {
     switch (args.format) {
       case kFloat32: return pack_panel(args, panel, reinterpret_cast<uint32_t*>(to));
       case kBfloat16:
+      case kBfloat16Bfloat16:
       case kFloat16: return pack_panel(args, panel, reinterpret_cast<uint16_t*>(to));
       case kInt8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
       case kInt4: return pack_panel_int4(args, panel, to, kInOrder);
       default: return pack_panel_int4(args, panel, to, kNibbleOfInput);
+    }
+  });
+  return 0;
+}
+
+// Reads a matrix back, row by row: an embedding that shares its table with the logits.
+DT_KERNEL(gemm_rows, RowsArgs) {
+  const int64_t bytes = panel_bytes(args.format, args.in_size);
+  const int64_t groups = args.group ? divide_up(args.in_size, args.group) : 1;
+  const Place place{step_of(args.format)};
+  parallel(args.count, [&](int64_t i) {
+    const int64_t panel = args.index[i] / kPanel;
+    const int column = static_cast<int>(args.index[i] % kPanel);
+    const uint8_t* at = static_cast<const uint8_t*>(args.weight) + panel * bytes;
+    const Scales scales{args.scales, args.scale_format}, zeros{args.zeros, args.scale_format};
+    const int64_t first = panel * groups * kPanel + column;
+    float* out = args.out + i * args.in_size;
+    for (int64_t k = 0; k < args.in_size; ++k) {
+      const int64_t here = place(k, column);
+      switch (args.format) {
+        case kFloat32: out[k] = reinterpret_cast<const float*>(at)[here]; break;
+        case kBfloat16:
+        case kBfloat16Bfloat16: out[k] = bf16_to_float(reinterpret_cast<const bf16*>(at)[here]); break;
+        case kFloat16: out[k] = f16_to_float(reinterpret_cast<const f16*>(at)[here]); break;
+        case kInt8: out[k] = static_cast<float>(static_cast<int8_t>(at[here] - kInt8Offset)) * scales.one(first); break;
+        default: {
+          const int nibble = args.format == kInt4 ? static_cast<int>(k % 8) : kNibbleOfInput[k % 8];
+          const int value = at[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
+          const int64_t at_group = first + k / args.group * kPanel;
+          const float zero = args.zeros ? zeros.one(at_group) : 8.0f;
+          out[k] = (static_cast<float>(value) - zero) * scales.one(at_group);
+        }
+      }
     }
   });
   return 0;

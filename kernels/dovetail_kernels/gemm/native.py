@@ -1,21 +1,24 @@
 """gemm on the native CPU library: weights packed once, then one call a product.
 
-A Packed holds its argument struct ready, so that a call sets a few numbers and goes. Knows no layer.
+A Packed holds its argument struct ready: a call sets a few numbers and goes. Knows no layer.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+
 import torch
 
 from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.gemm.weight import FORMATS, Weight
+from dovetail_kernels.gemm.weight import FLOATS, FORMATS, Weight
 from dovetail_kernels.op import Arguments, Implementation
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 ALIGNMENT_BYTES = 2 << 20
 """Packed weights start on a large page, so that the system can back them with large pages."""
 MIN_ALIGNED_BYTES = 4 << 20
+KERNELS = {"int8": "gemm_int8", "int4_int8": "gemm_int8", "bfloat16_bfloat16": "gemm_bf16"}
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -41,7 +44,7 @@ class GemmArgs(ctypes.Structure):
         ("format", _int32),
         ("activation", _int32),
         ("is_gated", _int32),
-        ("reserved", _int32),
+        ("scale_format", _int32),
     ]
 
 
@@ -56,6 +59,23 @@ class PackArgs(ctypes.Structure):
         ("packed_bytes", _int64),
         ("format", _int32),
         ("is_gated", _int32),
+    ]
+
+
+class RowsArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        ("index", _pointer),
+        ("out", _pointer),
+        ("weight", _pointer),
+        ("scales", _pointer),
+        ("zeros", _pointer),
+        ("count", _int64),
+        ("in_size", _int64),
+        ("group", _int64),
+        ("format", _int32),
+        ("scale_format", _int32),
     ]
 
 
@@ -76,9 +96,8 @@ class Packed:
         self.in_size, self.out_size = inputs, outputs // 2 if is_gated else outputs
         self.data, rows = _pack(native, weight, is_gated)
         self.scales = _spread(weight.scales, rows)
-        has_zeros = weight.zeros is not None and weight.scales is not None
-        self.zeros = _spread(weight.zeros * weight.scales, rows) if has_zeros else None
-        name = "gemm_int8" if weight.format in ("int8", "int4_int8") else "gemm_float"
+        self.zeros = _spread(weight.zeros, rows)
+        name = KERNELS.get(weight.format, "gemm_float")
         self._kernel = native.kernel(name, GemmArgs)
         self._args = GemmArgs(
             weight=self.data.data_ptr(),
@@ -89,8 +108,11 @@ class Packed:
             group=weight.group,
             format=FORMATS.index(weight.format),
             is_gated=int(is_gated),
+            scale_format=0 if self.scales is None else _scale_format(self.scales),
         )
-        self._reference = ctypes.byref(self._args)
+        self.reference = ctypes.byref(self._args)
+        self.group_kernel = native.kernel(f"{name}_group", GroupArgs)
+        self._rows_kernel = native.kernel("gemm_rows", RowsArgs)
 
     def __call__(
         self,
@@ -111,14 +133,79 @@ class Packed:
         args.bias = None if bias is None else bias.data_ptr()
         args.residual = None if residual is None else residual.data_ptr()
         args.activation = CODES[activation]
-        if self._kernel(self._reference):
+        if self._kernel(self.reference):
             raise MemoryError(f"no memory for {rows} rows of {self.in_size}")
         return out
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of the matrix that is meant. Shapes: index [M] int64 -> [M, K] float32
+
+        Not for gated weights.
+        """
+        assert not self.is_gated
+        out = torch.empty((len(index), self.in_size))
+        if not len(index):
+            return out
+        self._rows_kernel(
+            ctypes.byref(
+                RowsArgs(
+                    index=index.data_ptr(),
+                    out=out.data_ptr(),
+                    weight=self._args.weight,
+                    scales=self._args.scales,
+                    zeros=self._args.zeros,
+                    count=len(index),
+                    in_size=self.in_size,
+                    group=self._args.group,
+                    format=self._args.format,
+                    scale_format=self._args.scale_format,
+                )
+            )
+        )
+        return out
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what is kept in memory, by name."""
+        kept = {"packed": self.data, "scales": self.scales, "zeros": self.zeros}
+        return {name: t for name, t in kept.items() if t is not None}
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes that this weight takes."""
-        return sum(t.nbytes for t in (self.data, self.scales, self.zeros) if t is not None)
+        return sum(t.nbytes for t in self.tensors().values())
+
+
+class GroupArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [("items", ctypes.POINTER(GemmArgs)), ("count", _int64)]
+
+
+def multiply_groups(
+    weights: Sequence[Packed], x: torch.Tensor, counts: Sequence[int], activation: str = "none"
+) -> torch.Tensor:
+    """Return the products of consecutive groups of rows, each with its own weight, in one call.
+
+    `counts[i]` rows belong to weights[i]; all weights have one format and shape.
+    Shapes: x [sum of counts, K] contiguous -> [sum of counts, N]
+    """
+    first = weights[0]
+    out = torch.empty((x.shape[0], first.out_size))
+    items = (GemmArgs * len(weights))()
+    row = used = 0
+    for weight, count in zip(weights, counts, strict=True):
+        if not count:
+            continue
+        item = items[used]
+        ctypes.memmove(ctypes.byref(item), weight.reference, ctypes.sizeof(GemmArgs))
+        item.x, item.x_stride, item.rows = x.data_ptr() + 4 * row * x.stride(0), x.stride(0), count
+        item.out, item.out_stride = out.data_ptr() + 4 * row * first.out_size, first.out_size
+        item.bias = item.residual = None
+        item.activation = CODES[activation]
+        row, used = row + count, used + 1
+    if first.group_kernel(ctypes.byref(GroupArgs(items, used))):
+        raise MemoryError(f"no memory for {x.shape[0]} rows of {first.in_size}")
+    return out
 
 
 def _pack(native: Library, weight: Weight, is_gated: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +231,10 @@ def _pack(native: Library, weight: Weight, is_gated: bool) -> tuple[torch.Tensor
 
 
 def _panel_rows(outputs: int, columns: int, is_gated: bool) -> torch.Tensor:
-    """Return which output each panel column holds. Shapes: [panels, columns] int64, -1 is padding"""
+    """Return which output each panel column holds, -1 for padding.
+
+    Shapes: [panels, columns] int64
+    """
     half = columns // 2
     if not is_gated:
         panels = -(-outputs // columns)
@@ -170,9 +260,13 @@ def _spread(scales: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | N
     [N, groups] -> [panels, groups, columns]; padding is 0"""
     if scales is None:
         return None
-    padded = torch.cat([scales.float(), torch.zeros_like(scales[:1], dtype=torch.float32)])
+    padded = torch.cat([scales, torch.zeros_like(scales[:1])])
     spread = padded[rows]
     return (spread.transpose(1, 2) if spread.dim() == 3 else spread).contiguous()
+
+
+def _scale_format(scales: torch.Tensor) -> int:
+    return FORMATS.index(next(name for name, dtype in FLOATS.items() if dtype == scales.dtype))
 
 
 def _prepare(arguments: Arguments) -> Arguments:

@@ -46,4 +46,6 @@ def _product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
         inverse = torch.where(scale > 0, 127.0 / x.abs().amax(dim=1, keepdim=True), 0.0)
         x = (x * inverse).round()
         return ((x.double() @ weight.dequantize().double().T) * scale).float()
+    if weight.format == "bfloat16_bfloat16":
+        x = x.bfloat16().float()
     return x @ weight.dequantize().T

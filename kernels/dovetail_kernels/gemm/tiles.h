@@ -6,6 +6,7 @@
 // the tile: a row's result does not depend on the rows beside it.
 #pragma once
 
+#include "activations.h"
 #include "gemm/args.h"
 #include "pool.h"
 #include "vector.h"
@@ -48,48 +49,28 @@ struct Tiling {
   DT_INLINE int rows(int64_t tile) const { return static_cast<int>(small + (tile < num_large)); }
 };
 
+// Floats kept in one of the float formats.
+struct Scales {
+  const void* at;
+  int32_t format;
+  DT_INLINE Vec load(int64_t i) const {
+    if (format == kBfloat16) return load_bf16(static_cast<const bf16*>(at) + i);
+    if (format == kFloat16) return load_f16(static_cast<const f16*>(at) + i);
+    return DT_ISA::load(static_cast<const float*>(at) + i);
+  }
+  DT_INLINE float one(int64_t i) const {
+    if (format == kBfloat16) return bf16_to_float(static_cast<const bf16*>(at)[i]);
+    if (format == kFloat16) return f16_to_float(static_cast<const f16*>(at)[i]);
+    return static_cast<const float*>(at)[i];
+  }
+};
+
 // Calls body(constant<R>) for the R in 1 .. kTileRows that equals rows.
 template <int n> struct Constant { static constexpr int value = n; };
 template <int n = kTileRows, class Body>
 DT_INLINE void with_rows(int rows, const Body& body) {
   if (rows == n) return body(Constant<n>{});
   if constexpr (n > 1) with_rows<n - 1>(rows, body);
-}
-
-// tanh(x) = 1 - 2 / (e^2x + 1)
-DT_INLINE Vec tanh(Vec x) {
-  const Vec one = set1(1.0f);
-  return sub(one, div(set1(2.0f), add(exp(add(x, x)), one)));
-}
-DT_INLINE Vec sigmoid(Vec x) {
-  const Vec one = set1(1.0f);
-  return div(one, add(one, exp(sub(zero(), x))));
-}
-// Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7.
-DT_INLINE Vec erf(Vec x) {
-  const Vec a = max(x, sub(zero(), x)), one = set1(1.0f);
-  const Vec t = div(one, fma(set1(0.3275911f), a, one));
-  Vec p = fma(set1(1.061405429f), t, set1(-1.453152027f));
-  p = fma(p, t, set1(1.421413741f));
-  p = fma(p, t, set1(-0.284496736f));
-  p = mul(fma(p, t, set1(0.254829592f)), t);
-  const Vec y = sub(one, mul(p, exp(sub(zero(), mul(a, a)))));
-  return div(mul(y, x), max(a, set1(1e-30f)));
-}
-
-DT_INLINE Vec activate(Vec x, int32_t activation) {
-  switch (activation) {
-    case kSilu: return mul(x, sigmoid(x));
-    case kGelu: return mul(mul(x, set1(0.5f)), add(set1(1.0f), erf(mul(x, set1(0.70710678f)))));
-    case kGeluTanh: {
-      const Vec inner = mul(fma(mul(mul(x, x), x), set1(0.044715f), x), set1(0.79788456f));
-      return mul(mul(x, set1(0.5f)), add(set1(1.0f), tanh(inner)));
-    }
-    case kQuickGelu: return mul(x, sigmoid(mul(x, set1(1.702f))));
-    case kRelu: return max(x, zero());
-    case kRelu2: return mul(max(x, zero()), max(x, zero()));
-    default: return x;
-  }
 }
 
 // Bias, activation and residual, then the store. c [rows, kPanel], the tile's sums.

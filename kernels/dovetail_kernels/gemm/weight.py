@@ -5,13 +5,25 @@ Knows no checkpoint and no packing. Shape letters: N outputs, K inputs, G inputs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-FORMATS = ("float32", "bfloat16", "float16", "int8", "int4", "int4_int8")
-"""int8: a scale per output, activations made int8 per row. int4: a scale per output and group of
-inputs, float activations. int4_int8: the same weight, activations made int8 per row."""
+FORMATS = (
+    "float32",
+    "bfloat16",
+    "float16",
+    "int8",
+    "int4",
+    "int4_int8",
+    "bfloat16_bfloat16",
+)
+"""The weight's format, and after an underscore the activations' if they are not float32.
+
+int8: a scale per output, activations made int8 per row. int4: a scale per output and group of
+inputs, float activations; int4_int8: the same, activations made int8 per row. bfloat16_bfloat16:
+activations rounded to bfloat16, which some instruction sets multiply at twice the rate.
+"""
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -20,8 +32,8 @@ class Weight:
     """A matrix [N, K].
 
     `values`: the format's own dtype for floats, int8 for int8, uint8 in 0 .. 15 for int4.
-    `scales`: float32 [N] for int8, [N, K / G] for int4. `zeros`: float32 zero points like the
-    scales, None for 8 everywhere: a 4-bit weight is (value - zero) * scale.
+    `scales`: float32 [N] for int8; [N, K / G] in any float format for int4. `zeros`: zero points
+    like the scales, None for 8 everywhere: a 4-bit weight is (value - zero) * scale.
     """
 
     format: str
@@ -36,6 +48,13 @@ class Weight:
         outputs, inputs = self.values.shape
         return outputs, inputs
 
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of the matrix that is meant. Shapes: index [M] -> [M, K] float32"""
+        picked = [None if t is None else t[index] for t in (self.values, self.scales, self.zeros)]
+        values, scales, zeros = picked
+        assert values is not None
+        return replace(self, values=values, scales=scales, zeros=zeros).dequantize()
+
     def dequantize(self) -> torch.Tensor:
         """Return the matrix that is meant. Shapes: [N, K] float32"""
         wide = self.values.float()
@@ -43,11 +62,12 @@ class Weight:
             return wide
         if self.format == "int8":
             return wide * self.scales.unsqueeze(1)
-        zeros = torch.full_like(self.scales, 8.0) if self.zeros is None else self.zeros
-        spread = [
-            t.repeat_interleave(self.group, dim=1)[:, : wide.shape[1]] for t in (self.scales, zeros)
-        ]
-        return (wide - spread[1]) * spread[0]
+        points = torch.full_like(self.scales, 8.0) if self.zeros is None else self.zeros
+        scales, zeros = (
+            t.float().repeat_interleave(self.group, dim=1)[:, : wide.shape[1]]
+            for t in (self.scales, points)
+        )
+        return (wide - zeros) * scales
 
 
 def quantize_int8(weight: torch.Tensor) -> Weight:
@@ -65,6 +85,7 @@ def quantize_int4(
 
     Symmetric: the value of largest magnitude in a group becomes -8 (as its sign asks), so that all
     sixteen levels are used. Otherwise the group's range, zero included, is spread over them.
+    Scales are bfloat16; values are rounded with the scale as it is kept.
     """
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -inputs % group))
@@ -72,16 +93,17 @@ def quantize_int4(
     if is_symmetric:
         peak = grouped.gather(2, grouped.abs().argmax(dim=2, keepdim=True))
         scales, zeros = peak / -8.0, None
-        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-        levels = grouped / scales + 8
+        scales = torch.where(scales == 0, torch.ones_like(scales), scales).bfloat16()
+        levels = grouped / scales.float() + 8
     else:
         low, high = (
             grouped.amin(2, keepdim=True).clamp(max=0),
             grouped.amax(2, keepdim=True).clamp(min=0),
         )
         scales = ((high - low) / 15).clamp(min=1e-12)
-        zeros = (-low / scales).round()
-        levels = grouped / scales + zeros
+        scales = scales.bfloat16()
+        zeros = (-low / scales.float()).round().clamp(0, 15).bfloat16()
+        levels = grouped / scales.float() + zeros.float()
     values = levels.round().clamp(0, 15).to(torch.uint8).view(outputs, -1)[:, :inputs]
     return Weight(
         format=format,

@@ -17,13 +17,13 @@ from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers import attention
-from dovetail.layers.activation import activation, gated
 from dovetail.layers.embedding import VocabParallelEmbedding
-from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.rotary import Rope, Rotary, apply_rotary, rope_settings
+from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
 
+HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 FUSED: dict[str, tuple[str, str]] = {
@@ -120,6 +120,14 @@ class Attention(nn.Module):
         )
         self.q_norm = self._head_norm(context, style)
         self.k_norm = self._head_norm(context, style)
+        self.rotate = HeadRotary(
+            context,
+            num_heads=self.qkv_proj.num_heads,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
+            head_size=model.head_size,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+        )
         spec = AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
@@ -133,14 +141,12 @@ class Attention(nn.Module):
     def _head_norm(self, context: BuildContext, style: Style) -> RMSNorm | None:
         return style.norm(context, self.head_size, eps=style.eps) if style.norms_heads else None
 
-    def forward(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        q, k, v = self.qkv_proj.forward_split(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(q.unflatten(-1, (-1, self.head_size))).flatten(-2)
-            k = self.k_norm(k.unflatten(-1, (-1, self.head_size))).flatten(-2)
-        q, k = apply_rotary(q, rope, self.head_size), apply_rotary(k, rope, self.head_size)
-        return self.o_proj(self.attend(q, k, v))
+    def forward(
+        self, x: torch.Tensor, rope: Rope, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        q, k, v = self.rotate(self.qkv_proj(x), rope)
+        return self.o_proj(self.attend(q, k, v), residual)
 
 
 class MLP(nn.Module):
@@ -151,16 +157,14 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         size = context.model.hidden_size
-        self.act = activation(act)
-        parts = {"gate": inner, "up": inner}
-        self.gate_up_proj = MergedColumnParallelLinear(
-            context, f"{name}.gate_up_proj", size, parts, bias=bias
+        self.gate_up_proj = GatedLinear(
+            context, f"{name}.gate_up_proj", size, inner, act=act, bias=bias
         )
         self.down_proj = RowParallelLinear(context, f"{name}.down_proj", inner, size, bias=bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        return self.down_proj(gated(self.act, self.gate_up_proj(x)))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        return self.down_proj(self.gate_up_proj(x), residual)
 
 
 class Block(nn.Module):
@@ -182,8 +186,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        x = x + self.self_attn(self.input_layernorm(x), ropes[self.kind])
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(self.input_layernorm(x), ropes[self.kind], x)
+        return self.mlp(self.post_attention_layernorm(x), x)
 
 
 class DecoderModel(nn.Module):
@@ -194,13 +198,18 @@ class DecoderModel(nn.Module):
     ) -> None:
         super().__init__()
         model = context.model
-        self.embed_tokens = VocabParallelEmbedding(context, model.vocab_size, model.hidden_size)
+        self.embed_tokens = VocabParallelEmbedding(
+            context,
+            model.vocab_size,
+            model.hidden_size,
+            head=HEAD if style.is_tied else None,
+            factor=style.embedding_scale or 1.0,
+        )
         self.layers = nn.ModuleList(
             block(context, f"{name}.layers.{i}", style, i) for i in range(model.num_layers)
         )
         self.norm = style.norm(context, model.hidden_size, eps=style.eps)
         self.rotaries = self.build_rotaries(context, set(style.kinds))
-        self.scale = style.embedding_scale
 
     def build_rotaries(self, context: BuildContext, kinds: set[str]) -> nn.ModuleDict:
         """Return a rotary table per kind of layer; here one for all."""
@@ -210,8 +219,6 @@ class DecoderModel(nn.Module):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: token_ids, positions [T] -> [T, E]"""
         x = self.embed_tokens(token_ids)
-        if self.scale is not None:
-            x = x * self.scale
         ropes = {kind: rotary(positions) for kind, rotary in self.rotaries.items()}
         for layer in self.layers:
             x = layer(x, ropes)
@@ -233,7 +240,7 @@ class DecoderForCausalLM(nn.Module, Model):
         self.model = self.trunk(context, "model", style, self.block)
         self.lm_head = LogitsHead(
             context,
-            "lm_head",
+            HEAD,
             model.vocab_size,
             model.hidden_size,
             tied=self.model.embed_tokens if style.is_tied else None,

@@ -40,9 +40,9 @@ class Block(_decoder.Block):
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
         attended = self.self_attn(self.input_layernorm(x), ropes[self.kind])
-        x = x + self.post_attention_layernorm(attended)
+        x = self.post_attention_layernorm(attended, residual=x)
         fed = self.mlp(self.pre_feedforward_layernorm(x))
-        return x + self.post_feedforward_layernorm(fed)
+        return self.post_feedforward_layernorm(fed, residual=x)
 
 
 class Gemma2Model(DecoderModel):

@@ -103,7 +103,10 @@ class GPT2Model(nn.Module):
             )
         size = model.hidden_size
         num_positions = int(config.get("n_positions") or model.max_position_tokens)
-        self.wte = VocabParallelEmbedding(context, model.vocab_size, size)
+        is_tied = bool(config.get("tie_word_embeddings", True))
+        self.wte = VocabParallelEmbedding(
+            context, model.vocab_size, size, head="lm_head" if is_tied else None
+        )
         self.wpe = PositionEmbedding(context, num_positions, size)
         self.h = nn.ModuleList(Block(context, f"{name}.h.{i}", i) for i in range(model.num_layers))
         self.ln_f = LayerNorm(context, size, eps=float(config.get("layer_norm_epsilon", 1e-5)))

@@ -106,7 +106,10 @@ class OPTModel(nn.Module):
         model, config = context.model, context.model.hf_config
         size = model.hidden_size
         narrow = int(config.get("word_embed_proj_dim") or size)
-        self.embed_tokens = VocabParallelEmbedding(context, model.vocab_size, narrow)
+        is_tied = bool(config.get("tie_word_embeddings", True))
+        self.embed_tokens = VocabParallelEmbedding(
+            context, model.vocab_size, narrow, head="lm_head" if is_tied else None
+        )
         self.embed_positions = PositionEmbedding(
             context, int(config["max_position_embeddings"]), size, offset=POSITION_OFFSET
         )

@@ -48,9 +48,10 @@ class SharedMoE(MoE):
             context, f"{name}.shared_expert_gate", context.model.hidden_size, 1
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]"""
-        return super().forward(x) + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]"""
+        shared = self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+        return super().forward(x, shared if residual is None else residual + shared)
 
 
 class Block(_decoder.Block):

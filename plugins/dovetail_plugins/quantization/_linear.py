@@ -1,28 +1,126 @@
-"""PlainLinear: one full-precision weight, multiplied by torch. Shared by methods that leave some
-layers alone."""
+"""The linear methods that several quantization methods share.
+
+TorchLinear: a weight in the compute dtype, multiplied by torch. MatrixLinear: a weight that is
+filled as the checkpoint stores it, then converted (or not) and packed for the native library.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.interfaces.quantization import Gate, LinearMethod, LinearSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import mark_axes
+from dovetail_kernels.gemm.matrix import Matrix, reasons_against_native, stored_format
+from dovetail_kernels.gemm.weight import Weight
+
+Convert = Callable[[torch.Tensor], Weight]
+"""A loaded weight [O, I] becomes what is multiplied."""
 
 
-class PlainLinear(LinearMethod):
+def plain_linear(spec: LinearSpec, *, rounds_activations: bool = True) -> LinearMethod:
+    """Return the method of a layer that is not quantized: packed if the native library runs it."""
+    if reasons_against(spec):
+        return TorchLinear()
+    return MatrixLinear(partial(as_stored, rounds_activations=rounds_activations))
+
+
+def reasons_against(spec: LinearSpec) -> list[str]:
+    """Return why the native library cannot multiply a layer."""
+    return reasons_against_native(spec.device, dtype_of(spec.dtype))
+
+
+def as_stored(values: torch.Tensor, *, rounds_activations: bool) -> Weight:
+    """Return a full-precision weight as it is."""
+    format = stored_format(values, rounds_activations=rounds_activations)
+    return Weight(format=format, values=values)
+
+
+def register_weight(layer: nn.Module, spec: LinearSpec, dtype: torch.dtype) -> None:
+    """Give a layer an empty `weight`. Mutates: layer"""
+    empty = torch.empty(spec.out_size, spec.in_size, dtype=dtype, device=spec.device)
+    weight = nn.Parameter(empty, requires_grad=False)
+    layer.register_parameter("weight", mark_axes(weight, output=0, input=1))
+
+
+class TorchLinear(LinearMethod):
     """One weight [O, I] in the compute dtype."""
+
+    looks_up = True
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
         """Register an empty `weight`. Mutates: layer"""
-        empty = torch.empty(
-            spec.out_size, spec.in_size, dtype=dtype_of(spec.dtype), device=spec.device
-        )
-        weight = nn.Parameter(empty, requires_grad=False)
-        layer.register_parameter("weight", mark_axes(weight, output=0, input=1))
+        register_weight(layer, spec, dtype_of(spec.dtype))
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
         return F.linear(x, layer.get_parameter("weight"), bias)
+
+    def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
+        return F.embedding(index, layer.get_parameter("weight"))
+
+
+class MatrixLinear(LinearMethod):
+    """A weight that becomes a Matrix once it is filled; the loaded one is dropped then."""
+
+    looks_up = True
+
+    def __init__(self, convert: Convert) -> None:
+        self._convert = convert
+
+    def loads_as(self, spec: LinearSpec) -> str:
+        """Return the type the checkpoint stores."""
+        return spec.weight_dtype or spec.dtype
+
+    def matrix(self, values: torch.Tensor, spec: LinearSpec) -> Matrix:
+        """Return a loaded weight, converted and packed. Shapes: values [O, I]"""
+        return Matrix(
+            self._convert(values),
+            device=spec.device,
+            dtype=dtype_of(spec.dtype),
+            is_gated=spec.is_gated,
+        )
+
+    def create(self, layer: nn.Module, spec: LinearSpec) -> None:
+        """Register an empty `weight` in the type the checkpoint stores. Mutates: layer"""
+        self._spec = spec
+        register_weight(layer, spec, dtype_of(self.loads_as(spec)))
+
+    def finish(self, layer: nn.Module) -> None:
+        """Convert and pack the weight. Mutates: layer (buffers in place of `weight`)"""
+        self._matrix = self.matrix(layer.get_parameter("weight").data, self._spec)
+        del layer.weight
+        for name, tensor in self._matrix.tensors().items():
+            layer.register_buffer(name, tensor, persistent=False)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
+        return self._matrix.multiply(x, bias)
+
+    def apply_add(
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]"""
+        return self._matrix.multiply(x, bias, residual)
+
+    def apply_gated(
+        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> torch.Tensor:
+        """Return act(gate) * up. Shapes: x [T, I], W [2F, I] -> [T, F]"""
+        if not self._spec.is_gated:
+            return super().apply_gated(layer, x, bias, gate)
+        return self._matrix.multiply(x, bias, None, gate.name)
+
+    def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
+        return self._matrix.rows(index)

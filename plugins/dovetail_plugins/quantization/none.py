@@ -1,7 +1,8 @@
-"""Unquantized: weights as they are, multiplied by torch. Asking if it fits imports no torch."""
+"""Unquantized: weights as they are. Asking if it fits imports no torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.plugin import Info
@@ -9,10 +10,24 @@ from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMeth
 from dovetail.interfaces.spec import ModelSpec
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnquantizedOptions:
+    """Options of unquantized weights."""
+
+    round_activations: bool = field(
+        default=True,
+        metadata={
+            "help": "round activations to bfloat16 before a product with bfloat16 weights, on CPUs "
+            "that multiply such pairs at twice the rate"
+        },
+    )
+
+
 class Unquantized(QuantMethod):
     """The method of checkpoints that say nothing about quantization."""
 
-    info = Info(summary="full-precision weights, multiplied by torch")
+    info = Info(summary="full-precision weights, as the checkpoint stores them")
+    Options = UnquantizedOptions
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self.options = options
@@ -27,7 +42,8 @@ class Unquantized(QuantMethod):
         return [f'the checkpoint is quantized with "{method}"']
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
-        """Return the same plain method for every layer."""
-        from dovetail_plugins.quantization._plain import PlainLinear
+        """Return the plain method of a layer."""
+        from dovetail_plugins.quantization._linear import plain_linear
 
-        return PlainLinear()
+        options: Any = self.options
+        return plain_linear(spec, rounds_activations=options.round_activations)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
+from dovetail_kernels.cpu import library as native
 from dovetail_plugins.workers._device_worker import DeviceWorker
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 MARGIN_BYTES = 512 << 20
 """Left to the rest of the machine whatever the engine is told to take."""
@@ -40,9 +45,27 @@ class CpuWorker(DeviceWorker):
         return [] if query in (None, "cpu") else [f"runs on cpu, not on {query}"]
 
     def _open_device(self) -> torch.device:
+        # Before torch, whose OpenMP reads this once: with native kernels its threads only ever
+        # wait, and waiting awake they would take the cores that the kernels run on.
+        if native.library() is not None:
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         import torch
 
         return torch.device("cpu")
+
+    def _set_threads(self) -> None:
+        """Give torch and the native kernels their threads."""
+        import torch
+
+        super()._set_threads()
+        library, run = native.library(), self.run
+        if library is None:
+            log.info("matrix products run on torch: %s", native.missing_reason())
+            return
+        count = run.num_threads or torch.get_num_threads()
+        cores = _pinned_cores(run.rank.tensor_rank, count) if run.pins_threads else None
+        made = library.set_threads(count, spin_us=run.thread_spin_us, cores=cores)
+        log.info("native kernels: %s, %d threads", library.isa, made)
 
     def free_bytes(self) -> int:
         """Return the memory the system (or this container) can still give, less 512 MiB for
@@ -51,6 +74,15 @@ class CpuWorker(DeviceWorker):
 
         available = min([psutil.virtual_memory().available, *container_rooms()])
         return max(0, available - MARGIN_BYTES - self._largest_step_bytes())
+
+
+def _pinned_cores(rank: int, count: int) -> list[int] | None:
+    """Return this rank's `count` cores among those the process may use; None if they run out."""
+    cores = native.usable_cores()[rank * count : (rank + 1) * count]
+    if len(cores) < count:
+        log.warning("threads are not pinned: rank %d finds %d free cores", rank, len(cores))
+        return None
+    return cores
 
 
 def container_rooms() -> list[int]:

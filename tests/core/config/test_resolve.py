@@ -114,7 +114,7 @@ def test_nothing_is_left_open(folder: Path) -> None:
         ({"kv_cache_memory_bytes": "9m"}, "cache.memory_bytes", 9_000_000),
         ({"enable_prefix_caching": False}, "cache.uses_prefix_cache", False),
         ({"prefix_caching_hash_algo": "builtin"}, "cache.hash_algorithm", "sha256"),
-        ({"dtype": "half"}, "run.model.dtype", "float16"),
+        ({"dtype": "half"}, "run.model.weight_dtype", "float16"),
         ({"kv_cache_dtype": "bfloat16"}, "run.kv_dtype", "bfloat16"),
         ({"scheduling_policy": "priority"}, "policy.name", "priority"),
         ({"scheduler_cls": "vllm.core.scheduler.Scheduler"}, "scheduler.name", "continuous"),

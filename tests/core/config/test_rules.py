@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.config import platform
 from dovetail.config.cache_size import CPU_CACHE_BYTES, Room, cpu_cache_bytes, fit_tokens, kv_bytes
-from dovetail.config.dtypes import compute_dtype
+from dovetail.config.dtypes import compute_dtype, weight_dtype
 from dovetail.config.generation import default_sampling
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -33,23 +33,25 @@ def model(**hf_config: Any) -> ModelSpec:
 
 
 @pytest.mark.parametrize(
-    ("asked", "stored", "device", "wanted"),
+    ("asked", "stored", "device", "wanted", "kept"),
     [
-        ("auto", "bfloat16", "cpu", "float32"),
-        ("auto", "float16", "cpu", "float32"),
-        ("auto", "float32", "cpu", "float32"),
-        ("auto", None, "cpu", "float32"),
-        ("auto", "bfloat16", "cuda", "bfloat16"),
-        ("auto", "float16", "cuda", "float16"),
-        ("auto", "float32", "cuda", "bfloat16"),
-        ("auto", None, "cuda", "bfloat16"),
-        ("bfloat16", "float32", "cpu", "bfloat16"),
-        ("float16", "bfloat16", "cuda", "float16"),
+        ("auto", "bfloat16", "cpu", "float32", "bfloat16"),
+        ("auto", "float16", "cpu", "float32", "float16"),
+        ("auto", "float32", "cpu", "float32", "float32"),
+        ("auto", None, "cpu", "float32", "float32"),
+        ("bfloat16", "float32", "cpu", "float32", "bfloat16"),
+        ("float32", "bfloat16", "cpu", "float32", "float32"),
+        ("auto", "bfloat16", "cuda", "bfloat16", "bfloat16"),
+        ("auto", "float16", "cuda", "float16", "float16"),
+        ("auto", "float32", "cuda", "bfloat16", "bfloat16"),
+        ("auto", None, "cuda", "bfloat16", "bfloat16"),
+        ("float16", "bfloat16", "cuda", "float16", "float16"),
     ],
 )
-def test_dtype(asked: str, stored: str | None, device: str, wanted: str) -> None:
+def test_dtype(asked: str, stored: str | None, device: str, wanted: str, kept: str) -> None:
     for config in ({"dtype": stored}, {"torch_dtype": f"torch.{stored}"}):
         assert compute_dtype(asked, config, device) == wanted
+        assert weight_dtype(asked, config, device) == kept
 
 
 def test_models_that_overflow_in_float16() -> None:

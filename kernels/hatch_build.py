@@ -1,0 +1,34 @@
+"""The wheel's build hook: compiles the native kernels and puts them into the wheel.
+
+Without a compiler the wheel carries none and everything runs on torch. Imports nothing of dovetail:
+the recipe is run by its path, so that an isolated build needs no torch.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+CPU = Path("kernels/dovetail_kernels/cpu")
+
+
+class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds the library; a wheel that has one is tagged for this platform, for any Python 3."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile before the files are gathered. Mutates: build_data"""
+        cpu = Path(self.root, CPU)
+        library = runpy.run_path(str(cpu / "recipe.py"))["build"](cpu / "_lib")
+        if library is None:
+            self.app.display_warning("no C++ compiler: built without native kernels")
+            return
+        if version == "editable":
+            return  # it lies beside its sources already
+        build_data["pure_python"] = False
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{platform}"
+        build_data["force_include"][str(library)] = f"dovetail_kernels/cpu/_lib/{library.name}"

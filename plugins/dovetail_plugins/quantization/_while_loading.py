@@ -1,0 +1,48 @@
+"""WhileLoading: what methods share that quantize a full-precision checkpoint as it loads.
+
+Routers of experts are left alone: they are tiny, and their errors pick other experts.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
+from dovetail.interfaces.spec import ModelSpec
+
+ROUTER = ".gate"
+
+
+class WhileLoading(QuantMethod):
+    """Quantizes every linear layer except those that the options skip."""
+
+    capabilities = frozenset({"while_loading"})
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        self.options = options
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why the checkpoint cannot be quantized. `query` is a ModelSpec or None."""
+        config = query.hf_config.get("quantization_config") if query is not None else None
+        if not config:
+            return []
+        method = config.get("quant_method", "?") if isinstance(config, dict) else "?"
+        return [f'the checkpoint is quantized already, with "{method}"']
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Return the quantized method, or the plain one for a layer that is skipped."""
+        from dovetail_plugins.quantization._linear import plain_linear
+
+        if spec.name.endswith(ROUTER) or any(part in spec.name for part in self._skipped()):
+            return plain_linear(spec)
+        return self._quantized(spec)
+
+    @abstractmethod
+    def _quantized(self, spec: LinearSpec) -> LinearMethod:
+        """Return the quantized method of a layer."""
+
+    @abstractmethod
+    def _skipped(self) -> tuple[str, ...]:
+        """Return parts of the names of layers that stay in full precision."""

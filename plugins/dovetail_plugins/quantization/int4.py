@@ -1,0 +1,85 @@
+"""int4: any full-precision checkpoint becomes 4-bit while it loads, one scale per group of inputs.
+
+Rounding to nearest, no calibration. The head, whose errors reach the logits directly, is 8-bit
+unless `head` says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._while_loading import WhileLoading
+
+GROUPS = (32, 64, 128)
+ACTIVATIONS = {"int8": "int4_int8", "float": "int4"}
+HEADS = ("int4", "int8", "none")
+HEAD = "lm_head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Options:
+    """Options of int4."""
+
+    group: int = field(default=64, metadata={"help": "inputs that share a scale: 32, 64 or 128"})
+    activations: str = field(
+        default="int8",
+        metadata={"help": "int8: activations become 8-bit per token, which is faster; float: not"},
+    )
+    symmetric: bool = field(
+        default=True, metadata={"help": "without a zero point per group; less memory, more error"}
+    )
+    head: str = field(
+        default="int8", metadata={"help": "the layer before the logits: int4, int8 or none"}
+    )
+    skip: tuple[str, ...] = field(
+        default=(), metadata={"help": "parts of layer names that stay in full precision"}
+    )
+
+
+class Int4(WhileLoading):
+    """4-bit weights per output and group, 8-bit or float activations."""
+
+    info = Info(summary="4-bit weights in groups, quantized while loading")
+    Options = Int4Options
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        _check("group", options.group, GROUPS)
+        _check("activations", options.activations, tuple(ACTIVATIONS))
+        _check("head", options.head, HEADS)
+
+    def _quantized(self, spec: LinearSpec) -> LinearMethod:
+        """Return the 4-bit method, or the head's."""
+        from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8
+        from dovetail_plugins.quantization._linear import MatrixLinear
+
+        options: Any = self.options
+        if spec.name == HEAD and options.head == "int8":
+            return MatrixLinear(quantize_int8)
+        return MatrixLinear(
+            partial(
+                quantize_int4,
+                group=options.group,
+                format=ACTIVATIONS[options.activations],
+                is_symmetric=options.symmetric,
+            )
+        )
+
+    def _skipped(self) -> tuple[str, ...]:
+        options: Any = self.options
+        return (*options.skip, HEAD) if options.head == "none" else tuple(options.skip)
+
+
+def _check(option: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{value!r} is not possible",
+            where=f"--plugin-options.quantization.{option}",
+            fix=f"use one of {', '.join(map(str, allowed))}",
+        )

@@ -1,0 +1,45 @@
+"""int8: any full-precision checkpoint becomes 8-bit while it loads, activations 8-bit as they come.
+
+Weights get one scale per output, activations one per token; products are exact integers.
+Source: Dettmers et al., LLM.int8(), 2022, section 2, without the outlier part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail_plugins.quantization._while_loading import WhileLoading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Options:
+    """Options of int8."""
+
+    skip: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "parts of layer names that stay in full precision, e.g. lm_head"},
+    )
+
+
+class Int8(WhileLoading):
+    """8-bit weights per output, 8-bit activations per token."""
+
+    info = Info(
+        summary="8-bit weights and activations, quantized while loading",
+        source="https://arxiv.org/abs/2208.07339",
+    )
+    Options = Int8Options
+
+    def _quantized(self, spec: LinearSpec) -> LinearMethod:
+        """Return the 8-bit method."""
+        from dovetail_kernels.gemm.weight import quantize_int8
+        from dovetail_plugins.quantization._linear import MatrixLinear
+
+        return MatrixLinear(quantize_int8)
+
+    def _skipped(self) -> tuple[str, ...]:
+        options: Any = self.options
+        return tuple(options.skip)

@@ -1,0 +1,215 @@
+"""The native attention kernel: a row's bits depend on the row alone; unseen slots reach nothing.
+
+What it computes is checked over the op's cases (test_ops); here is how.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail_kernels import load_op
+from dovetail_kernels.check import check_case
+from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.paged_attention.layout import FORMATS, cache_shape, pack, unpack
+from dovetail_kernels.paged_attention.native import Step
+
+pytestmark = pytest.mark.skipif(missing_reason() is not None, reason=str(missing_reason()))
+
+CPU = torch.device("cpu")
+OP = load_op("paged_attention")
+CASES = importlib.import_module("dovetail_kernels.paged_attention.cases")
+HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 48, 16
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 300},
+    "cap": {"soft_cap": 3.0},
+}
+NAMES = [str(dtype).removeprefix("torch.") for dtype in FORMATS]
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    """Return the function that sets the number of threads; puts it back."""
+    found = library()
+    assert found is not None
+    before = found.num_threads()
+    yield found.set_threads
+    found.set_threads(before)
+
+
+class World:
+    """A cache whose bytes are all ones before they are written: NaN in every float."""
+
+    def __init__(self, dtype: torch.dtype, rows: int = 3, max_tokens: int = 800) -> None:
+        self.blocks = math.ceil(max_tokens / BLOCK)
+        stored = SIZE + (4 if dtype == torch.int8 else 0)
+        shape = cache_shape(rows * self.blocks + 1, BLOCK, KV_HEADS, stored)
+        raw = torch.full((math.prod(shape) * dtype.itemsize,), 255, dtype=torch.uint8)
+        self.cache = raw.view(dtype).view(shape)
+        order = torch.randperm(rows * self.blocks, generator=torch.Generator().manual_seed(1)) + 1
+        self.table = order.int().view(rows, self.blocks)
+        self.lengths = [0] * rows
+
+    def step(
+        self, parts: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]], **rules: Any
+    ) -> list[torch.Tensor]:
+        """Return the answers of rows that each bring (row, q, k, v). Mutates: self"""
+        counts = [len(q) for _, q, _, _ in parts]
+        rows = [row for row, *_ in parts]
+        starts = torch.tensor([0, *counts]).cumsum(0).int()
+        slots = []
+        for row, count in zip(rows, counts, strict=True):
+            at = torch.arange(self.lengths[row], self.lengths[row] + count)
+            slots.append(self.table[row, at // BLOCK].long() * BLOCK + at % BLOCK)
+            self.lengths[row] += count
+        step = Step(
+            block_table=self.table[rows],
+            query_start=starts,
+            seq_lens=torch.tensor([self.lengths[row] for row in rows]).int(),
+            slots=torch.cat(slots),
+            block_tokens=BLOCK,
+        )
+        step.set_rules(
+            num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=SIZE, scale=SIZE**-0.5, **rules
+        )
+        q, k, v = (torch.cat([part[i] for part in parts]) for i in (1, 2, 3))
+        return list(step(q, k, v, self.cache).split(counts))
+
+
+def tokens(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return q, k and v of some tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k, v = (
+        torch.randn(count, heads, SIZE, generator=draw) for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    return q, k, v
+
+
+def cut(all_of: tuple[torch.Tensor, ...], start: int, end: int) -> list[torch.Tensor]:
+    return [x[start:end] for x in all_of]
+
+
+def whole(dtype: torch.dtype, count: int, seed: int, **rules: Any) -> torch.Tensor:
+    """Return a row computed alone and at once."""
+    return World(dtype).step([(0, *tokens(count, seed))], **rules)[0]
+
+
+@pytest.mark.parametrize("case", OP.cases(), ids=lambda c: f"{c.name}-{c.dtype}")
+def test_equals_the_definition(case: Any) -> None:
+    assert check_case(OP, case, "native", CPU) is None
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=NAMES)
+@pytest.mark.parametrize("rule", RULES)
+def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, rule: str) -> None:
+    """Chunks, decodes and other rows; contexts beyond two partitions of 256 keys."""
+    rules, made, other = RULES[rule], tokens(530, 7), tokens(640, 8)
+    alone = whole(dtype, 530, 7, **rules)
+    world, found, done = World(dtype), [], 0
+    for count, others in ((250, 3), (13, 0), (1, 600), (1, 1), (255, 30), (9, 5), (1, 1)):
+        parts: list[Any] = [(2, *cut(made, done, done + count))]
+        if others:
+            parts.insert(0, (1, *cut(other, world.lengths[1], world.lengths[1] + others)))
+        found.append(world.step(parts, **rules)[-1])
+        done += count
+    assert torch.equal(torch.cat(found), alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+@pytest.mark.parametrize("count", [1, 4, 70])
+def test_threads_change_no_bit(dtype: torch.dtype, count: int, threads: Any) -> None:
+    """A row whose context is divided among threads, against one thread."""
+    made, found = tokens(700 + count, 3), []
+    for number in (1, 2, 3):
+        threads(number)
+        world = World(dtype)
+        world.step([(0, *cut(made, 0, 700))])
+        found.append(world.step([(0, *cut(made, 700, 700 + count))])[0])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=NAMES)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_later_nan_changes_no_earlier_query(dtype: torch.dtype, rule: str) -> None:
+    """A NaN key or value is seen by its own and later queries, by no other."""
+    rules, clean = RULES[rule], whole(dtype, 300, 5, **RULES[rule])
+    for spoiled in (1, 2):
+        made = list(tokens(300, 5))
+        made[spoiled] = made[spoiled].clone()
+        made[spoiled][271] = math.nan
+        found = World(dtype).step([(0, *made)], **rules)[0]
+        assert torch.equal(found[:271], clean[:271])
+        assert bool(found[271:].isnan().any(dim=-1).all())
+
+
+def test_a_nan_query_shows() -> None:
+    q, k, v = tokens(40, 1)
+    q[7, 3, 5] = math.nan
+    for dtype in FORMATS:
+        for rules in RULES.values():
+            found = World(dtype).step([(0, q, k, v)], **rules)[0]
+            assert bool(found[7, 3].isnan().all()) and int(found.isnan().sum()) == SIZE
+
+
+@pytest.mark.parametrize("dtype", FORMATS[:-1], ids=NAMES[:-1])
+def test_stored_numbers_are_rounded_like_torch(dtype: torch.dtype) -> None:
+    """Nearest even, over all magnitudes, subnormal ones too; 8-bit floats end at their largest."""
+    draw = torch.Generator().manual_seed(2)
+    wide = torch.randn(300, KV_HEADS, SIZE, generator=draw)
+    wide *= 2.0 ** torch.randint(-28, 14, wide.shape, generator=draw)
+    if dtype.itemsize == 1:
+        wide[0, 0, :4] = torch.tensor([1e6, -1e6, 464.0, -61440.0])
+    world = World(dtype)
+    world.step([(1, torch.zeros(300, HEADS, SIZE), wide, -wide)])
+    plain, _ = unpack(world.cache, SIZE)
+    rows = plain.float()[:, world.table[1].long()].flatten(1, 2)[:, :300]
+    limit = torch.finfo(dtype).max if dtype.itemsize == 1 else math.inf
+    wanted = wide.clamp(-limit, limit).to(dtype).float()
+    assert torch.equal(rows[0], wanted) and torch.equal(rows[1], -wanted)
+
+
+def test_int8_keeps_a_scale_per_token_and_head() -> None:
+    _, k, v = tokens(20, 4)
+    world = World(torch.int8)
+    world.step([(0, torch.zeros(20, HEADS, SIZE), k * 50, v)])
+    plain, scales = unpack(world.cache, SIZE)
+    assert scales is not None
+    blocks = world.table[0, :2].long()
+    for half, given in enumerate((k * 50, v)):
+        stored = plain[half, blocks].flatten(0, 1)[:20].float()
+        scale = scales[half, blocks].flatten(0, 1)[:20]
+        torch.testing.assert_close(scale, given.abs().amax(-1) / 127)
+        assert (stored * scale.unsqueeze(-1) - given).abs().max() <= scale.max() * 0.501
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=NAMES)
+def test_pack_and_unpack_are_inverse(dtype: torch.dtype) -> None:
+    plain = torch.randn(2, 3, 32, 2, 48, generator=torch.Generator().manual_seed(1)) * 20
+    scales = torch.rand(2, 3, 32, 2) if dtype == torch.int8 else None
+    packed = pack(plain.to(dtype), scales)
+    found, found_scales = unpack(packed, 48)
+    assert torch.equal(found.float(), plain.to(dtype).float())
+    assert scales is None or torch.equal(found_scales, scales)
+
+
+def test_tokens_may_lie_apart() -> None:
+    """q, k and v as slices of one tensor give what tensors of their own give."""
+    q, k, v = tokens(50, 9)
+    packed = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
+    sizes = [heads * SIZE for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    apart = [x.unflatten(1, (-1, SIZE)) for x in packed.split(sizes, dim=1)]
+    worlds = World(torch.float32), World(torch.float32)
+    (one,), (other,) = worlds[0].step([(0, q, k, v)]), worlds[1].step([(0, *apart)])
+    assert torch.equal(one, other)
+
+
+def test_perf_cases_name_their_bytes() -> None:
+    case = next(c for c in CASES.perf_cases() if c.name == "B8_L4096_int8")
+    assert case.moved_bytes == 2 * 8 * 4096 * 8 * (128 + 4) + 2 * 8 * 16 * 128 * 4
+    assert case.flops == 4 * 8 * 4096 * 16 * 128

@@ -1,0 +1,131 @@
+"""Norms, head rotation, look-ups and gates on the native library, on every instruction set here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dovetail_kernels import load_op
+from dovetail_kernels.check import check_case
+from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.embedding.native import LookUp
+from dovetail_kernels.gated_activation.native import Gate
+from dovetail_kernels.layer_norm.native import LayerNorm
+from dovetail_kernels.qk_rotary.native import QkRotary
+from dovetail_kernels.rms_norm.native import RmsNorm
+
+NATIVE = library()
+ISAS = NATIVE.isas() if NATIVE else ["none"]
+OPS = ("rms_norm", "layer_norm", "qk_rotary", "embedding", "gated_activation")
+CPU = torch.device("cpu")
+ROWS, SIZE = 90, 333
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=str(missing_reason()))
+
+
+@pytest.fixture(params=ISAS)
+def source(request: pytest.FixtureRequest) -> Library:
+    assert NATIVE is not None
+    return Library(NATIVE.path, request.param)
+
+
+@pytest.fixture
+def threads(source: Library) -> Iterator[Callable[[int], int]]:
+    before = source.num_threads()
+    yield source.set_threads
+    source.set_threads(before)
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_cases(source: Library, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    native = importlib.import_module(f"dovetail_kernels.{name}.native")
+    monkeypatch.setattr(native, "library", lambda: source)
+    op = load_op(name)
+    faults = {c.name: check_case(op, c, "native", CPU) for c in op.cases()}
+    assert {case: fault for case, fault in faults.items() if fault} == {}
+    assert any(not op.reasons_against(i, "cpu", torch.float32) for i in op.implementations)
+
+
+def by_rows(source: Library) -> dict[str, Callable[[torch.Tensor, int], torch.Tensor]]:
+    """Functions of rows [T, SIZE] and the number of the first of them."""
+    norm = RmsNorm(SIZE, eps=1e-6, offset=1.0, source=source)
+    layer = LayerNorm(SIZE, eps=1e-5, source=source)
+    turn = QkRotary(2, 1, 30, eps=1e-6, source=source)
+    gates = {act: Gate(act, source=source) for act in ("silu", "gelu", "gelu_tanh", "relu2")}
+    weight, bias, delta = (normal(SIZE, seed=s) for s in (2, 3, 4))
+    cos, sin = normal(ROWS, 11, seed=5), normal(ROWS, 11, seed=6)
+
+    def turned(x: torch.Tensor, first: int) -> torch.Tensor:
+        qkv = x[:, :120].clone()
+        turn(qkv, cos, sin, torch.arange(first, first + len(x)), weight[:30], bias[:30])
+        return qkv
+
+    return {
+        "rms": lambda x, first: norm(x, weight),
+        "rms_delta": lambda x, first: norm(x.clone(), weight, delta.expand(len(x), -1), x),
+        "layer": lambda x, first: layer(x, weight, bias),
+        "turn": turned,
+        **{act: lambda x, first, g=gate: g(x[:, :332]) for act, gate in gates.items()},
+    }
+
+
+def test_a_row_is_its_own(source: Library, threads: Callable[[int], int]) -> None:
+    """Alone, beside others, on one thread or three: the same bits."""
+    x = normal(ROWS, SIZE, seed=1)
+    for name, function in by_rows(source).items():
+        threads(3)
+        together = function(x, 0)
+        threads(1)
+        assert torch.equal(function(x, 0), together), name
+        for row in (0, 1, 47, ROWS - 1):
+            assert torch.equal(function(x[row : row + 1], row)[0], together[row]), name
+
+
+def test_norms_equal_torch(source: Library) -> None:
+    x, weight, bias = normal(5, SIZE, seed=1), normal(SIZE, seed=2), normal(SIZE, seed=3)
+    ours = RmsNorm(SIZE, eps=1e-6, source=source)(x, weight)
+    torch.testing.assert_close(ours, F.rms_norm(x, (SIZE,), weight, 1e-6), rtol=1e-6, atol=1e-6)
+    ours = LayerNorm(SIZE, eps=1e-5, source=source)(x, weight, bias)
+    theirs = F.layer_norm(x, (SIZE,), weight, bias, 1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
+
+
+def test_values_beside_a_row_are_left_alone(source: Library) -> None:
+    """The lanes after an odd width belong to the next row."""
+    x, delta = normal(4, 40, seed=1), normal(4, 40, seed=2)
+    before = x.clone()
+    RmsNorm(37, eps=1e-6, source=source)(x[:, :37], None, delta[:, :37])
+    assert torch.equal(x[:, 37:], before[:, 37:])
+    assert torch.equal(x[:, :37], before[:, :37] + delta[:, :37])
+    qkv = normal(4, 60, seed=3)
+    before = qkv.clone()
+    turn = QkRotary(1, 1, 15, source=source)
+    angles = torch.ones(9, 5)
+    turn(qkv[:, :45], angles.cos(), angles.sin(), torch.tensor([8, 0, 3, 3]))
+    assert torch.equal(qkv[:, 30:], before[:, 30:]), "v and what lies beyond"
+    assert torch.equal(qkv[:, 10:15], before[:, 10:15]), "features that are not turned"
+    assert not torch.equal(qkv[:, :10], before[:, :10])
+
+
+def test_no_rows_are_no_work(source: Library) -> None:
+    x, weight = torch.empty(0, 8), torch.ones(8)
+    assert RmsNorm(8, eps=1e-6, source=source)(x, weight).shape == (0, 8)
+    assert LayerNorm(8, eps=1e-6, source=source)(x, weight, None).shape == (0, 8)
+    assert Gate("silu", source=source)(x).shape == (0, 4)
+    ids = torch.empty(0, dtype=torch.int64)
+    assert LookUp(torch.float32, source=source)(ids, torch.ones(3, 8)).shape == (0, 8)
+
+
+def test_nan_stays_in_its_row(source: Library) -> None:
+    x = normal(3, SIZE, seed=1)
+    x[1, 5] = float("nan")
+    out = RmsNorm(SIZE, eps=1e-6, source=source)(x, torch.ones(SIZE))
+    assert out[1].isnan().all()
+    assert out[[0, 2]].isfinite().all()
