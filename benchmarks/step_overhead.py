@@ -37,7 +37,19 @@ WAYS = {
     "greedy, logprobs 5": SamplingParams(temperature=0.0, logprobs=5),
     "random": SamplingParams(temperature=0.7),
     "random, top-k top-p": SamplingParams(temperature=0.7, top_k=20, top_p=0.95),
+    "random, top-p": SamplingParams(temperature=0.7, top_p=0.95),
+    "random, min-p": SamplingParams(temperature=0.7, min_p=0.05),
     "random, penalties": SamplingParams(temperature=0.7, presence_penalty=0.5),
+    "greedy, repetition": SamplingParams(temperature=0.0, repetition_penalty=1.1),
+    "all of it": SamplingParams(
+        temperature=0.7,
+        top_k=20,
+        top_p=0.95,
+        min_p=0.02,
+        presence_penalty=0.5,
+        repetition_penalty=1.1,
+        logprobs=5,
+    ),
 }
 SDPA = Selection(
     kind="attention_backend",

@@ -1,7 +1,8 @@
 """Kernels: each op with its definition in torch, its cases, and its implementations.
 
-Knows torch and nothing of dovetail; torch itself is imported with the first op. An op is a folder: docstring with formula and shapes,
-`reference.py` (the definition), `cases.py` (one list for correctness, speed and support).
+Knows torch and nothing of dovetail; torch itself is imported with the first op. An op is a folder:
+docstring with formula and shapes, `reference.py` (the definition), `cases.py` (one list for
+correctness, speed and support).
 """
 
 from __future__ import annotations

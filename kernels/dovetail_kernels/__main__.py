@@ -10,10 +10,11 @@ from dataclasses import asdict
 import torch
 
 from dovetail_kernels import all_ops, load_op
-from dovetail_kernels.check import check_case, time_case
+from dovetail_kernels.check import check_case
 from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_kernels.cpu.probe import Limits, probe
+from dovetail_kernels.cpu.probe import probe
 from dovetail_kernels.op import Op
+from dovetail_kernels.perf import print_times
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.command == "support":
         return _support(ops, device)
     if chosen.command == "perf":
-        return _perf(ops, device, chosen.implementation or [])
+        print_times(ops, device, chosen.implementation or [])
+        return 0
     return _test(ops, device)
 
 
@@ -50,44 +52,6 @@ def _test(ops: list[Op], device: torch.device) -> int:
                     print(f"FAILED {op.name} {case.name} {case.dtype} {name}: {fault}")
     print(f"{passed} passed, {failed} failed on {device}")
     return 1 if failed else 0
-
-
-def _perf(ops: list[Op], device: torch.device, chosen: list[str]) -> int:
-    """Print the median time of each case, and its share of what the machine gives at most."""
-    limits = _limits(device)
-    if limits is not None:
-        print(
-            f"{limits.isa}, {limits.threads} threads: read {limits.read_bytes_per_s / 1e9:.1f} GB/s, "
-            f"float32 multiply-add {limits.flops_per_s / 1e9:.0f} GFLOP/s"
-        )
-    print(
-        f"{'op':<18}{'case':<44}{'implementation':<16}{'us':>10}{'GB/s':>8}{'GFLOP/s':>9}"
-        f"{'of read':>9}{'of fma':>8}"
-    )
-    for op in ops:
-        for case in op.perf_cases():
-            for name in ("reference", *(i.name for i in op.implementations)):
-                if chosen and name not in chosen:
-                    continue
-                seconds = time_case(op, case, name, device)
-                if seconds is not None:
-                    print(_line(op, case, name, seconds, limits), flush=True)
-    return 0
-
-
-def _limits(device: torch.device) -> Limits | None:
-    """Return what this machine gives now, where the native library can tell."""
-    native = library()
-    return None if native is None or device.type != "cpu" else probe(native)
-
-
-def _line(op: Op, case: Case, name: str, seconds: float, limits: Limits | None) -> str:
-    label = f"{case.name} {case.dtype}".replace("torch.", "")
-    moved, flops = case.moved_bytes / seconds, case.flops / seconds
-    text = f"{op.name:<18}{label:<44}{name:<16}{seconds * 1e6:10.1f}{moved / 1e9:8.2f}{flops / 1e9:9.2f}"
-    if limits is None:
-        return text
-    return f"{text}{moved / limits.read_bytes_per_s:9.0%}{flops / limits.flops_per_s:8.0%}"
 
 
 def _probe() -> int:

@@ -10,9 +10,9 @@ import torch
 
 import dovetail_kernels
 from dovetail_kernels import all_ops, load_op
-from dovetail_kernels.op import Case, Implementation, Op
 from dovetail_kernels.__main__ import main
 from dovetail_kernels.check import check_case, time_case
+from dovetail_kernels.op import Case, Implementation, Op
 
 CPU = torch.device("cpu")
 
@@ -91,8 +91,8 @@ def test_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_op_is_named() -> None:
-    with pytest.raises(KeyError, match="no op 'gemm'"):
-        load_op("gemm")
+    with pytest.raises(KeyError, match="no op 'gemv'"):
+        load_op("gemv")
 
 
 def test_paged_attention_equals_plain_attention() -> None:

@@ -61,11 +61,14 @@ class Rig:
         self.scheduler.add(request)
         return request
 
-    def update(self, plan: StepPlan, faults: Sequence[int] = ()) -> list[str]:
+    def update(
+        self, plan: StepPlan, faults: Sequence[int] = (), num_accepted: int = 0
+    ) -> list[str]:
+        """Every row draws 5; `num_accepted` drafts come true, whatever they are."""
         rows = tuple(
             RowResult(
                 row=step.row,
-                token_ids=(5,) if step.samples else (),
+                token_ids=(5,) * (1 + min(num_accepted, len(step.drafts))) if step.samples else (),
                 fault="NaN logits" if step.row in faults else None,
             )
             for step in plan.rows
@@ -340,6 +343,99 @@ def test_a_row_that_should_have_drawn_and_did_not_ends() -> None:
     assert (a.finish_reason, a.error) == ("error", "the worker drew no token for this row.")
 
 
+def test_drafts_are_computed_and_what_came_true_counts() -> None:
+    rig = Rig()
+    a = rig.add("a", 6)
+    rig.step()
+    a.draft_ids = (5, 5, 9)
+    plan = rig.scheduler.plan()
+    (step,) = plan.rows
+    assert (step.start, step.num_tokens, step.drafts, step.samples) == (6, 4, (5, 5, 9), True)
+    assert step.new_blocks == ((3,),) and a.draft_ids == ()
+    rig.update(plan, num_accepted=2)
+    assert (a.num_tokens, a.num_computed_tokens, a.num_inflight) == (10, 9, 0)
+    assert (a.num_draft_tokens, a.num_accepted_tokens) == (3, 2)
+    a.draft_ids = (9, 9, 9)
+    plan = rig.scheduler.plan()
+    rig.update(plan)
+    assert (a.num_tokens, a.num_computed_tokens) == (11, 10)
+    assert rig.scheduler.plan().rows[0].new_blocks == ((),)  # blocks of drafts are kept
+
+
+def test_rejected_drafts_are_in_no_cached_prefix() -> None:
+    rig = Rig()
+    a = rig.add("a", 6)
+    rig.step()
+    a.draft_ids = (9, 9, 9, 9, 9)
+    rig.update(rig.scheduler.plan())
+    twin = rig.add("twin", 6, first=1_000)
+    twin.token_ids += [5, 5, 5]
+    # Eight tokens are known, but in the eighth one's place a draft was computed.
+    assert (a.num_tokens, rig.cache.find_prefix(twin)) == (8, 4)
+    rig.scheduler.abort(["twin"])
+    rig.step()
+    assert rig.cache.find_prefix(twin) == 8
+
+
+@pytest.mark.parametrize(
+    ("max_step_tokens", "max_tokens", "taken"), [(24, 20, 5), (24, 4, 2), (5, 20, 3), (24, 2, 0)]
+)
+def test_drafts_keep_the_budget_and_the_end(
+    max_step_tokens: int, max_tokens: int, taken: int
+) -> None:
+    rig = Rig(max_step_tokens=max_step_tokens)
+    a = rig.add("a", 2, max_tokens=max_tokens)
+    rig.add("b", 2)  # always gets its token
+    rig.step()
+    a.draft_ids = (5, 5, 5, 5, 5)
+    plan = rig.scheduler.plan()
+    assert tokens(plan) == [1 + taken, 1]
+    rig.update(plan, num_accepted=taken)
+    assert a.num_tokens <= 2 + max_tokens
+
+
+@pytest.mark.parametrize(("num_blocks", "taken"), [(11, 0), (15, 4)])
+def test_drafts_make_nobody_yield(num_blocks: int, taken: int) -> None:
+    """Blocks are left for the next token of everybody, or nothing is guessed."""
+    options = ContinuousOptions(growth_blocks=0)
+    rig = Rig(options=options, num_blocks=num_blocks, uses_prefix_cache=False)
+    a, b = rig.add("a", 12), rig.add("b", 12)
+    rig.step()
+    rig.step()
+    a.draft_ids = (5, 5, 5, 5)
+    assert len(rig.step().rows[0].drafts) == taken
+    assert (a.num_preemptions, b.num_preemptions) == (0, 0)
+
+
+def test_a_stop_among_accepted_drafts_ends_there() -> None:
+    rig = Rig()
+    a = rig.add("a", 6, stop_token_ids=(5,), min_tokens=3)
+    rig.step()
+    a.draft_ids = (5, 5, 5, 5)
+    rig.update(rig.scheduler.plan(), num_accepted=4)
+    assert (a.finish_reason, a.output_ids) == ("stop", [5, 5, 5])
+    assert rig.cache.num_free_blocks == rig.cache.num_blocks
+
+
+def test_one_ahead_drafts_wait_for_the_newest_token() -> None:
+    rig = Rig(async_steps=True)
+    a = rig.add("a", 6)
+    rig.add("b", 6)
+    plans = [rig.scheduler.plan(), rig.scheduler.plan()]
+    rig.update(plans[0])
+    a.draft_ids = (5, 5)
+    third = rig.scheduler.plan()
+    assert [step.row for step in third.rows] == [1]  # a's newest token is still under way
+    rig.update(plans[1])
+    a.draft_ids = (5, 9)
+    fourth = rig.scheduler.plan()
+    assert fourth.rows[0].drafts == (5, 9)
+    rig.update(third)
+    assert [step.row for step in rig.scheduler.plan().rows] == [1]  # a's end is not known
+    rig.update(fourth, num_accepted=1)
+    assert (a.num_computed_tokens, a.num_tokens, a.num_inflight) == (9, 10, 0)
+
+
 def test_freed_rows_wait_for_a_plan_that_runs() -> None:
     rig = Rig()
     rig.add("a", 4, max_tokens=1)
@@ -362,6 +458,9 @@ SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]]
     ("whole-prompts", Fcfs, {"uses_chunked_prefill": False, "max_step_tokens": 40}),
     ("no-prefix-ahead", PriorityFirst, {"uses_prefix_cache": False, "async_steps": True}),
     ("tiny", Fcfs, {"num_blocks": 12, "max_step_tokens": 10, "long_prefill_tokens": 5}),
+    ("drafts", PriorityFirst, {"draft_rate": 0.8, "num_blocks": 30}),
+    ("drafts-ahead", Fcfs, {"draft_rate": 0.5, "async_steps": True}),
+    ("drafts-groups", Fcfs, {**GROUPS, "draft_rate": 0.8, "num_blocks": 70}),
 ]
 
 
@@ -382,6 +481,7 @@ def test_simulation(
     assert report.finished["length"] > 0
     assert report.num_preemptions > 0
     assert (report.num_hit_tokens > 0) == settings.get("uses_prefix_cache", True)
+    assert (report.num_accepted_tokens > 0) == ("draft_rate" in settings)
     if policy is Fcfs:
         # At most max_live requests are in front, each of at most max_model_tokens steps.
         assert report.max_idle_steps < 600

@@ -23,7 +23,8 @@ request_max_num_generation_tokens request_params_max_tokens request_params_n
 request_prefill_time_seconds request_prompt_tokens request_queue_time_seconds
 request_success_total spec_decode_draft_acceptance_rate spec_decode_efficiency
 spec_decode_num_accepted_tokens_total spec_decode_num_draft_tokens_total
-spec_decode_num_emitted_tokens_total time_in_queue_requests time_per_output_token_seconds
+spec_decode_num_emitted_tokens_total spec_decode_num_drafts_total
+time_in_queue_requests time_per_output_token_seconds
 time_to_first_token_seconds"""
 
 
@@ -47,6 +48,25 @@ def test_metrics_carry_the_known_names() -> None:
     assert 'finished_reason="stop",model_name="a model"} 1.0' in text
     assert 'vllm:iteration_tokens_total_bucket{le="512.0",model_name="a model"} 1.0' in text
     assert 'vllm:time_to_first_token_seconds_count{model_name="a model"} 1.0' in text
+
+
+def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    stats, line = PrometheusStats(None, "drafting", 4096), LogStats(LogStats.Options(), "m", 4096)
+    line._since_s -= 60
+    with caplog.at_level(logging.INFO, "dovetail.stats"):
+        for target in (stats, line):
+            target.step(step(drafts=3, draft_tokens=12, accepted_tokens=6))
+    text = metrics.exposition().decode()
+    for name, value in {
+        "num_drafts_total": 3.0,
+        "num_draft_tokens_total": 12.0,
+        "num_accepted_tokens_total": 6.0,
+        "num_emitted_tokens_total": 9.0,
+        "draft_acceptance_rate": 0.5,
+        "efficiency": 0.6,
+    }.items():
+        assert f'vllm:spec_decode_{name}{{model_name="drafting"}} {value}' in text
+    assert "preemptions 0, drafts kept 6 of 12 (50%)" in caplog.text
 
 
 def test_the_log_line_is_written_once_per_interval(

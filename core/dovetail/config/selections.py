@@ -21,9 +21,7 @@ from dovetail.interfaces.spec import ModelSpec, Selection
 
 log = logging.getLogger(__name__)
 
-_USE_TORCH = frozenset(
-    {"attention_backend", "load_format", "logits_processor", "model", "quantization", "worker"}
-)
+_USE_TORCH = frozenset({"load_format", "logits_processor", "model", "quantization", "worker"})
 _TAKEN_OVER = {
     "vllm.core.scheduler.Scheduler": "continuous",
     "vllm.v1.core.sched.scheduler.Scheduler": "continuous",

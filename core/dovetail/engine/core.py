@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from dovetail import registry
 from dovetail.engine import kv_groups
+from dovetail.engine.drafting import Drafting
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
@@ -74,6 +75,10 @@ class EngineCore:
             watch.lap("create KV cache and warm up")
             self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
             self._scheduler = _build_scheduler(spec, self.cache)
+            self._counter = StepCounter(self.cache)
+            self._drafting: Drafting | None = None
+            if spec.drafting is not None:
+                self._drafting = Drafting(spec.drafting, spec.run.model, self._counter)
         except BaseException:
             self._executor.shutdown()
             raise
@@ -81,7 +86,6 @@ class EngineCore:
         self._flights: deque[tuple[StepPlan, PendingStep]] = deque()
         self._live: dict[str, _Live] = {}
         self._updates: list[RequestUpdate] = []
-        self._counter = StepCounter(self.cache)
         self._stalled_since_s: float | None = None
 
     @property
@@ -137,7 +141,10 @@ class EngineCore:
             return self._stalled()
         plan, pending = self._flights.popleft()
         result = pending.result()
-        for request in self._scheduler.update(plan, result):
+        changed = self._scheduler.update(plan, result)
+        if self._drafting is not None:
+            self._drafting.update(changed, sum(self._scheduler.counts()))
+        for request in changed:
             self._note(request.request_id)
         self.num_steps += 1
         if self.spec.checks_invariants:
@@ -189,6 +196,8 @@ class EngineCore:
         if request.is_finished:
             self._counter.faults += request.finish_reason == "error"
             del self._live[request_id]
+            if self._drafting is not None:
+                self._drafting.forget(request_id)
         self._updates.append(update)
 
     def _take_updates(self) -> list[RequestUpdate]:

@@ -70,7 +70,10 @@ class LiveRequest:
         return tuple(c.request_id for c in self.children if c.finish_reason is None)
 
     def note_times(self, update: RequestUpdate) -> None:
-        """Record when this update's tokens were drawn. Mutates: times, gaps_s"""
+        """Record when this update's tokens were drawn. Mutates: times, gaps_s
+
+        Tokens that came together share the time since the one before them.
+        """
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         timings = update.timings
         if not self.scheduled_s:
@@ -78,7 +81,8 @@ class LiveRequest:
         if not update.token_ids:
             return
         if self.first_token_s:
-            self.gaps_s.append(timings.updated_s - self.last_token_s)
+            count = len(update.token_ids)
+            self.gaps_s += [(timings.updated_s - self.last_token_s) / count] * count
         else:
             self.first_token_s = timings.updated_s
         self.last_token_s = timings.updated_s

@@ -51,12 +51,15 @@ class Request:
         "arrival_s",
         "block_hashes",
         "cache_salt",
+        "draft_ids",
         "error",
         "error_status",
         "finish_reason",
         "max_tokens",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
         "num_inflight",
         "num_preemptions",
         "num_prompt_tokens",
@@ -104,6 +107,9 @@ class Request:
         self.num_inflight = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.draft_ids: tuple[int, ...] = ()
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.block_hashes: list[bytes] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None

@@ -16,6 +16,9 @@ class StepCounter:
         "_cache",
         "_hit_tokens",
         "_queried_tokens",
+        "accepted_tokens",
+        "draft_tokens",
+        "drafts",
         "faults",
         "generated_tokens",
         "preemptions",
@@ -33,6 +36,9 @@ class StepCounter:
         self.generated_tokens = 0
         self.preemptions = 0
         self.faults = 0
+        self.drafts = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
 
     def take(
         self,
@@ -56,6 +62,9 @@ class StepCounter:
             prefix_queried_tokens=queried - self._queried_tokens,
             prefix_hit_tokens=hit - self._hit_tokens,
             faults=self.faults,
+            drafts=self.drafts,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
             forward_s=result.forward_s,
             step_s=step_s,
         )

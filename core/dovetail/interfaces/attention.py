@@ -54,7 +54,9 @@ class BatchLayout:
     Shapes: query_start [R + 1] int32, seq_lens [R] int32 (cached tokens plus this step's),
     block_table [R, B] int32 (unused entries are 0), slots [T] int64 (block * P + offset, where
     each token's key and value go). `query_start_host` and `seq_lens_host` are lists on the host.
-    Rows lie in order; row r's tokens are query_start[r] : query_start[r + 1].
+    Rows lie in order; row r's tokens are query_start[r] : query_start[r + 1]. Rows may share
+    blocks, those written in this step too: all tokens are written before any is read. (The drafts
+    of a request are rows of one token each.)
     """
 
     query_start: torch.Tensor
@@ -96,7 +98,10 @@ class AttentionBackend(Plugin):
     def kv_shape(
         self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
     ) -> tuple[int, ...]:
-        """Return the shape of one layer's cache tensor; the first or second axis is the block."""
+        """Return the shape of one layer's cache tensor; the first or second axis is the block.
+
+        `head_size` counts what one key takes: for int8 the four bytes of its scale too.
+        """
 
     @abstractmethod
     def prepare(self, layout: BatchLayout) -> Any:

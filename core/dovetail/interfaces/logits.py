@@ -34,10 +34,13 @@ class LogitsProcessor(Plugin):
     `stage` fixes the order: "allow" (allowed ids), "ban" (bad words), "bias" (anything that adds
     to logits), then penalties and, for rows that are not greedy, temperature, then "filter"
     (may remove tokens but never the most likely one).
+    `field` names the one field of SamplingParams whose documented meaning is all that it does, if
+    there is one; a sampler that knows the field may then do it instead ("min_p").
     """
 
     interface_version: ClassVar[int] = 1
     stage: ClassVar[str] = "bias"
+    field: ClassVar[str] = ""
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         self.options = options

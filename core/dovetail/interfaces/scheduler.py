@@ -23,6 +23,10 @@ class RequestState(Protocol):
     `num_tokens` counts prompt and drawn tokens; `num_inflight` the tokens that steps in flight
     will still draw, so the next position to compute may be one the host does not know yet.
     The scheduler sets `row`, `status`, `num_computed_tokens`, `num_inflight`, `num_preemptions`.
+    `draft_ids` guess what follows the known tokens. The engine sets them, the scheduler takes as
+    many of the first as it has room for when it plans the last known token, and empties them then
+    and when it preempts. `num_draft_tokens` and `num_accepted_tokens` count drafts whose result
+    came, and those of them that came true; the scheduler adds to both.
     `block_hashes` and `prefix_keys` are the KV cache's: hashes of the full blocks known so far,
     and the (type, value) pairs beyond tokens that cached content depends on (salt, adapter).
     """
@@ -39,6 +43,9 @@ class RequestState(Protocol):
     num_inflight: int
     num_cached_tokens: int
     num_preemptions: int
+    draft_ids: tuple[int, ...]
+    num_draft_tokens: int
+    num_accepted_tokens: int
     token_ids: list[int]
     block_hashes: list[bytes]
 
@@ -109,6 +116,7 @@ class Scheduler(Plugin):
         "preemption": "frees a running request's blocks and recomputes it later",
         "async_steps": "can plan a step before the previous result is known",
         "priority": "honours the scheduling policy's order",
+        "drafts": "plans a request's draft_ids for verification",
     }
 
     @abstractmethod

@@ -11,7 +11,11 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine after one step. Counts since the previous StepStats unless named `num_`."""
+    """The engine after one step. Counts since the previous StepStats unless named `num_`.
+
+    `drafts` counts verified runs of guesses, `draft_tokens` the guesses in them, and
+    `accepted_tokens` the guesses that came true.
+    """
 
     num_running: int
     num_waiting: int
@@ -23,6 +27,9 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     faults: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     forward_s: float = 0.0
     step_s: float = 0.0
 

@@ -12,6 +12,8 @@ import msgspec
 
 from dovetail.interfaces.sampling_params import SamplingParams
 
+INT8_SCALE_BYTES = 4
+
 
 class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     """A request takes a row: for the first time, or again after a preemption.
@@ -36,6 +38,10 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True):
     Computes the tokens at positions `start .. start + num_tokens - 1`. When `samples` is true the
     last of them is the row's last known token, and one token is drawn after it.
     `new_blocks[g]` are appended to the row's block list of KV group g before the step.
+    `drafts` are guesses of what follows the row's last known token. They are computed too, the last
+    ones of `num_tokens`; a token is drawn after the last known one, and as long as it equals the
+    draft in its place, another after that draft. Then `samples` is true, `start` is the position of
+    the last known token, and what was computed at drafts that did not come true is void.
     """
 
     row: int
@@ -43,6 +49,7 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     samples: bool
     new_blocks: tuple[tuple[int, ...], ...]
+    drafts: tuple[int, ...] = ()
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +79,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one row of the plan brought. Exactly one RowResult per RowStep, in the same order.
 
-    `token_ids` holds the drawn tokens (none while a prompt is still being computed). `fault` says
+    `token_ids` holds the drawn tokens: none while a prompt is still being computed, one, or with
+    drafts one more than came true. `fault` says
     why this row's request must end with an error; then nothing else in the result counts.
     `fault_status` is the HTTP status it becomes: below 500 where the request itself is to blame.
     `prompt_logprobs` covers the prompt positions whose successor became known in this step.
@@ -104,9 +112,17 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     window_tokens: int | None = None
 
+    @property
+    def stored_size(self) -> int:
+        """Return the elements that a token's key takes in one kv head, and its value as many.
+
+        Integers mean nothing without a scale: a float32 lies beside each int8 key and value.
+        """
+        return self.head_size + (INT8_SCALE_BYTES if self.dtype == "int8" else 0)
+
     def bytes_per_token(self, dtype_bytes: int) -> int:
         """Return the bytes that one token takes in this layer, keys and values together."""
-        return 2 * self.num_kv_heads * self.head_size * dtype_bytes
+        return 2 * self.num_kv_heads * self.stored_size * dtype_bytes
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,11 @@ AHEAD_TOKENS = 2
 
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
-    """One step's rows and tokens on the host. Shapes: all but token_ids and positions [R];
-    query_start [R + 1]; token_ids, positions and token_rows [T], all int64 but lists."""
+    """One step's rows and tokens on the host. `drafted` are the indices of rows with drafts.
+
+    Shapes: all but token_ids and positions [R]; query_start [R + 1]; token_ids, positions and
+    token_rows [T], all int64 but lists.
+    """
 
     steps: Sequence[RowStep]
     rows: np.ndarray
@@ -33,6 +36,7 @@ class StepInputs:
     token_rows: np.ndarray
     token_ids: np.ndarray
     positions: np.ndarray
+    drafted: Sequence[int] = ()
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -95,8 +99,8 @@ class Batch:
         starts = np.array([s.start for s in steps], dtype=np.int64)
         counts = np.array([s.num_tokens for s in steps], dtype=np.int64)
         samples = np.array([s.samples for s in steps], dtype=bool)
-        known = self.lengths[rows]
-        assert (starts + counts <= known).all(), "the plan computes tokens that a row does not have"
+        is_drafted = starts + counts > self.lengths[rows]
+        drafted = self._lay_drafts(steps, is_drafted) if is_drafted.any() else ()
         query_start = np.zeros(len(steps) + 1, dtype=np.int64)
         np.cumsum(counts, out=query_start[1:])
         if query_start[-1] == len(steps):
@@ -115,7 +119,23 @@ class Batch:
             token_rows=token_rows,
             token_ids=self.tokens[token_rows, positions].astype(np.int64),
             positions=positions,
+            drafted=drafted,
         )
+
+    def _lay_drafts(self, steps: Sequence[RowStep], is_drafted: np.ndarray) -> Sequence[int]:
+        """Write drafts behind their rows' known tokens, which do not grow by that.
+
+        Returns the indices of the rows. Mutates: self
+        """
+        drafted: list[int] = np.flatnonzero(is_drafted).tolist()
+        for index in drafted:
+            step = steps[index]
+            known = int(self.lengths[step.row])
+            end = known + len(step.drafts)
+            is_right = (step.start, step.start + step.num_tokens) == (known - 1, end)
+            assert is_right, "the plan computes tokens that a row does not have"
+            self.tokens[step.row, known:end] = step.drafts
+        return drafted
 
     def _append_blocks(self, steps: Sequence[RowStep]) -> None:
         for step in steps:
@@ -192,9 +212,11 @@ class StepRows(Sequence[StepRow]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         step = self._inputs.steps[index]
+        # Drafts lie behind the row's known tokens.
+        drafts_end = step.start + step.num_tokens if step.drafts else None
         return StepRow(
             num_prompt_tokens=int(self._batch.num_prompt[step.row]),
-            token_ids=LiveTokens(self._batch, step.row, 0, None),
+            token_ids=LiveTokens(self._batch, step.row, 0, drafts_end),
             start=step.start,
             num_tokens=step.num_tokens,
         )

@@ -50,7 +50,7 @@ def group_of_layers(layout: KVLayout) -> dict[str, int]:
 
 def _shape(layout: KVLayout, layer: KVLayer, backend: AttentionBackend) -> tuple[int, ...]:
     return backend.kv_shape(
-        layout.num_blocks, layout.block_tokens, layer.num_kv_heads, layer.head_size
+        layout.num_blocks, layout.block_tokens, layer.num_kv_heads, layer.stored_size
     )
 
 

@@ -28,6 +28,7 @@ from dovetail.interfaces.step import (
 )
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
+from dovetail.runner import verify
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
 from dovetail.runner.loader import build_plugin, load_model
@@ -141,6 +142,8 @@ class ModelRunner:
 
     def _layouts(self, inputs: StepInputs) -> list[BatchLayout]:
         """Return the step's layout for each KV group."""
+        if inputs.drafted:
+            inputs = verify.one_by_one(inputs)
         seq_lens = inputs.seq_lens
         query_start = self._on_device(inputs.query_start.astype(np.int32))
         seq_lens_device = self._on_device(seq_lens.astype(np.int32))
@@ -169,6 +172,8 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         if not sampling.size:
             return _row_results(inputs.steps, [], Draws(token_ids=[]), prompt, faults)
+        if inputs.drafted:
+            return self._verified(inputs, hidden, sampling, prompt, faults)
         draws = self._draw(inputs, hidden, sampling)
         self._batch.append(inputs.rows[sampling], draws.token_ids)
         if len(sampling) == len(inputs.steps) and not (
@@ -191,6 +196,27 @@ class ModelRunner:
             self._model.logits(hidden), rows, positions, lambda: self._model.logits(hidden)
         )
 
+    def _verified(
+        self,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        sampling: np.ndarray,
+        prompt: dict[int, tuple[TokenLogprobs, ...]],
+        faults: dict[int, str],
+    ) -> tuple[RowResult, ...]:
+        """Draw as far as drafts come true and put every row's result together. Mutates: self"""
+        positions = verify.drawn_positions(inputs, sampling)
+        if len(positions) < len(hidden):
+            hidden = hidden[self._on_device(positions)]
+        found = verify.draw_along(
+            self._sampler, self._batch, inputs, sampling, lambda: self._model.logits(hidden)
+        )
+        drawn = dict(zip(sampling.tolist(), found, strict=True))
+        return tuple(
+            _row_result(step, drawn.get(i), prompt.get(i, ()), faults.get(i))
+            for i, step in enumerate(inputs.steps)
+        )
+
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
@@ -209,8 +235,7 @@ def _row_results(
         i = drawn.get(index)
         fault = prompt_faults.get(index) or (draws.faults.get(i) if i is not None else None)
         if fault is not None:
-            status = 400 if fault == NOTHING_LEFT else 500
-            results.append(RowResult(row=step.row, fault=fault, fault_status=status))
+            results.append(_faulty(step, fault))
             continue
         logprobs = draws.logprobs.get(i) if i is not None else None
         results.append(
@@ -222,6 +247,31 @@ def _row_results(
             )
         )
     return tuple(results)
+
+
+def _row_result(
+    step: RowStep,
+    drawn: verify.RowDraws | None,
+    prompt: tuple[TokenLogprobs, ...],
+    fault: str | None,
+) -> RowResult:
+    """Return the result of one row of a step with drafts. `drawn` None: it did not sample."""
+    fault = fault or (drawn.fault if drawn is not None else None)
+    if fault is not None:
+        return _faulty(step, fault)
+    if drawn is None:
+        return RowResult(row=step.row, prompt_logprobs=prompt)
+    return RowResult(
+        row=step.row,
+        token_ids=tuple(drawn.token_ids),
+        logprobs=tuple(drawn.logprobs),
+        prompt_logprobs=prompt,
+    )
+
+
+def _faulty(step: RowStep, fault: str) -> RowResult:
+    status = 400 if fault == NOTHING_LEFT else 500
+    return RowResult(row=step.row, fault=fault, fault_status=status)
 
 
 def _warm_up_prompt(layout: KVLayout, count: int) -> StepPlan:

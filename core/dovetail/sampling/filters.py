@@ -1,8 +1,9 @@
-"""Filters: top-k and top-p, as a threshold per row, without sorting the vocabulary.
+"""Filters: min-p, top-k and top-p, as a threshold per row, without sorting the vocabulary.
 
 A threshold keeps every token that ties with the last one kept, so the outcome does not depend on
-how a sort orders equal logits. Source of top-p: Holtzman et al., "The curious case of neural text
-degeneration", 2020. Knows no row numbers; min-p is a logits processor.
+how a sort orders equal logits. Sources: Holtzman et al., "The curious case of neural text
+degeneration", 2020 (top-p); Nguyen et al., "Turning up the heat: min-p sampling", 2024. This is the
+way for devices without native kernels; it keeps the same tokens. Knows no row numbers.
 """
 
 from __future__ import annotations
@@ -10,22 +11,29 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dovetail_kernels.sample.definition import goal_of, weights
+
 PROBE_TOKENS = 256
 """How many of the largest logits top-p looks at before it sorts the whole row."""
-MASS_SLACK = 1e-12
-"""A share of p's mass that rounding may take: sums in another order reach p all the same."""
 
 
-def filter_top(logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray) -> None:
-    """Set all but the top-k tokens, and of those all but the top-p nucleus, to -inf.
+def filter_top(
+    logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, least: np.ndarray
+) -> None:
+    """Set to -inf all but the tokens of min-p, of those all but the top-k, then the top-p nucleus.
 
     Shapes: logits [S, V] float32, row maximum finite; top_k [S] int64 (0: off), top_p [S] float64
-    (1: off). The nucleus is the smallest set of most likely tokens whose share of the top-k mass
-    reaches top_p.
+    (1: off), least [S] float32 the logarithm of min-p (-inf: off). The nucleus is the smallest set
+    of most likely tokens whose share of the mass left by then reaches top_p.
     Mutates: logits
     """
     vocab = logits.shape[1]
+    if np.isfinite(least).any():
+        bound = logits.amax(dim=1) + torch.from_numpy(least).to(logits.device)
+        logits.masked_fill_(logits < bound.unsqueeze(1), -torch.inf)
     limit = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
+    if (limit == vocab).all() and (top_p >= 1.0).all():
+        return
     probe = _probe_tokens(limit, vocab)
     threshold, is_found = _thresholds(logits, limit, top_p, probe)
     rest = np.flatnonzero(~is_found)
@@ -53,14 +61,14 @@ def _thresholds(
     is_limited = limit < vocab
     values = logits.topk(probe, dim=1).values
     limits = torch.from_numpy(limit).to(device)
-    weights = (values - values[:, :1]).double().exp_()
-    weights.masked_fill_(torch.arange(probe, device=device) >= limits.unsqueeze(1), 0.0)
-    cumulative = weights.cumsum(dim=1)
+    weight = weights(values - values[:, :1]).long()
+    weight.masked_fill_(torch.arange(probe, device=device) >= limits.unsqueeze(1), 0)
+    cumulative = weight.cumsum(dim=1)
     total = cumulative[:, -1]
     if not is_limited.all():
-        total = torch.where(limits < vocab, total, _mass(logits, values[:, :1]))
-    goal = total * torch.from_numpy(top_p - MASS_SLACK).to(device)
-    reached = cumulative >= goal.unsqueeze(1)
+        mass = weights(logits - values[:, :1]).sum(dim=1, dtype=torch.int64)
+        total = torch.where(limits < vocab, total, mass)
+    reached = cumulative >= goal_of(total, torch.from_numpy(top_p).to(device)).unsqueeze(1)
     uses_p = top_p < 1.0
     last = torch.where(
         torch.from_numpy(uses_p).to(device),
@@ -74,8 +82,3 @@ def _thresholds(
     if is_limited.all() or probe == vocab:
         return threshold, np.ones(len(limit), dtype=bool)
     return threshold, is_off | is_limited | reached[:, -1].cpu().numpy()
-
-
-def _mass(logits: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """Return the sum of exp(logits - top). Shapes: [S, V], [S, 1] -> [S] float64"""
-    return (logits - top).exp_().sum(dim=1, dtype=torch.float64)

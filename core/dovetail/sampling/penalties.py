@@ -1,7 +1,9 @@
 """Penalties: repetition, frequency and presence, over the distinct tokens each row has seen.
 
 State is sparse (distinct ids and counts per row), so the cost follows a row's length and not the
-vocabulary. Source of the repetition penalty: Keskar et al., "CTRL", 2019. Knows no draw.
+vocabulary. It lies in arrays that the native kernels read and keep up; `apply` and `record` do the
+same for devices without them. Source of the repetition penalty: Keskar et al., "CTRL", 2019. Knows
+no draw.
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ import numpy as np
 import torch
 
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail_kernels.sample.native import Tables
+
+MORE_TOKENS = 64
+"""Room that a row's arrays gain at least when they are full."""
 
 
 def uses_penalties(params: SamplingParams) -> bool:
@@ -23,44 +29,18 @@ def uses_penalties(params: SamplingParams) -> bool:
     )
 
 
-class SeenTokens:
-    """Distinct tokens of one row and how often each was drawn (0: stands in the prompt only)."""
-
-    __slots__ = ("counts", "ids", "num_ids", "params", "places")
-
-    def __init__(
-        self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
-    ) -> None:
-        self.params = params
-        prompt = prompt_ids if params.repetition_penalty != 1.0 else ()
-        drawn, counts = np.unique(np.asarray(output_ids, dtype=np.int64), return_counts=True)
-        only_prompt = np.setdiff1d(np.asarray(prompt, dtype=np.int64), drawn)
-        self.ids = np.concatenate([drawn, only_prompt])
-        self.counts = np.concatenate([counts, np.zeros(len(only_prompt))]).astype(np.float32)
-        self.num_ids = len(self.ids)
-        self.places = {token_id: i for i, token_id in enumerate(self.ids.tolist())}
-
-    def add(self, token_id: int) -> None:
-        """Count one drawn token. Mutates: self"""
-        place = self.places.setdefault(token_id, self.num_ids)
-        if place == self.num_ids:
-            self._grow(token_id)
-        self.counts[place] += 1.0
-
-    def _grow(self, token_id: int) -> None:
-        if self.num_ids == len(self.ids):
-            more = max(64, self.num_ids)
-            self.ids = np.concatenate([self.ids, np.zeros(more, dtype=np.int64)])
-            self.counts = np.concatenate([self.counts, np.zeros(more, dtype=np.float32)])
-        self.ids[self.num_ids] = token_id
-        self.num_ids += 1
-
-
 class Penalties:
-    """The penalty state of all rows that ask for one."""
+    """The penalty state of all rows that ask for one.
 
-    def __init__(self) -> None:
-        self._rows: dict[int, SeenTokens] = {}
+    A row's arrays hold distinct token ids, and how often each was drawn (0: stands in the prompt
+    only); the first `tables.num_seen[row]` entries count.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._ids: dict[int, np.ndarray] = {}
+        self._counts: dict[int, np.ndarray] = {}
+        self._room = np.zeros(len(tables.num_seen), dtype=np.int64)
 
     def add_row(
         self,
@@ -69,21 +49,48 @@ class Penalties:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
     ) -> None:
-        """Start a row. `output_ids` are tokens drawn before a preemption. Mutates: self"""
-        self._rows[row] = SeenTokens(params, prompt_ids, output_ids)
+        """Start a row. `output_ids` are tokens drawn before a preemption. Mutates: self, tables"""
+        prompt = prompt_ids if params.repetition_penalty != 1.0 else ()
+        drawn, counts = np.unique(np.asarray(output_ids, dtype=np.int64), return_counts=True)
+        only_prompt = np.setdiff1d(np.asarray(prompt, dtype=np.int64), drawn)
+        tables = self._tables
+        tables.repetition[row] = params.repetition_penalty
+        tables.frequency[row] = params.frequency_penalty
+        tables.presence[row] = params.presence_penalty
+        tables.num_seen[row] = len(drawn) + len(only_prompt)
+        self._keep(
+            row,
+            np.concatenate([drawn, only_prompt]).astype(np.int32),
+            np.concatenate([counts, np.zeros(len(only_prompt))]).astype(np.float32),
+        )
 
     def remove_row(self, row: int) -> None:
-        """Forget a row; unknown rows are ignored. Mutates: self"""
-        self._rows.pop(row, None)
+        """Forget a row; unknown rows are ignored. Mutates: self, tables"""
+        if self._ids.pop(row, None) is not None:
+            del self._counts[row]
+            self._tables.num_seen[row] = -1
+            self._room[row] = 0
+
+    def make_room(self, rows: np.ndarray) -> None:
+        """Let every row have room for one token more. Shapes: rows [S]. Mutates: self, tables"""
+        is_full = self._tables.num_seen[rows] >= self._room[rows]
+        if is_full.any():
+            for row in rows[is_full].tolist():
+                self._keep(row, self._ids[row], self._counts[row])
 
     def record(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Count the tokens just drawn. Mutates: self"""
-        if not self._rows:
-            return
+        """Count the tokens just drawn. Mutates: self, tables"""
         for row, token_id in zip(rows, token_ids, strict=True):
-            seen = self._rows.get(row)
-            if seen is not None:
-                seen.add(token_id)
+            if row not in self._ids:
+                continue
+            self.make_room(np.array([row]))
+            ids, size = self._ids[row], int(self._tables.num_seen[row])
+            places = np.flatnonzero(ids[:size] == token_id)
+            if places.size:
+                self._counts[row][places[0]] += 1.0
+                continue
+            ids[size], self._counts[row][size] = token_id, 1.0
+            self._tables.num_seen[row] = size + 1
 
     def apply(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
         """Penalise the seen tokens of each row that has a state.
@@ -91,35 +98,43 @@ class Penalties:
         Shapes: logits [S, V] float32, rows [S] row numbers
         Mutates: logits
         """
-        found = [(i, self._rows[row]) for i, row in enumerate(rows) if row in self._rows]
+        found = [(i, row) for i, row in enumerate(rows) if row in self._ids]
         if not found:
             return
-        sizes = [seen.num_ids for _, seen in found]
+        numbers = [row for _, row in found]
+        sizes = self._tables.num_seen[numbers]
         device = logits.device
-        ids = torch.from_numpy(np.concatenate([s.ids[: s.num_ids] for _, s in found])).to(device)
-        counts = np.concatenate([s.counts[: s.num_ids] for _, s in found])
-        columns = torch.from_numpy(_columns(found, sizes, counts)).to(device)
+        parts = zip(numbers, sizes.tolist(), strict=True)
+        ids = torch.from_numpy(np.concatenate([self._ids[r][:n] for r, n in parts]))
+        ids = ids.to(device=device, dtype=torch.int64)
+        columns = torch.from_numpy(self._columns(numbers, sizes)).to(device)
         index = torch.from_numpy(np.repeat([i for i, _ in found], sizes)).to(device)
         repetition, subtracted = columns[0], columns[1]
         values = logits[index, ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[index, ids] = values - subtracted
 
+    def _columns(self, rows: Sequence[int], sizes: np.ndarray) -> np.ndarray:
+        """Return per seen token the repetition factor and what frequency and presence subtract.
 
-def _columns(
-    found: Sequence[tuple[int, SeenTokens]], sizes: Sequence[int], counts: np.ndarray
-) -> np.ndarray:
-    """Return per seen token the repetition factor and what frequency and presence subtract.
+        Shapes: rows [S] with sizes [S] that sum up to M -> [2, M] float32
+        """
+        parts = zip(rows, sizes.tolist(), strict=True)
+        counts = np.concatenate([self._counts[row][:size] for row, size in parts])
+        tables = self._tables
+        repetition, frequency, presence = (
+            np.repeat(one[rows], sizes)
+            for one in (tables.repetition, tables.frequency, tables.presence)
+        )
+        return np.stack([repetition, frequency * counts + presence * (counts > 0)])
 
-    Shapes: counts [M] -> [2, M] float32
-    """
-    params = np.array(
-        [
-            (s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty)
-            for _, s in found
-        ],
-        dtype=np.float32,
-    )
-    spread = np.repeat(params, sizes, axis=0)
-    subtracted = spread[:, 1] * counts + spread[:, 2] * (counts > 0)
-    return np.stack([spread[:, 0], subtracted]).astype(np.float32)
+    def _keep(self, row: int, ids: np.ndarray, counts: np.ndarray) -> None:
+        """Take over a row's entries, with room for more. Mutates: self, tables"""
+        more = max(MORE_TOKENS, len(ids))
+        self._ids[row] = ids = np.concatenate([ids, np.zeros(more, dtype=np.int32)])
+        self._counts[row] = counts = np.concatenate([counts, np.zeros(more, dtype=np.float32)])
+        self._room[row] = len(ids)
+        self._tables.seen_ids[row], self._tables.seen_counts[row] = (
+            ids.ctypes.data,
+            counts.ctypes.data,
+        )

@@ -14,6 +14,8 @@ from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 
 log = logging.getLogger(__name__)
 STAGES = ("allow", "ban", "bias", "filter")
+OWN_FILTERS = ("min_p",)
+"""Fields of SamplingParams that the sampler does itself where the processor is the built-in one."""
 
 
 class ProcessorRaised(Exception):
@@ -33,22 +35,34 @@ class ProcessorChain:
             stage: [name for name, p in processors.items() if p.stage == stage] for stage in STAGES
         }
 
-    def add_row(self, tokens: RowTokens) -> tuple[bool, str | None]:
-        """Start a row; return whether any processor wants it, and its fault if one raised.
+    def add_row(self, tokens: RowTokens) -> tuple[set[str], str | None]:
+        """Start a row; return the stages at which processors want it, and its fault if one raised.
 
+        A lone filter that the sampler does itself does not want the row.
         Mutates: self
         """
-        is_wanted = False
+        stages: set[str] = set()
+        wanted: list[str] = []
         for name, processor in self._processors.items():
             try:
-                if not processor.wants(tokens.params):
-                    continue
-                processor.add_row(tokens)
+                wanted += [name] if processor.wants(tokens.params) else []
             except Exception as error:
-                return is_wanted, _fault(name, error)
+                return stages, _fault(name, error)
+        for name in self._foreign(wanted):
+            try:
+                self._processors[name].add_row(tokens)
+            except Exception as error:
+                return stages, _fault(name, error)
             self._wanted[name].add(tokens.row)
-            is_wanted = True
-        return is_wanted, None
+            stages.add(self._processors[name].stage)
+        return stages, None
+
+    def _foreign(self, names: list[str]) -> list[str]:
+        """Return the processors without a lone filter that the sampler does itself."""
+        filters = [name for name in names if self._processors[name].stage == "filter"]
+        if len(filters) == 1 and self._processors[filters[0]].field in OWN_FILTERS:
+            return [name for name in names if name != filters[0]]
+        return names
 
     def remove_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""

@@ -5,9 +5,12 @@ Knows no tensor on a device and no token.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail_kernels.sample.native import MAX_TOP, Tables
 
 RANDOM = 1
 FILTERED = 2
@@ -15,39 +18,65 @@ PENALISED = 4
 LOGPROBS = 8
 PROCESSED = 16
 FAULTY = 32
+SHAPED = 64
+"""A processor of the "filter" stage wants the row."""
+MANY_LOGPROBS = 128
+"""More logprobs than the native kernels list."""
 SEED_MASK = (1 << 64) - 1
 MIN_TEMPERATURE = 1e-6
 """Smaller temperatures would overflow; at this one only exact ties are still drawn among."""
 
 
 class RowParams:
-    """One entry per row in each array. `features` is a bit set of the words above."""
+    """One entry per row in each array. `features` is a bit set of the words above.
+
+    `tables` is what kernels read; `num_logprobs` is what the request said (-1: all of them).
+    """
 
     def __init__(self, max_rows: int) -> None:
         self.features = np.zeros(max_rows, dtype=np.int64)
-        self.temperature = np.ones(max_rows, dtype=np.float32)
-        self.top_k = np.zeros(max_rows, dtype=np.int64)
-        self.top_p = np.ones(max_rows, dtype=np.float64)
-        self.seed = np.zeros(max_rows, dtype=np.uint64)
         self.num_logprobs = np.zeros(max_rows, dtype=np.int64)
+        self.tables = Tables(max_rows)
 
     def fill(self, row: int, params: SamplingParams, seed: int, *, features: int) -> None:
         """Take over a request's fields. `features` adds bits that params alone do not tell.
 
         Mutates: self
         """
-        self.features[row] = features | self._plain_features(params)
-        self.temperature[row] = max(params.temperature, MIN_TEMPERATURE)
-        self.top_k[row] = max(params.top_k, 0)
-        self.top_p[row] = params.top_p
-        self.seed[row] = seed & SEED_MASK
-        self.num_logprobs[row] = 0 if params.logprobs is None else params.logprobs
+        is_shaped = bool(features & SHAPED)
+        tables = self.tables
+        self.features[row] = features | _plain_features(params, is_shaped)
+        self.num_logprobs[row] = wanted = 0 if params.logprobs is None else params.logprobs
+        tables.inverse_temperature[row] = inverse_temperature(params)
+        tables.top_k[row] = max(params.top_k, 0)
+        tables.top_p[row] = params.top_p
+        tables.least[row] = -math.inf if is_shaped else least_of(params)
+        tables.seed[row] = seed & SEED_MASK
+        tables.num_top[row] = -1 if params.logprobs is None else min(max(wanted, 0), MAX_TOP)
 
-    @staticmethod
-    def _plain_features(params: SamplingParams) -> int:
-        bits = 0 if params.logprobs is None else LOGPROBS
-        if params.temperature > 0.0:
-            bits |= RANDOM
-            if params.top_k > 0 or params.top_p < 1.0:
-                bits |= FILTERED
-        return bits
+    def clear(self, row: int) -> None:
+        """Make a row one that wants nothing. Mutates: self"""
+        self.features[row] = 0
+        self.tables.inverse_temperature[row] = 0.0
+        self.tables.num_top[row] = -1
+
+
+def inverse_temperature(params: SamplingParams) -> float:
+    """Return what logits are multiplied by; 0 for greedy rows."""
+    return 1.0 / max(params.temperature, MIN_TEMPERATURE) if params.temperature > 0.0 else 0.0
+
+
+def least_of(params: SamplingParams) -> float:
+    """Return how far below the best scaled logit min-p keeps tokens; -inf when it is off."""
+    return math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+
+
+def _plain_features(params: SamplingParams, is_shaped: bool) -> int:
+    bits = 0
+    if params.logprobs is not None:
+        bits |= LOGPROBS if 0 <= params.logprobs <= MAX_TOP else LOGPROBS | MANY_LOGPROBS
+    if params.temperature > 0.0:
+        bits |= RANDOM
+        if params.top_k > 0 or params.top_p < 1.0 or (params.min_p > 0.0 and not is_shaped):
+            bits |= FILTERED
+    return bits

@@ -1,15 +1,15 @@
 """Sampler: the logits of a step's rows become one token per row, in the fixed order.
 
 Raw logits are kept for logprobs, then: allowed ids, bans, biases, penalties; greedy rows take
-their best token and leave; temperature, filter processors, top-k and top-p, the draw; logprobs of
-what was drawn. What no row of the step uses is skipped. Knows no model and no scheduler.
+their best token and leave; temperature, filter processors, min-p, top-k and top-p, the draw;
+logprobs of what was drawn. What no row of the step uses is skipped. On a CPU everything from the
+penalties on is one native call; `plain.py` does the same on other devices, and where a filter
+processor has to be called in between. Knows no model and no scheduler.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,49 +17,38 @@ import torch
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
-from dovetail.sampling.draw import draw, uniforms
-from dovetail.sampling.filters import filter_top
-from dovetail.sampling.logprobs import token_logprobs
+from dovetail.sampling.logprobs import listed, token_logprobs
 from dovetail.sampling.penalties import Penalties, uses_penalties
+from dovetail.sampling.plain import PlainDraws
 from dovetail.sampling.processors import ProcessorChain, ProcessorRaised
 from dovetail.sampling.rows import RowParams
+from dovetail.sampling.step import BROKEN, NOT_FINITE, NOTHING_LEFT, Draws, DrawStep
+from dovetail_kernels.cpu.library import library
+from dovetail_kernels.sample.native import NativeSampler, can_sample
 
-NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
-NOTHING_LEFT = "no token is left: the bans and allowed ids of this request exclude each other"
-BROKEN = "a logits processor left logits that are not finite (NaN or infinity)"
-
-
-@dataclass(slots=True, kw_only=True)
-class Draws:
-    """What a step drew. `token_ids` has one entry per row (0 for a faulty one); `logprobs` and
-    `faults` are keyed by index into the step's rows."""
-
-    token_ids: list[int]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    faults: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class DrawStep:
-    """The rows that draw in one step. `rows` are row numbers, `positions` counts each row's
-    tokens drawn so far. `features` holds each row's bits, `union` all of them together."""
-
-    rows: np.ndarray
-    positions: np.ndarray
-    features: np.ndarray
-    union: int
-    row_list: list[int]
-    faults: dict[int, str] = field(default_factory=dict)
+__all__ = ["BROKEN", "NOTHING_LEFT", "NOT_FINITE", "Draws", "Sampler"]
 
 
 class Sampler:
-    """The sampling state of all rows of one runner. One thread calls it."""
+    """The sampling state of all rows of one runner. One thread calls it.
 
-    def __init__(self, max_rows: int, processors: Mapping[str, LogitsProcessor]) -> None:
+    `uses_kernels` false: torch operations on the CPU too.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        processors: Mapping[str, LogitsProcessor],
+        *,
+        uses_kernels: bool = True,
+    ) -> None:
         self._params = RowParams(max_rows)
-        self._penalties = Penalties()
+        self._penalties = Penalties(self._params.tables)
         self._chain = ProcessorChain(processors)
         self._faults: dict[int, str] = {}
+        self._plain = PlainDraws(self._params, self._penalties)
+        has_native = uses_kernels and library() is not None
+        self._native = NativeSampler(self._params.tables) if has_native else None
 
     def add_row(self, tokens: RowTokens, seed: int) -> None:
         """Start a row. A processor's fault is kept and reported by the row's draws.
@@ -67,8 +56,10 @@ class Sampler:
         Mutates: self
         """
         self.remove_row(tokens.row)
-        is_wanted, fault = self._chain.add_row(tokens)
-        features = bits.PROCESSED if is_wanted else 0
+        stages, fault = self._chain.add_row(tokens)
+        features = bits.PROCESSED if stages else 0
+        if "filter" in stages and tokens.params.temperature > 0.0:
+            features |= bits.SHAPED
         if uses_penalties(tokens.params):
             self._penalties.add_row(tokens.row, tokens.params, tokens.prompt_ids, tokens.output_ids)
             features |= bits.PENALISED
@@ -81,7 +72,7 @@ class Sampler:
         self._chain.remove_row(row)
         self._penalties.remove_row(row)
         self._faults.pop(row, None)
-        self._params.features[row] = 0
+        self._params.clear(row)
 
     def condemn(self, row: int, fault: str) -> None:
         """Remember a row's first fault: whatever it still draws is void. Mutates: self"""
@@ -98,7 +89,7 @@ class Sampler:
         """Return one token per row. `recompute` gives the same logits again: it is called when a
         processor raised, since its half-done changes cannot be told from its neighbours'.
 
-        Shapes: logits [S, V], rows and positions [S]
+        Shapes: logits [S, V], rows and positions [S], no row twice
         Mutates: self; logits, when they are float32
         """
         features = self._params.features[rows]
@@ -109,10 +100,9 @@ class Sampler:
             union=int(np.bitwise_or.reduce(features)),
             row_list=rows.tolist(),
         )
-        if step.union == 0:
-            return self._finish(step, *_best(logits))
         if step.union & bits.FAULTY:
-            self._recall_faults(step)
+            for i in np.flatnonzero(features & bits.FAULTY).tolist():
+                step.faults[i] = self._faults[step.row_list[i]]
         try:
             return self._run(logits, step, is_alone=False)
         except ProcessorRaised:
@@ -121,34 +111,39 @@ class Sampler:
     def _run(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> Draws:
         """Run the whole pipeline. Mutates: logits, step.faults"""
         work = logits.float().contiguous()
-        raw = self._raw(work, step)
-        if step.union & (bits.PROCESSED | bits.PENALISED):
-            self._change(work, step, is_alone)
-        ids, tops = self._pick(work, step, is_alone)
-        draws = self._finish(step, ids, tops)
+        is_plain = self._native is None or step.union & bits.SHAPED or not can_sample(work)
+        raw = self._raw(work, step, is_plain=bool(is_plain))
+        if step.union & bits.PROCESSED:
+            self._process(work, step, is_alone)
+        if not is_plain:
+            tells = raw is None and bool(step.union & bits.LOGPROBS)
+            draws = self._draw_natively(work, step, tells_logprobs=tells)
+        else:
+            draws = self._draw_plainly(work, step, is_alone)
         if raw is not None:
             self._add_logprobs(raw, step, draws)
         return draws
 
-    def _raw(self, work: torch.Tensor, step: DrawStep) -> torch.Tensor | None:
-        """Return the logits of rows that want logprobs, safe from later changes."""
+    def _raw(self, work: torch.Tensor, step: DrawStep, *, is_plain: bool) -> torch.Tensor | None:
+        """Return the logits of rows whose logprobs are found after the draw, safe from changes."""
         if not step.union & bits.LOGPROBS:
             return None
-        if not step.union & ~bits.LOGPROBS:
-            return work
+        changing = bits.PROCESSED
+        if is_plain:
+            changing |= bits.RANDOM | bits.PENALISED
+        elif not step.union & (bits.PROCESSED | bits.MANY_LOGPROBS):
+            return None
         wants = np.flatnonzero(step.features & bits.LOGPROBS)
+        if len(wants) == len(step.rows) and not step.union & changing:
+            return work
         return work[torch.from_numpy(wants).to(work.device)]
 
-    def _change(self, work: torch.Tensor, step: DrawStep, is_alone: bool) -> None:
-        """Apply what may change the best token. Mutates: work, step.faults"""
+    def _process(self, work: torch.Tensor, step: DrawStep, is_alone: bool) -> None:
+        """Run the processors that may change the best token. Mutates: work, step.faults"""
         for index, top in enumerate(work.amax(dim=1).tolist()):
-            if not math.isfinite(top):
-                step.faults.setdefault(index, NOT_FINITE)
-        if step.union & bits.PROCESSED:
-            for stage in ("allow", "ban", "bias"):
-                self._apply(stage, work, range(len(step.row_list)), step, is_alone)
-        if step.union & bits.PENALISED:
-            self._penalties.apply(work, step.row_list)
+            step.blame(index, top, is_changed=False)
+        for stage in ("allow", "ban", "bias"):
+            self._apply(stage, work, range(len(step.row_list)), step, is_alone)
 
     def _apply(
         self,
@@ -170,102 +165,69 @@ class Sampler:
         for i, fault in self._chain.apply_alone(stage, logits, rows).items():
             step.faults[indices[i]] = fault
 
-    def _pick(
-        self, work: torch.Tensor, step: DrawStep, is_alone: bool
-    ) -> tuple[list[int], list[float]]:
-        """Return each row's token and its largest logit. Mutates: work, step.faults"""
-        random = np.flatnonzero(step.features & bits.RANDOM)
-        if random.size == 0:
-            return _best(work)
-        if random.size == len(step.row_list):
-            return self._draw(work, random, step, is_alone)
-        ids, tops = _best(work)
-        part = work[torch.from_numpy(random).to(work.device)]
-        for i, token_id, top in zip(
-            random.tolist(), *self._draw(part, random, step, is_alone), strict=True
-        ):
-            ids[i], tops[i] = token_id, top
-        return ids, tops
+    def _draw_natively(self, work: torch.Tensor, step: DrawStep, *, tells_logprobs: bool) -> Draws:
+        """Penalise, draw and find logprobs in one call. Mutates: self, step.faults"""
+        native, tables = self._native, self._params.tables
+        assert native is not None
+        if step.union & bits.PENALISED:
+            self._penalties.make_room(step.rows)
+        top = None
+        if tells_logprobs:
+            top = max(0, int(tables.num_top[step.rows].max()))
+            if top > work.shape[1]:
+                top = work.shape[1]
+                np.minimum(tables.num_top, top, out=tables.num_top)
+        found = native(work, step.rows, step.positions, logprobs_top=top)
+        count = len(step.row_list)
+        if not np.isfinite(native.best[:count]).all():
+            self._blame(step, native.best[:count].tolist(), native.raw_best[:count].tolist())
+        draws = self._finish(step, native.tokens[:count].tolist())
+        if found is not None:
+            wants = np.flatnonzero(step.features & bits.LOGPROBS)
+            indices, sizes = wants.tolist(), tables.num_top[step.rows[wants]].tolist()
+            ids = [draws.token_ids[i] for i in indices]
+            self._take_logprobs(draws, indices, listed(found, indices, ids, sizes))
+        return draws
 
-    def _draw(
-        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep, is_alone: bool
-    ) -> tuple[list[int], list[float]]:
-        """Draw for rows that are not greedy. Row i of logits is the step's row indices[i].
+    def _blame(self, step: DrawStep, best: list[float], raw_best: list[float]) -> None:
+        """Fault the rows whose largest logits are not finite. Mutates: step.faults"""
+        was_processed = bool(step.union & bits.PROCESSED)
+        for i, (top, raw_top) in enumerate(zip(best, raw_best, strict=True)):
+            step.blame(i, raw_top, is_changed=was_processed)
+            step.blame(i, top, is_changed=True)
 
-        Mutates: logits, step.faults
-        """
-        device, rows = logits.device, step.rows[indices]
-        best = logits.amax(dim=1, keepdim=True)
-        # Rows that are not finite would spread NaN into the searches; their token is void anyway.
-        logits.sub_(best).masked_fill_((best - best) != 0, 0.0)
-        logits.div_(torch.from_numpy(self._params.temperature[rows]).to(device).unsqueeze(1))
-        if step.union & bits.PROCESSED:
-            self._apply("filter", logits, indices.tolist(), step, is_alone)
-            _repair(logits, indices.tolist(), step)
-        if step.union & bits.FILTERED:
-            filter_top(logits, self._params.top_k[rows], self._params.top_p[rows])
-        uniform = uniforms(self._params.seed[rows], step.positions[indices])
-        token_ids = draw(logits, torch.from_numpy(uniform).to(device))
-        return token_ids.tolist(), best.squeeze(1).tolist()
+    def _draw_plainly(self, work: torch.Tensor, step: DrawStep, is_alone: bool) -> Draws:
+        """Penalise and draw by torch operations. Mutates: work, self, step.faults"""
+        if step.union & bits.PENALISED:
+            for index, top in enumerate(work.amax(dim=1).tolist()):
+                step.blame(index, top, is_changed=bool(step.union & bits.PROCESSED))
 
-    def _finish(self, step: DrawStep, token_ids: list[int], tops: list[float]) -> Draws:
-        """Turn the rows' largest logits into faults, and record what was drawn.
+        def shape(logits: torch.Tensor, indices: list[int]) -> None:
+            self._apply("filter", logits, indices, step, is_alone)
 
-        Mutates: self, step.faults, token_ids
-        """
-        was_changed = step.union & (bits.PROCESSED | bits.PENALISED)
-        for i, top in enumerate(tops):
-            if not math.isfinite(top):
-                changed = NOTHING_LEFT if top == -math.inf else BROKEN
-                step.faults.setdefault(i, changed if was_changed else NOT_FINITE)
+        return self._finish(step, self._plain.pick(work, step, shape))
+
+    def _finish(self, step: DrawStep, token_ids: list[int]) -> Draws:
+        """Condemn the rows that are at fault. Mutates: self, token_ids"""
         for i, fault in step.faults.items():
             token_ids[i] = 0
             self.condemn(step.row_list[i], fault)
-        if step.union & bits.PENALISED:
-            self._penalties.record(step.row_list, token_ids)
         return Draws(token_ids=token_ids, faults=step.faults)
 
     def _add_logprobs(self, raw: torch.Tensor, step: DrawStep, draws: Draws) -> None:
         """Fill in the logprobs of rows that want them. Mutates: draws"""
         wants = np.flatnonzero(step.features & bits.LOGPROBS)
-        if len(raw) > len(wants):
-            raw = raw[torch.from_numpy(wants).to(raw.device)]
         indices = wants.tolist()
         found = token_logprobs(
             raw,
             [draws.token_ids[i] for i in indices],
             self._params.num_logprobs[step.rows[wants]].tolist(),
+            uses_kernels=self._native is not None,
         )
+        self._take_logprobs(draws, indices, found)
+
+    @staticmethod
+    def _take_logprobs(draws: Draws, indices: list[int], found: list[TokenLogprobs]) -> None:
         draws.logprobs = {
             i: one for i, one in zip(indices, found, strict=True) if i not in draws.faults
         }
-
-    def _recall_faults(self, step: DrawStep) -> None:
-        """Mark rows that failed before. Mutates: step.faults"""
-        for i in np.flatnonzero(step.features & bits.FAULTY).tolist():
-            step.faults[i] = self._faults[step.row_list[i]]
-
-
-def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> None:
-    """Make row maxima 0 again after filters, and fault rows that have no finite maximum.
-
-    Faulty rows may hold anything; they are flattened so that the draw stays within bounds.
-    Mutates: logits, step.faults
-    """
-    tops = logits.amax(dim=1, keepdim=True)
-    logits.sub_(tops)
-    for i, top in enumerate(tops.squeeze(1).tolist()):
-        if not math.isfinite(top):
-            step.faults.setdefault(indices[i], NOTHING_LEFT if top == -math.inf else BROKEN)
-        if indices[i] in step.faults:
-            logits[i] = 0.0
-
-
-def _best(logits: torch.Tensor) -> tuple[list[int], list[float]]:
-    """Return the first most likely token of each row and its logit. Shapes: [S, V] -> [S], [S]"""
-    logits = logits.float()
-    if logits.device.type != "cpu":
-        values, ids = logits.max(dim=1)
-        return ids.tolist(), values.tolist()
-    # numpy's argmax is vectorised; torch's takes up to twenty times as long on a CPU.
-    return logits.numpy().argmax(axis=1).tolist(), logits.amax(dim=1).tolist()

@@ -20,7 +20,12 @@ from dovetail_kernels import load_op
 from dovetail_kernels.op import Case
 
 OP = load_op("paged_attention")
-CASES = {f"{c.name}-{c.dtype}".replace("torch.", ""): c for c in OP.cases()}
+ONE_SIZE = ("decode_", "prefill_", "mixed_")
+CASES = {
+    f"{case.name}-{case.dtype}".replace("torch.", ""): case
+    for case in OP.cases()
+    if case.name.startswith(ONE_SIZE)
+}
 HEAD_SIZE, BLOCK_TOKENS = 32, 16
 
 

@@ -3,7 +3,8 @@
 Each cache cell holds a mark that stands for all tokens up to its position (and for the request's
 prefix keys), per KV group. Every position that attention would read is compared with the mark it
 should hold, so a lost, doubly used or wrongly shared block shows in the step where it would hurt.
-Drawn tokens depend on the request's seed and the output position alone.
+Drawn tokens depend on the request's seed and the output position alone. Drafts leave their marks in
+the cache whether they come true or not, as a real forward pass would.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ class _Row:
         self.token_ids.append(token_id)
         for group, marks in enumerate(self.marks):
             marks.append(hash((marks[-1] if marks else root, token_id, group)))
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget all tokens but the first ones; none of those left out counts as computed."""
+        for kept in (self.token_ids, *self.marks):
+            del kept[num_tokens:]
+        self.num_computed = min(self.num_computed, num_tokens)
 
 
 class PagedRunner:
@@ -115,6 +122,10 @@ class PagedRunner:
         end = step.start + step.num_tokens
         assert step.num_tokens >= 1, f"row {step.row} computes nothing"
         assert step.start == row.num_computed, f"row {step.row} skips or repeats a position"
+        if step.drafts:
+            self._check_drafts(row, step)
+        for draft in step.drafts:
+            row.append(draft)
         assert end <= len(row.token_ids), f"row {step.row} computes a token nobody knows"
         assert step.samples == (end == len(row.token_ids)), f"row {step.row}: samples is wrong"
         size = self._layout.block_tokens
@@ -126,6 +137,14 @@ class PagedRunner:
                 assert block != 0, f"row {step.row} writes to the null block"
                 self._memory[block][position % size] = marks[position]
         row.num_computed = end
+
+    def _check_drafts(self, row: _Row, step: RowStep) -> None:
+        is_decode = step.start == len(row.token_ids) - 1
+        assert is_decode, f"row {step.row} has drafts in the middle of its known tokens"
+        # Were all drafts to come true, one more token would be drawn.
+        longest = len(row.token_ids) + len(step.drafts) + 1
+        limit = self._schedule.max_model_tokens
+        assert longest <= limit, f"row {step.row} has drafts beyond the longest context"
 
     def _check_reads(self, step: RowStep) -> None:
         row = self._rows[step.row]
@@ -161,10 +180,22 @@ class PagedRunner:
         prompt_logprobs = self._prompt_logprobs(row, step)
         if not step.samples:
             return RowResult(row=step.row, prompt_logprobs=prompt_logprobs)
-        position = len(row.token_ids) - row.new.num_prompt_tokens
-        token_id = drawn_token(row.new.seed, position, self._vocab_size)
-        row.append(token_id)
-        return RowResult(row=step.row, token_ids=(token_id,), prompt_logprobs=prompt_logprobs)
+        return RowResult(
+            row=step.row, token_ids=self._draw(row, step.drafts), prompt_logprobs=prompt_logprobs
+        )
+
+    def _draw(self, row: _Row, drafts: Sequence[int]) -> tuple[int, ...]:
+        """Return one token, and one more for each draft that came true. Mutates: row"""
+        first = len(row.token_ids) - len(drafts)
+        row.cut(first)
+        drawn: list[int] = []
+        while len(drawn) <= len(drafts) and tuple(drafts[: len(drawn)]) == tuple(drawn):
+            position = first + len(drawn) - row.new.num_prompt_tokens
+            drawn.append(drawn_token(row.new.seed, position, self._vocab_size))
+            row.append(drawn[-1])
+        # What the cache holds of a draft that came true is its token's.
+        row.num_computed = len(row.token_ids) - 1
+        return tuple(drawn)
 
     def _prompt_logprobs(self, row: _Row, step: RowStep) -> tuple[TokenLogprobs, ...]:
         """Return an entry for each prompt token that follows a position of this step."""

@@ -1,8 +1,9 @@
 """Simulation: drives a scheduler and the real block accounting without a model.
 
-Random arrivals whose prompts share prefixes, aborts at any moment, faults, preemptions, and results
-that come a step late in one-ahead mode. After every step all promises of interfaces.scheduler are
-checked; at the end everything must drain. Knows no plugin: classes are handed in.
+Random arrivals whose prompts share prefixes, aborts at any moment, faults, preemptions, drafts that
+come true or not, and results that come a step late in one-ahead mode. After every step all promises
+of interfaces.scheduler are checked; at the end everything must drain. Knows no plugin: classes are
+handed in.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.kv_groups import plan_layout
-from dovetail.engine.request import NO_ROW, Request
+from dovetail.engine.request import NO_ROW, RUNNING, Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState, Scheduler
@@ -37,6 +38,8 @@ class BrokenPromise(AssertionError):
 class SimSettings:
     """One simulation. Rates are chances per step; `max_live` bounds unfinished requests.
 
+    `draft_rate` is the chance that a request which just got tokens has drafts, up to
+    `max_draft_tokens` of them; each may come true with the chance `draft_truth`.
     `windows` lists the attention kinds of the imagined model, one layer each (None: full).
     """
 
@@ -55,6 +58,9 @@ class SimSettings:
     arrival_rate: float = 0.4
     abort_rate: float = 0.05
     fault_rate: float = 0.002
+    draft_rate: float = 0.0
+    draft_truth: float = 0.7
+    max_draft_tokens: int = 6
     max_live: int = 24
 
     def schedule(self) -> ScheduleSpec:
@@ -101,6 +107,8 @@ class SimReport:
     num_tokens: int = 0
     num_preemptions: int = 0
     num_hit_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     max_idle_steps: int = 0
     finished: Counter[str] = field(default_factory=Counter)
 
@@ -241,6 +249,7 @@ class Simulation:
     def _plan(self) -> bool:
         """Let the scheduler plan and the runner run; return whether there was anything to run."""
         was_idle = not self._flights
+        offered = {name: request.draft_ids for name, request in self._live.items()}
         plan = self.scheduler.plan()
         if plan.rows:
             self._flights.append((plan, self._runner.run(plan)))
@@ -252,7 +261,10 @@ class Simulation:
         self.report.num_tokens += plan.num_tokens
         by_row = {request.row: request for request in self._live.values()}
         for step in plan.rows:
-            self._note_served(by_row[step.row].request_id)
+            request_id = by_row[step.row].request_id
+            self._note_served(request_id)
+            is_offered = offered[request_id][: len(step.drafts)] == step.drafts
+            self._promise(is_offered, f"{request_id} has drafts that nobody proposed")
         return bool(plan.rows)
 
     def _note_served(self, request_id: str) -> None:
@@ -264,7 +276,23 @@ class Simulation:
         """Hand results over, but for the newest `num_late` ones, which are still under way."""
         while len(self._flights) > num_late:
             plan, result = self._flights.popleft()
-            self._note_ended([r for r in self.scheduler.update(plan, result) if r.is_finished])
+            changed = self.scheduler.update(plan, result)
+            for request in changed if self.settings.draft_rate else ():
+                request.draft_ids = self._guesses(request)
+            self._note_ended([r for r in changed if r.is_finished])
+
+    def _guesses(self, request: RequestState) -> tuple[int, ...]:
+        """Return drafts of a request's next tokens, some of which will come true, or none."""
+        random, settings = self._random, self.settings
+        if request.status != RUNNING or random.random() >= settings.draft_rate:
+            return ()
+        first = request.num_tokens - request.num_prompt_tokens
+        return tuple(
+            drawn_token(request.seed, first + i, VOCAB_SIZE)
+            if random.random() < settings.draft_truth
+            else random.randrange(VOCAB_SIZE)
+            for i in range(random.randint(1, settings.max_draft_tokens))
+        )
 
     def _note_ended(self, ended: Sequence[RequestState]) -> None:
         for state in ended:
@@ -273,6 +301,8 @@ class Simulation:
             has_blocks = any(self.cache.blocks_of(request))
             self._promise(not has_blocks, f"{request.request_id} ended and keeps blocks")
             self._check_output(request)
+            self.report.num_draft_tokens += request.num_draft_tokens
+            self.report.num_accepted_tokens += request.num_accepted_tokens
             self.report.finished[request.finish_reason or "unfinished"] += 1
             del self._roots[request.request_id], self._served_at[request.request_id]
             del self._preemptions[request.request_id], self._arrival_index[request.request_id]

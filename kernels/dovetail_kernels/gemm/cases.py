@@ -39,7 +39,9 @@ def cases() -> list[Case]:
         for m in (1, 40)
     ]
     groups = [
-        _case(f, m, 200, 64, {"group": group, "is_symmetric": even}, f"G{group}")
+        _case(
+            f, m, 200, 64, {"group": group, "is_symmetric": even}, f"G{group}{'' if even else 'z'}"
+        )
         for f in ("int4", "int4_int8")
         for group in (32, 64, 128)
         for even in (True, False)

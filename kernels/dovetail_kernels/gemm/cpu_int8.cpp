@@ -191,7 +191,8 @@ struct Int8 {
   static int64_t panel_bytes(const GemmArgs& args) { return units(args) * kInt8Step * kPanel; }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                             int64_t unit0, int64_t units, float* kept, const Wide* wide) {
+                             int64_t unit0, int64_t units, float* kept,
+                             [[maybe_unused]] const Wide* wide) {
     const auto* a = static_cast<const Kind::T*>(rows.values) + first * rows.inputs +
                     unit0 * R * Kind::step;
     const auto* w = static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) +

@@ -3,40 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, tolerance
 
+ENDS: dict[str, dict[str, Any]] = {
+    "delta": {"delta": True},
+    "residual": {"residual": True},
+    "apart": {"apart": 60},
+    "apart_delta": {"apart": 60, "delta": True},
+    "offset": {"offset": 1.0},
+    "bare": {"bare": True},
+    "bare_residual": {"bare": True, "residual": True},
+}
+PERF_TOKENS = (1, 8, 256)
+
 
 def cases() -> list[Case]:
-    """Return decode, prefill and odd sizes in three dtypes."""
-    return [
-        _case(tokens, size, dtype)
+    """Return decode, prefill and odd sizes in three dtypes, and every fused end."""
+    plain = [
+        _case(tokens, size, dtype, "plain")
         for tokens, size in ((1, 1024), (7, 100), (256, 1024))
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
+    odd = [_case(3, size, torch.float32, "plain") for size in (1, 3, 17, 63, 77, 1023)]
+    ends = [
+        _case(tokens, size, torch.float32, end)
+        for end in ENDS
+        for tokens, size in ((1, 1024), (70, 333))
+    ]
+    return plain + odd + ends
 
 
-def _case(tokens: int, size: int, dtype: torch.dtype) -> Case:
+def perf_cases() -> list[Case]:
+    """Return the cases that are timed."""
+    return [
+        _case(tokens, 1024, torch.float32, end)
+        for end in ("plain", "delta", "offset")
+        for tokens in PERF_TOKENS
+    ]
+
+
+def _case(tokens: int, size: int, dtype: torch.dtype, end: str) -> Case:
+    options = ENDS.get(end, {})
+    streams = 2 + 2 * ("delta" in options) + ("residual" in options)
     return Case(
-        name=f"T{tokens}_E{size}",
+        name=f"{end}_T{tokens}_E{size}",
         dtype=dtype,
-        build=_builder(tokens, size, dtype),
-        moved_bytes=(2 * tokens + 1) * size * dtype.itemsize,
+        build=_builder(tokens, size, dtype, options),
+        mutates=("x",) if "delta" in options else (),
+        moved_bytes=(streams * tokens + 1) * size * dtype.itemsize,
         flops=4 * tokens * size,
         rtol=tolerance(dtype),
         atol=tolerance(dtype),
     )
 
 
-def _builder(tokens: int, size: int, dtype: torch.dtype) -> Callable[[torch.device], Arguments]:
+def _builder(
+    tokens: int, size: int, dtype: torch.dtype, options: dict[str, Any]
+) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        return {
-            "x": normal((tokens, size), dtype, device, seed=1),
-            "weight": normal((size,), dtype, device, seed=2),
+        wide = normal((tokens, size + options.get("apart", 0)), dtype, device, seed=1)
+        arguments: Arguments = {
+            "x": wide[:, :size],
+            "weight": None if options.get("bare") else normal((size,), dtype, device, seed=2),
             "eps": 1e-6,
+            "offset": options.get("offset", 0.0),
         }
+        for seed, name in enumerate(("delta", "residual"), start=3):
+            if options.get(name):
+                arguments[name] = normal((tokens, size), dtype, device, seed=seed)
+        return arguments
 
     return build

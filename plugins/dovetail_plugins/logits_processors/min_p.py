@@ -25,6 +25,7 @@ class MinP(LogitsProcessor):
         source="https://arxiv.org/abs/2407.01082",
     )
     stage = "filter"
+    field = "min_p"
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)

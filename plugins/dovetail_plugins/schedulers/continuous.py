@@ -2,8 +2,9 @@
 
 Every step hands `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
 Prefill, chunked prefill, decode, prefix hits and recompute are the same arithmetic: a request wants
-the tokens between `num_computed_tokens` and what is known or under way. When blocks run out, the
-running request with the largest key gives its blocks back and waits again. Knows no tensor or text.
+the tokens between `num_computed_tokens` and what is known or under way, and drafts of what follows
+where room is left. When blocks run out, the running request with the largest key gives its blocks
+back and waits again. Knows no tensor or text.
 Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
 Sarathi-Serve (OSDI 2024).
 """
@@ -58,7 +59,7 @@ class _Job:
         self.order: Order = ((), arrival_index)
 
 
-class _Draft:
+class _Tally:
     """A plan in the making: the budget left, and what has been given away."""
 
     __slots__ = ("has_preempted", "jobs", "new_rows", "rows", "tokens_left")
@@ -70,12 +71,17 @@ class _Draft:
         self.new_rows: list[NewRow] = []
         self.jobs: list[tuple[_Job, int]] = []
 
-    def take(self, job: _Job, num_tokens: int, new_blocks: Blocks) -> None:
-        """Give a job its next `num_tokens` tokens. Mutates: draft and request counters."""
+    def take(
+        self, job: _Job, num_tokens: int, new_blocks: Blocks, drafts: tuple[int, ...] = ()
+    ) -> None:
+        """Give a job its next `num_tokens` tokens, the last of them `drafts`.
+
+        Mutates: tally and request counters.
+        """
         request = job.request
         start = request.num_computed_tokens
         end = start + num_tokens
-        samples = end == request.num_tokens + request.num_inflight
+        samples = end >= request.num_tokens + request.num_inflight
         request.num_computed_tokens = end
         if samples:
             request.num_inflight += 1
@@ -88,6 +94,7 @@ class _Draft:
                 num_tokens=num_tokens,
                 samples=samples,
                 new_blocks=new_blocks,
+                drafts=drafts,
             )
         )
 
@@ -104,7 +111,7 @@ class ContinuousScheduler(Scheduler):
         summary="continuous batching by a token budget, chunked prefill, preemption by recompute",
         source="https://www.usenix.org/conference/osdi22/presentation/yu",
     )
-    capabilities = frozenset({"chunked_prefill", "preemption", "async_steps", "priority"})
+    capabilities = frozenset({"chunked_prefill", "preemption", "async_steps", "priority", "drafts"})
     Options = ContinuousOptions
 
     def __init__(
@@ -203,28 +210,37 @@ class ContinuousScheduler(Scheduler):
 
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""
-        draft = _Draft(self._spec.max_step_tokens)
-        self._continue_running(draft)
-        if not draft.has_preempted:
-            self._admit_waiting(draft)
-        return self._seal(draft)
+        tally = _Tally(self._spec.max_step_tokens)
+        self._continue_running(tally)
+        if not tally.has_preempted:
+            self._admit_waiting(tally)
+        return self._seal(tally)
 
-    def _continue_running(self, draft: _Draft) -> None:
+    def _continue_running(self, tally: _Tally) -> None:
         """Give running jobs their next tokens, smallest key first."""
         running = self._running
         index = 0
-        while index < len(running) and draft.tokens_left > 0:
+        while index < len(running) and tally.tokens_left > 0:
             job = running[index]
             index += 1
-            num_tokens = self._next_tokens(job, draft.tokens_left, len(running) - index)
-            if num_tokens == 0:
+            num_tokens = self._next_tokens(job, tally.tokens_left, len(running) - index)
+            if num_tokens <= 0:
                 continue
-            new_blocks = self._make_room(job, num_tokens, draft)
+            drafts: tuple[int, ...] = ()
+            if job.request.draft_ids:
+                if job.request.num_inflight > 0:
+                    continue  # drafts follow the newest token, so that one is waited for
+                drafts = self._take_drafts(job, tally.tokens_left - (len(running) - index))
+                num_tokens += len(drafts)
+            new_blocks = self._make_room(job, num_tokens, tally)
             if new_blocks is not None:
-                draft.take(job, num_tokens, new_blocks)
+                tally.take(job, num_tokens, new_blocks, drafts)
 
     def _next_tokens(self, job: _Job, tokens_left: int, num_behind: int) -> int:
-        """Return how many tokens a running job computes now."""
+        """Return how many tokens a running job computes now, drafts aside.
+
+        While drafts are under way it is none: nobody knows yet how far they take the job.
+        """
         request = job.request
         num_known = request.num_tokens + request.num_inflight
         if num_known >= job.max_tokens:
@@ -234,6 +250,22 @@ class ContinuousScheduler(Scheduler):
             return num_wanted
         # A long prompt leaves one token to every row behind it, so that nobody's decode stalls.
         return min(self._capped(num_wanted), max(1, tokens_left - num_behind))
+
+    def _take_drafts(self, job: _Job, tokens_left: int) -> tuple[int, ...]:
+        """Return the job's drafts that this step verifies, as many as there is room for.
+
+        None while a prompt or a recompute is under way, and none where their blocks could be
+        missing for the next token of a running job: a guess makes nobody yield.
+        Mutates: request.draft_ids, taken or void
+        """
+        request = job.request
+        drafts, request.draft_ids = request.draft_ids, ()
+        if request.num_computed_tokens + 1 < request.num_tokens:
+            return ()
+        # If all come true one more is drawn, and that must not be beyond the job's end.
+        drafts = drafts[: max(0, min(tokens_left, job.max_tokens - request.num_tokens) - 1)]
+        num_blocks = self._blocks_per_row * (len(self._running) + len(drafts))
+        return drafts if num_blocks <= self._cache.num_free_blocks else ()
 
     def _first_tokens(self, num_wanted: int, tokens_left: int) -> int:
         """Return how many tokens a job computes in its first step; 0 when it must wait."""
@@ -250,7 +282,7 @@ class ContinuousScheduler(Scheduler):
             min(num_wanted, limit) if limit > 0 and self._spec.uses_chunked_prefill else num_wanted
         )
 
-    def _make_room(self, job: _Job, num_tokens: int, draft: _Draft) -> Blocks | None:
+    def _make_room(self, job: _Job, num_tokens: int, tally: _Tally) -> Blocks | None:
         """Return the job's new blocks; jobs with the largest keys yield until there are enough.
 
         None when the job itself had the largest key and had to yield.
@@ -260,7 +292,7 @@ class ContinuousScheduler(Scheduler):
         while (new_blocks := self._cache.allocate(request, end)) is None:
             victim = self._running[-1]
             self._preempt(victim)
-            draft.has_preempted = True
+            tally.has_preempted = True
             if victim is job:
                 return None
         return new_blocks
@@ -271,22 +303,23 @@ class ContinuousScheduler(Scheduler):
         job.epoch += 1
         job.request.num_computed_tokens = 0
         job.request.num_preemptions += 1
+        job.request.draft_ids = ()
         self._enqueue(job)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, tally: _Tally) -> None:
         """Start waiting jobs in strict order until one does not fit; nobody overtakes it."""
-        while self._waiting and self._free_rows and draft.tokens_left > 0:
-            if not self._admit(self._waiting[0], draft):
+        while self._waiting and self._free_rows and tally.tokens_left > 0:
+            if not self._admit(self._waiting[0], tally):
                 return
 
-    def _admit(self, job: _Job, draft: _Draft) -> bool:
-        """Return whether the first waiting job could start. Mutates: queues, draft, cache"""
+    def _admit(self, job: _Job, tally: _Tally) -> bool:
+        """Return whether the first waiting job could start. Mutates: queues, tally, cache"""
         request = job.request
         # A job preempted with a token under way waits for it: its new row must know all tokens.
         if request.num_inflight > 0 or self._is_blocked(job):
             return False
         num_cached = self._cache.find_prefix(request)
-        num_tokens = self._first_tokens(request.num_tokens - num_cached, draft.tokens_left)
+        num_tokens = self._first_tokens(request.num_tokens - num_cached, tally.tokens_left)
         if num_tokens == 0:
             return False
         blocks = None
@@ -298,8 +331,8 @@ class ContinuousScheduler(Scheduler):
             return False
         del self._waiting[0]
         self._start(job, num_cached)
-        draft.new_rows.append(_new_row(request, blocks))
-        draft.take(job, num_tokens, self._no_blocks)
+        tally.new_rows.append(_new_row(request, blocks))
+        tally.take(job, num_tokens, self._no_blocks)
         return True
 
     def _is_blocked(self, job: _Job) -> bool:
@@ -332,18 +365,18 @@ class ContinuousScheduler(Scheduler):
             request.num_cached_tokens = num_cached
         insort(self._running, job, key=_order)
 
-    def _seal(self, draft: _Draft) -> StepPlan:
+    def _seal(self, tally: _Tally) -> StepPlan:
         """Return the finished plan; freed rows wait for a plan that has rows."""
         self._num_planned += 1
-        if not draft.rows:
+        if not tally.rows:
             return StepPlan(step_id=self._num_planned, rows=())
         freed_rows = tuple(self._freed_rows)
         self._freed_rows.clear()
-        self._flights[self._num_planned] = draft.jobs
+        self._flights[self._num_planned] = tally.jobs
         return StepPlan(
             step_id=self._num_planned,
-            rows=tuple(draft.rows),
-            new_rows=tuple(draft.new_rows),
+            rows=tuple(tally.rows),
+            new_rows=tuple(tally.new_rows),
             freed_rows=freed_rows,
         )
 
@@ -373,8 +406,15 @@ class ContinuousScheduler(Scheduler):
         if is_stale and request.sampling.prompt_logprobs is not None:
             return False
         request.append(result)
+        num_tokens = step.num_tokens
+        if step.drafts and result.fault is None:
+            num_tokens = len(result.token_ids)
+            request.num_draft_tokens += len(step.drafts)
+            request.num_accepted_tokens += num_tokens - 1
+            if not is_stale:
+                request.num_computed_tokens = step.start + num_tokens
         if not is_stale and result.fault is None:
-            self._cache.commit(request, min(step.start + step.num_tokens, request.num_tokens))
+            self._cache.commit(request, min(step.start + num_tokens, request.num_tokens))
         self._end_if_outgrown(request)
         if request.is_finished:
             self._drop(job, forget=result.fault is not None)

@@ -37,6 +37,8 @@ class LogStats(StatLogger):
         self._queried_tokens = 0
         self._hit_tokens = 0
         self._preemptions = 0
+        self._draft_tokens = 0
+        self._accepted_tokens = 0
         self._num_finished = 0
         self._last: StepStats | None = None
 
@@ -48,6 +50,8 @@ class LogStats(StatLogger):
         self._queried_tokens += stats.prefix_queried_tokens
         self._hit_tokens += stats.prefix_hit_tokens
         self._preemptions += stats.preemptions
+        self._draft_tokens += stats.draft_tokens
+        self._accepted_tokens += stats.accepted_tokens
         self.flush()
 
     def request(self, stats: RequestStats) -> None:
@@ -64,13 +68,18 @@ class LogStats(StatLogger):
         self._since_s, self._last = now_s, None
         self._prompt_tokens = self._generated_tokens = self._num_finished = 0
         self._queried_tokens = self._hit_tokens = self._preemptions = 0
+        self._draft_tokens = self._accepted_tokens = 0
 
     def _line(self, last: StepStats, seconds: float) -> str:
         hit_share = self._hit_tokens / self._queried_tokens if self._queried_tokens else 0.0
+        drafts = ""
+        if self._draft_tokens:
+            share = self._accepted_tokens / self._draft_tokens
+            drafts = f", drafts kept {self._accepted_tokens} of {self._draft_tokens} ({share:.0%})"
         return (
             f"prompt {self._prompt_tokens / seconds:.1f} tokens/s, "
             f"generated {self._generated_tokens / seconds:.1f} tokens/s, "
             f"running {last.num_running}, waiting {last.num_waiting}, "
             f"finished {self._num_finished}, KV cache {last.kv_usage:.1%}, "
-            f"prefix hits {hit_share:.1%}, preemptions {self._preemptions}"
+            f"prefix hits {hit_share:.1%}, preemptions {self._preemptions}{drafts}"
         )

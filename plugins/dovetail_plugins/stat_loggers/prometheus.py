@@ -40,7 +40,7 @@ _GAUGES = {
     "vllm:gpu_prefix_cache_hit_rate": "Share of looked-up tokens found in the prefix cache",
     "vllm:cpu_prefix_cache_hit_rate": "Prefix hits in host cache blocks (there is none here)",
     "vllm:spec_decode_draft_acceptance_rate": "Fraction of draft tokens kept",
-    "vllm:spec_decode_efficiency": "How well speculation pays off overall",
+    "vllm:spec_decode_efficiency": "Tokens that drafts brought, of those they could have brought",
 }
 _COUNTERS = {
     "vllm:num_preemptions": "Evictions by the scheduler since start",
@@ -50,6 +50,7 @@ _COUNTERS = {
     "vllm:gpu_prefix_cache_hits": "Looked-up tokens found in the prefix cache",
     "vllm:prefix_cache_queries": "Tokens looked up in the prefix cache",
     "vllm:prefix_cache_hits": "Looked-up tokens found in the prefix cache",
+    "vllm:spec_decode_num_drafts": "Drafts verified since start",
     "vllm:spec_decode_num_accepted_tokens": "Draft tokens kept since start",
     "vllm:spec_decode_num_draft_tokens": "Draft tokens proposed since start",
     "vllm:spec_decode_num_emitted_tokens": "Tokens emitted by speculation since start",
@@ -90,6 +91,9 @@ class PrometheusStats(StatLogger):
         )
         self._num_queried = 0
         self._num_hit = 0
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._num_accepted = 0
 
     def step(self, stats: StepStats) -> None:
         """Record the engine's state after a step."""
@@ -102,6 +106,11 @@ class PrometheusStats(StatLogger):
             "vllm:gpu_prefix_cache_hits": stats.prefix_hit_tokens,
             "vllm:prefix_cache_queries": stats.prefix_queried_tokens,
             "vllm:prefix_cache_hits": stats.prefix_hit_tokens,
+            "vllm:spec_decode_num_drafts": stats.drafts,
+            "vllm:spec_decode_num_draft_tokens": stats.draft_tokens,
+            "vllm:spec_decode_num_accepted_tokens": stats.accepted_tokens,
+            # Every draft also brings the token drawn after what came true of it.
+            "vllm:spec_decode_num_emitted_tokens": stats.accepted_tokens + stats.drafts,
             "dovetail:faults": stats.faults,
         }
         for name, count in counts.items():
@@ -143,6 +152,18 @@ class PrometheusStats(StatLogger):
         self._gauges["vllm:kv_cache_usage_perc"].set(stats.kv_usage)
         share = self._num_hit / self._num_queried if self._num_queried else 0.0
         self._gauges["vllm:gpu_prefix_cache_hit_rate"].set(share)
+        if stats.drafts:
+            self._set_draft_gauges(stats)
+
+    def _set_draft_gauges(self, stats: StepStats) -> None:
+        """Set the shares since start: of drafts kept, and of the tokens that could have come."""
+        self._num_drafts += stats.drafts
+        self._num_draft_tokens += stats.draft_tokens
+        self._num_accepted += stats.accepted_tokens
+        accepted, most = self._num_accepted, self._num_draft_tokens
+        self._gauges["vllm:spec_decode_draft_acceptance_rate"].set(accepted / most)
+        efficiency = (accepted + self._num_drafts) / (most + self._num_drafts)
+        self._gauges["vllm:spec_decode_efficiency"].set(efficiency)
 
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)

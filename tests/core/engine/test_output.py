@@ -156,8 +156,8 @@ def test_prompt_logprobs_and_times_are_passed_on() -> None:
     assert output.num_cached_tokens == 4
     assert output.metrics is not None
     assert (output.metrics.first_scheduled_s, output.metrics.first_token_s) == (2.0, 3.0)
-    stats = bench.feed("b", finish_reason="stop", timings=Timings(2.0, 3.5)).stats[0]
-    assert stats.inter_token_s == (0.5,)
+    stats = bench.feed("bc", finish_reason="stop", timings=Timings(2.0, 3.5)).stats[0]
+    assert stats.inter_token_s == (0.25, 0.25)  # they came together
     assert stats.decode_s == 0.5
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.sampling.draw import BLOCK_TOKENS, draw, uniforms
+from dovetail.sampling.draw import BLOCK_TOKENS, draw
+from dovetail_kernels.sample.definition import target_of, uniforms, weights
 
 
 def shifted(logits: torch.Tensor) -> torch.Tensor:
@@ -51,15 +52,23 @@ def test_draw_follows_the_probabilities() -> None:
 
 @pytest.mark.parametrize("vocab", [1, 2, BLOCK_TOKENS, BLOCK_TOKENS + 1, 1000])
 def test_draw_equals_the_plain_inverse(vocab: int) -> None:
-    """Blocks are only a faster way to search: a straight float64 search finds the same token."""
+    """Blocks are only a faster way to search: Python's whole numbers find the same token."""
     logits = torch.randn(50, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     u = torch.from_numpy(uniform_of(list(range(50)), [1] * 50))
-    weights = shifted(logits).exp().double()
-    plain = [
-        int(np.searchsorted(np.cumsum(w), x * w.sum(), side="right"))
-        for w, x in zip(weights.numpy(), u.numpy(), strict=True)
-    ]
+    plain = []
+    for row, x in zip(weights(shifted(logits)).long().tolist(), u, strict=True):
+        target = int(target_of(torch.tensor(sum(row)), x))
+        sums = np.cumsum(np.array(row, dtype=object))
+        plain.append(next(i for i, total in enumerate(sums) if total > target))
     assert draw(shifted(logits), u).tolist() == plain
+
+
+def test_weights_are_whole_and_close_to_the_exponential() -> None:
+    x = torch.cat([torch.linspace(-29, 0, 100_000), torch.tensor([-torch.inf, -1e30, -100.0])])
+    found, wanted = weights(x), x.double().exp() * 2.0**40
+    assert torch.equal(found, found.round())
+    assert bool(((found - wanted).abs() <= 0.5 + wanted * 1e-6).all())
+    assert found[-3:].tolist() == [0, 0, 0] and weights(torch.zeros(1)).item() == 2.0**40
 
 
 @pytest.mark.parametrize("u", [0.0, 0.5, 1.0 - 2.0**-53])

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.sampling.filters import PROBE_TOKENS, filter_top
+from dovetail.sampling import filters
+from dovetail.sampling.filters import PROBE_TOKENS
+
+
+def filter_top(logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray) -> None:
+    filters.filter_top(logits, top_k, top_p, np.full(len(top_k), -np.inf, dtype=np.float32))
 
 
 def obvious(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
@@ -73,3 +78,12 @@ def test_banned_tokens_stay_banned() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 1.0, -torch.inf]])
     filter_top(logits, np.array([3]), np.array([1.0]))
     assert logits.isfinite().tolist() == [[True, False, True, False]]
+
+
+def test_min_p_comes_first() -> None:
+    """Half of the best token's probability keeps two; the nucleus is one of those two alone."""
+    logits = torch.tensor([[0.0, 0.6, 0.9, 1.0]]).log().repeat(2, 1)
+    filters.filter_top(
+        logits, np.array([0, 0]), np.array([1.0, 0.5]), np.log([0.65, 0.65]).astype(np.float32)
+    )
+    assert logits.isfinite().tolist() == [[False, False, True, True], [False, False, False, True]]

@@ -6,6 +6,7 @@ import torch
 
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.sampling.penalties import Penalties, uses_penalties
+from dovetail_kernels.sample.native import Tables
 
 PARAMS = SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=-0.25)
 PROMPT, OUTPUT = [1, 2, 2, 7], [2, 9, 9, 9]
@@ -23,7 +24,7 @@ def obvious(logits: torch.Tensor, prompt: list[int], output: list[int]) -> torch
 
 def test_equals_the_obvious_way() -> None:
     logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
-    penalties = Penalties()
+    penalties = Penalties(Tables(8))
     penalties.add_row(4, PARAMS, PROMPT, OUTPUT)
     penalties.add_row(6, PARAMS, [], [])
     found = logits.clone()
@@ -34,7 +35,7 @@ def test_equals_the_obvious_way() -> None:
 
 def test_tokens_recorded_one_by_one_equal_tokens_given_at_once() -> None:
     drawn = (torch.arange(200) * 7 % 50).tolist()
-    slowly, at_once = Penalties(), Penalties()
+    slowly, at_once = Penalties(Tables(8)), Penalties(Tables(8))
     slowly.add_row(0, PARAMS, PROMPT, [])
     for token in drawn:
         slowly.record([3, 0], [5, token])
@@ -47,7 +48,7 @@ def test_tokens_recorded_one_by_one_equal_tokens_given_at_once() -> None:
 
 
 def test_prompt_counts_for_repetition_only() -> None:
-    penalties = Penalties()
+    penalties = Penalties(Tables(8))
     penalties.add_row(0, SamplingParams(frequency_penalty=1.0, presence_penalty=1.0), PROMPT, [])
     logits = torch.ones(1, 10)
     penalties.apply(logits, [0])
@@ -55,7 +56,7 @@ def test_prompt_counts_for_repetition_only() -> None:
 
 
 def test_banned_tokens_stay_banned() -> None:
-    penalties = Penalties()
+    penalties = Penalties(Tables(8))
     penalties.add_row(0, PARAMS, [1], [1])
     logits = torch.full((1, 4), -torch.inf)
     penalties.apply(logits, [0])
@@ -63,7 +64,7 @@ def test_banned_tokens_stay_banned() -> None:
 
 
 def test_removed_rows_are_forgotten() -> None:
-    penalties = Penalties()
+    penalties = Penalties(Tables(8))
     penalties.add_row(0, PARAMS, PROMPT, OUTPUT)
     penalties.remove_row(0)
     penalties.remove_row(0)

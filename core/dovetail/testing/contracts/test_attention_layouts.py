@@ -106,6 +106,17 @@ class TestAttentionLayouts:
         stage.lengths[1] = 8
         compare(stage, [[(0, 1), (1, 3)], [(1, 1), (0, 1)]])
 
+    @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+    def test_rows_read_what_others_write(
+        self, backend: AttentionBackend, order: tuple[int, ...]
+    ) -> None:
+        """Drafts are rows that share blocks: each sees the tokens of this step before it."""
+        stage = scene(backend, PLAIN)
+        stage.step([(0, 6)])
+        stage.blocks[1] = stage.blocks[2] = stage.blocks[0]
+        stage.lengths = [6, 7, 8]
+        compare(stage, [[(row, 1) for row in order]])
+
     def test_freed_blocks_serve_another_row(self, backend: AttentionBackend) -> None:
         """A row that takes over another's blocks sees nothing of what they held."""
         stage = scene(backend, PLAIN)

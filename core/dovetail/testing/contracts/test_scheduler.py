@@ -118,6 +118,17 @@ class TestScheduler:
         settings = replace(ROOMY, async_steps=True, windows=(None, 9, 6), num_blocks=120)
         run(plugin, replace(settings, max_step_tokens=128, uses_chunked_prefill=chunked))
 
+    @requires("drafts")
+    @pytest.mark.parametrize("async_steps", [False, True])
+    def test_drafts_change_no_token(self, plugin: Any, async_steps: bool) -> None:
+        """Drafts keep the budget, and what did not come true is neither cached nor skipped."""
+        is_ahead = async_steps and "async_steps" in plugin.capabilities
+        chunked = "chunked_prefill" in plugin.capabilities
+        settings = replace(ROOMY, async_steps=is_ahead, uses_chunked_prefill=chunked)
+        step_tokens = ROOMY.max_step_tokens if chunked else 128
+        report = run(plugin, replace(settings, draft_rate=0.8, max_step_tokens=step_tokens))
+        assert report.num_draft_tokens > report.num_accepted_tokens > 0
+
     @requires("priority")
     def test_follows_the_policy(self, plugin: Any) -> None:
         """The simulation checks the order of every plan under a policy with priorities."""

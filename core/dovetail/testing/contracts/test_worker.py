@@ -11,10 +11,11 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.step import RowStep, StepPlan
 from dovetail.interfaces.worker import Worker
 from dovetail.testing.contract import default_options
 from dovetail.testing.drive import Driver, DriveRequest, collect
-from dovetail.testing.tiny import tiny_layout, tiny_run
+from dovetail.testing.tiny import VOCAB, tiny_layout, tiny_run
 
 REPLAY = "dovetail.testing.models:ReplayModel"
 REQUESTS = (
@@ -47,6 +48,30 @@ def run(worker: Worker, requests: Sequence[DriveRequest], **ways: Any) -> dict[s
     outputs = collect((plan, worker.step(plan)) for plan in plans)
     assert not any(output.faults for output in outputs.values())
     return {name: output.token_ids for name, output in outputs.items()}
+
+
+def drafted(worker: Worker, ask: DriveRequest, drafts: tuple[int, ...]) -> list[int]:
+    """Return what a request draws with its prompt, with drafts after that, and in a last step."""
+    plans = list(Driver(tiny_layout(list(worker.kv_layers()))).plans([ask]))
+    # All blocks at once: the steps after the first are made here.
+    blocks = zip(*(step.new_blocks for plan in plans for step in plan.rows), strict=True)
+    row_blocks = tuple(tuple(b for step in group for b in step) for group in blocks)
+    first = msgspec.structs.replace(plans[0].rows[0], new_blocks=row_blocks)
+    tokens = list(worker.step(msgspec.structs.replace(plans[0], rows=(first,))).rows[0].token_ids)
+    for guesses in (drafts, ()):
+        step = RowStep(
+            row=first.row,
+            start=len(ask.prompt_ids) + len(tokens) - 1,
+            num_tokens=1 + len(guesses),
+            samples=True,
+            new_blocks=((),) * len(row_blocks),
+            drafts=guesses,
+        )
+        result = worker.step(StepPlan(step_id=0, rows=(step,)))
+        assert result.rows[0].fault is None
+        tokens += result.rows[0].token_ids
+    worker.step(plans[-1])
+    return tokens
 
 
 @pytest.fixture
@@ -125,6 +150,16 @@ class TestWorker:
             result = worker.step(msgspec.structs.replace(plan, new_rows=tuple(rows)))
             tokens += [token_id for row in result.rows for token_id in row.token_ids]
         assert tokens == drawn[4:]
+
+    def test_drafts_change_no_token(self, worker: Worker) -> None:
+        """A row draws one token more than drafts come true, and they are those of single steps."""
+        prompt = tuple(range(3, 12))
+        for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
+            ask = DriveRequest(request_id="r", prompt_ids=prompt, sampling=sampling, seed=3)
+            drawn = run(worker, [ask])["r"]
+            wrong = [(token_id + 1) % VOCAB for token_id in drawn]
+            for drafts, num_true in (((*drawn[1:3], wrong[3], 5), 2), ((wrong[1],), 0)):
+                assert drafted(worker, ask, drafts) == drawn[: num_true + 3]
 
     def test_two_in_one_process(self, plugin: Any, worker: Worker) -> None:
         """A second worker changes nothing for the first."""

@@ -1,0 +1,122 @@
+"""Drafting: asks the drafter what requests may say next, as often as its guesses come true.
+
+Sets `draft_ids` of requests between two steps; the scheduler plans them and the runner verifies
+them. What a drafter does wrong costs a request its drafts and nothing else. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from dovetail import registry
+from dovetail.engine.request import RUNNING
+from dovetail.engine.step_stats import StepCounter
+from dovetail.interfaces.drafter import Drafter
+from dovetail.interfaces.scheduler import RequestState
+from dovetail.interfaces.spec import DraftSpec, ModelSpec
+
+logger = logging.getLogger(__name__)
+
+FREE_MISSES = 3
+MAX_REST_TOKENS = 16
+
+
+class _Trust:
+    """How far a request's drafts are trusted.
+
+    Starts at the longest draft. A draft of which nothing came true is a miss and halves the length
+    (at least 1); after the fourth miss in a row nothing is drafted for one token, after the fifth
+    for two, and so on up to 16. A draft of which something came true doubles the length and clears
+    the misses. `max_tokens` 0: the drafter failed for this request, it is not asked again.
+    """
+
+    __slots__ = ("max_tokens", "num_accepted", "num_drafted", "num_misses", "rests_until")
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.num_drafted = 0
+        self.num_accepted = 0
+        self.num_misses = 0
+        self.rests_until = 0
+
+    def learn(self, num_accepted: int, num_tokens: int, longest: int) -> None:
+        """Take in a draft's outcome. Mutates: self"""
+        if num_accepted:
+            self.num_misses = 0
+            self.max_tokens = min(longest, 2 * self.max_tokens)
+            return
+        self.num_misses += 1
+        self.max_tokens = max(1, self.max_tokens // 2)
+        num_rest = min(self.num_misses - FREE_MISSES, MAX_REST_TOKENS)
+        self.rests_until = num_tokens + max(0, num_rest)
+
+
+class Drafting:
+    """The drafter of one engine and what it is worth to each live request."""
+
+    def __init__(self, spec: DraftSpec, model: ModelSpec, counter: StepCounter) -> None:
+        self._max_tokens = spec.max_tokens
+        self._pause_above = spec.pause_above_requests
+        self._vocab_size = model.vocab_size
+        self._counter = counter
+        self._trusts: dict[str, _Trust] = {}
+        plugin: Any = registry.load_selection(spec.drafter)
+        options = registry.build_options(spec.drafter)
+        self._drafter: Drafter = plugin(options, model, spec.max_tokens)
+
+    def update(self, requests: Iterable[RequestState], num_unfinished: int) -> None:
+        """Learn from the drafts just verified and guess anew. `requests` are those that changed.
+
+        Mutates: self; draft_ids of the requests
+        """
+        is_paused = self._pause_above is not None and num_unfinished > self._pause_above
+        for request in requests:
+            trust = self._trusts.get(request.request_id)
+            if trust is None:
+                trust = self._trusts[request.request_id] = _Trust(self._max_tokens)
+            elif request.num_draft_tokens > trust.num_drafted:
+                self._learn(request, trust)
+            request.draft_ids = ()
+            is_asked = trust.max_tokens > 0 and request.num_tokens >= trust.rests_until
+            if is_asked and not is_paused and request.status == RUNNING:
+                request.draft_ids = self._guess(request, trust)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept of a request. Mutates: self"""
+        if self._trusts.pop(request_id, None) is None:
+            return
+        try:
+            self._drafter.forget(request_id)
+        except Exception:
+            logger.exception("the drafter failed to forget request %s", request_id)
+
+    def _learn(self, request: RequestState, trust: _Trust) -> None:
+        num_drafted = request.num_draft_tokens - trust.num_drafted
+        num_accepted = request.num_accepted_tokens - trust.num_accepted
+        trust.num_drafted, trust.num_accepted = (
+            request.num_draft_tokens,
+            request.num_accepted_tokens,
+        )
+        self._counter.drafts += 1
+        self._counter.draft_tokens += num_drafted
+        self._counter.accepted_tokens += num_accepted
+        if trust.max_tokens:
+            trust.learn(num_accepted, request.num_tokens, self._max_tokens)
+
+    def _guess(self, request: RequestState, trust: _Trust) -> tuple[int, ...]:
+        """Return the drafter's guesses; none, now and later, when it fails. Mutates: trust"""
+        limit = trust.max_tokens
+        try:
+            guesses = tuple(
+                self._drafter.propose(request.request_id, request.token_ids, limit)[:limit]
+            )
+            if not guesses or (min(guesses) >= 0 and max(guesses) < self._vocab_size):
+                return guesses
+            fault = "an id outside the vocabulary"
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+        trust.max_tokens = 0
+        logger.error("the drafter is not asked again for %s: %s", request.request_id, fault)
+        return ()

@@ -1,0 +1,133 @@
+"""Verification of drafts: the sampler draws position by position for as long as drafts come true.
+
+The logits after the last known token and after every draft are there at once; drawing from them in
+order, each time with all tokens before in place, is what single steps would have done, with the
+same penalties, processors and seeds. So drafts change no token, and the distribution is kept: a
+draft is a point mass, and is accepted with its own probability (Leviathan et al., 2023; Chen et
+al., 2023). Knows no model and no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.runner.batch import Batch, StepInputs
+from dovetail.sampling.sampler import Draws, Sampler
+
+
+@dataclass(slots=True, kw_only=True)
+class RowDraws:
+    """What one row drew, or the fault of its first draw."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    fault: str | None = None
+
+
+def one_by_one(inputs: StepInputs) -> StepInputs:
+    """Return the inputs as attention is to see them: drafts and the token before are rows alone.
+
+    They share a block table and each sees one token more, so attention does for each of them just
+    what it would have done in a single step, to the last bit.
+    """
+    repeats = np.ones(len(inputs.rows), dtype=np.int64)
+    repeats[inputs.drafted] = inputs.counts[inputs.drafted]
+    counts = np.repeat(np.where(repeats > 1, 1, inputs.counts), repeats)
+    nth = np.arange(len(counts)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    query_start = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=query_start[1:])
+    return replace(
+        inputs,
+        rows=np.repeat(inputs.rows, repeats),
+        starts=np.repeat(inputs.starts, repeats) + nth,
+        counts=counts,
+        query_start=query_start,
+    )
+
+
+def drawn_positions(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
+    """Return where in the step's tokens something may be drawn, rows one after the other.
+
+    Shapes: sampling [S] indices of rows -> [sum of 1 + drafts] int64
+    """
+    ends = inputs.query_start[1:][sampling]
+    sizes = _sizes(inputs, sampling)
+    firsts = np.repeat(ends - np.cumsum(sizes), sizes)
+    return np.arange(len(firsts)) + firsts
+
+
+def draw_along(
+    sampler: Sampler,
+    batch: Batch,
+    inputs: StepInputs,
+    sampling: np.ndarray,
+    logits_of: Callable[[], torch.Tensor],
+) -> list[RowDraws]:
+    """Return what each of the rows `sampling` drew: one token more than drafts came true.
+
+    `logits_of` computes the logits at `drawn_positions`, again if a processor asks for it. A fault
+    after the first draw ends the row's draws without a word: it comes up again in the next step,
+    unless the tokens before it ended the request.
+    Mutates: sampling state; batch, which knows the drawn tokens afterwards
+    """
+    logits = logits_of()
+    sizes = _sizes(inputs, sampling)
+    offsets = np.cumsum(sizes) - sizes
+    steps = [inputs.steps[i] for i in sampling.tolist()]
+    found = [RowDraws() for _ in steps]
+    live = list(range(len(steps)))
+    turn = 0
+    while live:
+        rows = inputs.rows[sampling[live]]
+        picked = offsets[live] + turn
+        draws = sampler.sample(
+            _select(logits, picked),
+            rows,
+            batch.lengths[rows] - batch.num_prompt[rows],
+            lambda picked=picked: _select(logits_of(), picked),  # type: ignore[misc]
+        )
+        # A row that is faulty from the start keeps in step with plans made ahead of its result.
+        known = [i for i in range(len(live)) if turn == 0 or i not in draws.faults]
+        batch.append(rows[known], [draws.token_ids[i] for i in known])
+        live = [
+            index
+            for i, index in enumerate(live)
+            if _comes_true(found[index], draws, i, steps[index].drafts)
+        ]
+        turn += 1
+    return found
+
+
+def _comes_true(one: RowDraws, draws: Draws, i: int, drafts: Sequence[int]) -> bool:
+    """Take over what was drawn for row i; return whether it is the draft. Mutates: one"""
+    turn = len(one.token_ids)
+    if i in draws.faults:
+        one.fault = draws.faults[i] if turn == 0 else None
+        return False
+    token_id = draws.token_ids[i]
+    one.token_ids.append(token_id)
+    if i in draws.logprobs:
+        one.logprobs.append(draws.logprobs[i])
+    return turn < len(drafts) and drafts[turn] == token_id
+
+
+def _sizes(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
+    """Return how many tokens each row draws at most. Shapes: [S]"""
+    sizes = np.ones(len(inputs.steps), dtype=np.int64)
+    for index in inputs.drafted:
+        sizes[index] += len(inputs.steps[index].drafts)
+    chosen: np.ndarray = sizes[sampling]
+    return chosen
+
+
+def _select(logits: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
+    """Return the picked lines of logits; a view where that is possible, each is used once."""
+    first = int(picked[0])
+    if len(picked) == 1 or int(picked[-1]) - first == len(picked) - 1:
+        return logits[first : first + len(picked)]
+    return logits[torch.from_numpy(picked).to(logits.device)]

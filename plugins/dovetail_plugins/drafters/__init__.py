@@ -1,0 +1,1 @@
+"""Drafters: what guesses the next tokens of a request."""

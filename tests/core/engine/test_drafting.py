@@ -1,0 +1,146 @@
+"""Drafting: how long drafts are, when a request rests, and what a bad drafter costs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from dovetail.engine.drafting import MAX_REST_TOKENS, Drafting
+from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.request import RUNNING, WAITING, Request
+from dovetail.engine.step_stats import StepCounter
+from dovetail.interfaces.drafter import Drafter
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import DraftSpec, ModelSpec, Selection
+from dovetail.interfaces.step import RowResult
+from dovetail.testing.contract import model_spec
+from dovetail.testing.simulate import SimSettings
+
+LONGEST = 8
+
+
+class Counting(Drafter):
+    """Guesses 1, 2, 3 and so on; a request named "raises" or "foreign" makes it fail."""
+
+    info = Info(summary="test drafter")
+
+    def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
+        self.known: set[str] = set()
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        self.known.add(request_id)
+        if request_id == "raises":
+            raise ValueError("no idea")
+        if request_id == "foreign":
+            return [1, 64]
+        return list(range(1, 20))
+
+    def forget(self, request_id: str) -> None:
+        self.known.discard(request_id)
+
+
+class Bench:
+    """A Drafting, and results of steps made by hand."""
+
+    def __init__(self, **changes: Any) -> None:
+        selection = Selection(kind="drafter", name="test", target=f"{__file__}:Counting")
+        spec = DraftSpec(drafter=selection, max_tokens=LONGEST)
+        sim = SimSettings()
+        self.counter = StepCounter(KVCacheManager(sim.layout(), sim.cache(), b"key"))
+        model = model_spec(vocab_size=64)
+        spec = msgspec.structs.replace(spec, **changes)
+        self.drafting = Drafting(spec, model, self.counter)
+
+    def request(self, name: str = "r") -> Request:
+        made = Request(
+            request_id=name,
+            prompt_ids=(0,),
+            sampling=SamplingParams(max_tokens=10_000),
+            seed=0,
+            max_model_tokens=10_000,
+        )
+        made.status = RUNNING
+        return made
+
+    def draws(self, request: Request, *, accepted: int | None = None, others: int = 0) -> int:
+        """Verify the request's drafts (None: it has none); return how many it has next."""
+        num_tokens = 1
+        if accepted is not None:
+            assert accepted <= len(request.draft_ids)
+            request.num_draft_tokens += len(request.draft_ids)
+            request.num_accepted_tokens += accepted
+            num_tokens += accepted
+        request.append(RowResult(row=0, token_ids=(5,) * num_tokens))
+        self.drafting.update([request], 1 + others)
+        return len(request.draft_ids)
+
+
+def test_misses_halve_and_hits_double() -> None:
+    bench = Bench()
+    request = bench.request()
+    lengths = [bench.draws(request)]
+    lengths += [bench.draws(request, accepted=n) for n in (0, 0, 1, 4, 3, 0)]
+    assert lengths == [8, 4, 2, 4, 8, 8, 4]
+
+
+def test_a_request_rests_longer_after_each_further_miss() -> None:
+    bench = Bench()
+    request = bench.request()
+    bench.draws(request)
+    rests = []
+    for _ in range(20):
+        left = bench.draws(request, accepted=0)
+        num_tokens = request.num_tokens
+        while left == 0:
+            left = bench.draws(request)
+        assert left <= 4
+        rests.append(request.num_tokens - num_tokens)
+    assert rests == [0, 0, 0, *range(1, 17), MAX_REST_TOKENS]
+    assert bench.draws(request, accepted=1) == 2  # one hit ends it
+
+
+def test_counts_what_was_verified() -> None:
+    bench = Bench()
+    request = bench.request()
+    bench.draws(request)
+    bench.draws(request, accepted=3)
+    bench.draws(request, accepted=0)
+    stats = bench.counter.take((1, 0))
+    assert (stats.drafts, stats.draft_tokens, stats.accepted_tokens) == (2, 16, 3)
+    assert bench.counter.take((1, 0)).drafts == 0
+
+
+@pytest.mark.parametrize("name", ["raises", "foreign"])
+def test_a_failing_drafter_costs_one_request_its_drafts(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    bad, good = bench.request(name), bench.request()
+    with caplog.at_level(logging.ERROR, "dovetail.engine.drafting"):
+        assert [bench.draws(bad), bench.draws(good), bench.draws(bad)] == [0, LONGEST, 0]
+    assert len(caplog.records) == 1 and name in caplog.text
+    assert bad.finish_reason is None
+
+
+def test_nobody_is_asked_in_a_crowd_or_for_waiting_requests() -> None:
+    bench = Bench(pause_above_requests=3)
+    request = bench.request()
+    assert [bench.draws(request, others=n) for n in (2, 3, 2)] == [LONGEST, 0, LONGEST]
+    request.status = WAITING
+    assert bench.draws(request) == 0
+
+
+def test_forgets_what_ended() -> None:
+    bench = Bench()
+    request = bench.request()
+    bench.draws(request)
+    drafter: Any = bench.drafting._drafter
+    assert drafter.known == {"r"}
+    bench.drafting.forget("r")
+    bench.drafting.forget("unknown")
+    assert drafter.known == set()

@@ -1,0 +1,130 @@
+"""The native matrix product beyond its cases: rows alone, threads, strides, bad numbers, lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.gemm.cases import make_weight
+from dovetail_kernels.gemm.matrix import Matrix, multiply_groups
+from dovetail_kernels.gemm.native import Packed
+from dovetail_kernels.gemm.weight import FORMATS, quantize_int4, quantize_int8
+
+pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
+
+ROWS = 61
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    native = library()
+    assert native is not None
+    before = native.num_threads()
+    yield
+    native.set_threads(before)
+
+
+def inputs(rows: int, size: int = 200) -> torch.Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(rows))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_row_is_the_same_in_any_batch(format: str) -> None:
+    packed = Packed(make_weight(format, 90, 200))
+    x = inputs(ROWS)
+    whole = packed(x)
+    for size in (1, 2, 3, 7, 12, 13, 25, 48):
+        assert torch.equal(packed(x[:size].contiguous()), whole[:size])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.usefixtures("threads")
+def test_threads_change_nothing(format: str) -> None:
+    packed = Packed(make_weight(format, 300, 200))
+    native = library()
+    assert native is not None
+    x = inputs(ROWS)
+    results = []
+    for count in (1, 2, 5):
+        assert native.set_threads(count, spin_us=0 if count == 5 else 50) == count
+        results += [packed(x) for _ in range(20)]
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16_bfloat16", "int8", "int4_int8"])
+def test_a_row_that_is_not_finite_spoils_itself_alone(format: str) -> None:
+    packed = Packed(make_weight(format, 40, 64))
+    x = inputs(8, 64)
+    clean = packed(x)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        spoilt = x.clone()
+        spoilt[3, 17] = bad
+        found = packed(spoilt)
+        assert not found[3].isfinite().any()
+        kept = [0, 1, 2, 4, 5, 6, 7]
+        assert torch.equal(found[kept], clean[kept])
+
+
+def test_zero_rows_and_a_row_of_zeros() -> None:
+    for format in FORMATS:
+        packed = Packed(make_weight(format, 40, 64))
+        assert packed(torch.empty(0, 64)).shape == (0, 40)
+        assert torch.equal(packed(torch.zeros(2, 64)), torch.zeros(2, 40))
+
+
+def test_rows_of_x_may_lie_apart() -> None:
+    packed = Packed(make_weight("int8", 40, 64))
+    wide = inputs(9, 200)
+    part = wide[:, 50:114]
+    assert torch.equal(packed(part), packed(part.contiguous()))
+
+
+def test_residual_may_be_its_own() -> None:
+    packed = Packed(make_weight("bfloat16", 40, 64))
+    x, residual = inputs(5, 64), inputs(5, 40)
+    assert torch.allclose(packed(x, None, residual), packed(x) + residual)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_are_looked_up(format: str) -> None:
+    weight = make_weight(format, 90, 200)
+    index = torch.tensor([89, 0, 31, 32, 33, 0])
+    found = Packed(weight).rows(index)
+    assert torch.allclose(found, weight.rows(index), atol=1e-6)
+    assert torch.equal(weight.rows(index), weight.dequantize()[index])
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16_bfloat16", "int8", "int4_int8"])
+def test_groups_equal_single_products(format: str) -> None:
+    weights = [make_weight(format, 48, 64) for _ in range(4)]
+    weights = [replace(w, values=w.values.roll(i, 0)) for i, w in enumerate(weights)]
+    matrices = [Matrix(w, device="cpu", dtype=torch.float32, is_gated=True) for w in weights]
+    counts, x = [3, 0, 14, 1], inputs(18, 64)
+    found = multiply_groups(matrices, x, counts, "silu")
+    parts = zip(matrices, x.split(counts), strict=True)
+    assert torch.equal(found, torch.cat([m.multiply(p, activation="silu") for m, p in parts]))
+
+
+def test_int8_error_is_that_of_its_grid() -> None:
+    """Rounding to the nearest of 255 levels: no weight is off by more than half a step."""
+    wide = inputs(30, 64)
+    weight = quantize_int8(wide)
+    assert weight.scales is not None
+    steps = (weight.dequantize() - wide).abs() / weight.scales.unsqueeze(1)
+    assert steps.max() <= 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_int4_error_is_that_of_its_grid(is_symmetric: bool) -> None:
+    wide = inputs(30, 100)
+    weight = quantize_int4(wide, 32, is_symmetric=is_symmetric)
+    assert weight.scales is not None
+    scales = weight.scales.float().abs().repeat_interleave(32, dim=1)[:, :100]
+    steps = (weight.dequantize() - wide).abs() / scales
+    # One level is missing on the side away from the peak; the zero point is rounded.
+    assert steps.max() <= 1.1
+    assert steps.median() <= 0.3

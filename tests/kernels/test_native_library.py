@@ -1,0 +1,102 @@
+"""The native library: every instruction set, the build, the cross build, no compiler at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail_kernels.cpu import recipe
+from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = str(ROOT / "kernels")
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": KERNELS, "OMP_NUM_THREADS": "2"} | variables
+    return subprocess.run(
+        [sys.executable, *command], env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+def lower_sets() -> list[str]:
+    native = library()
+    return [] if native is None else [isa for isa in native.isas() if isa != native.isa]
+
+
+@pytest.mark.parametrize("isa", lower_sets())
+def test_every_instruction_set_passes_the_cases(isa: str) -> None:
+    done = run("-m", "dovetail_kernels", "test", "--device", "cpu", **{ISA_VARIABLE: isa})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_best_instruction_set_passes_the_cases() -> None:
+    done = run("-m", "dovetail_kernels", "test", "--device", "cpu")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_a_set_this_machine_lacks_is_named() -> None:
+    code = "from dovetail_kernels.cpu.library import missing_reason; print(missing_reason())"
+    assert "sse9: this machine can run base" in run("-c", code, **{ISA_VARIABLE: "sse9"}).stdout
+
+
+def test_without_a_compiler_everything_runs_on_torch() -> None:
+    code = (
+        "import torch; from dovetail_kernels.cpu.library import library, missing_reason;"
+        "from dovetail_kernels.gemm.cases import make_weight;"
+        "from dovetail_kernels.gemm.matrix import Matrix;"
+        "weight = make_weight('int8', 8, 16);"
+        "matrix = Matrix(weight, device='cpu', dtype=torch.float32);"
+        "print(library(), missing_reason(), matrix.multiply(torch.ones(1, 16)).shape)"
+    )
+    for missing in ("", "no-such-compiler"):
+        told = run("-c", code, CXX=missing).stdout
+        assert told.startswith("None the native library is not there: no C++ compiler")
+        assert "[1, 8]" in told
+
+
+@pytest.mark.skipif(library() is None, reason=missing_reason() or "")
+def test_an_unchanged_tree_compiles_nothing(tmp_path: Path) -> None:
+    native = library()
+    assert native is not None
+    command = tmp_path / "refuses"
+    before = native.path.stat().st_mtime_ns
+    assert recipe.build(native.path.parent) == native.path
+    assert native.path.stat().st_mtime_ns == before
+    command.write_text("#!/bin/sh\necho nothing to see >&2\n[ $1 = --version ]\n")
+    command.chmod(0o755)
+    with pytest.raises(recipe.BuildError, match="nothing to see"):
+        recipe.build(tmp_path / "lib", command=str(command))
+
+
+def cross_command() -> list[str] | None:
+    """Return a C++ compiler for 64-bit Arm Linux, and how it names that machine's parts."""
+    if shutil.which("aarch64-linux-gnu-g++"):
+        return ["aarch64-linux-gnu-g++", *recipe.ISA_FLAGS["aarch64"]["neon"]]
+    if importlib.util.find_spec("ziglang"):
+        zig = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu"]
+        return [*zig, "-mcpu=generic+v8_2a+fullfp16+dotprod"]
+    return None
+
+
+@pytest.mark.skipif(cross_command() is None, reason="neither an Arm cross compiler nor ziglang")
+@pytest.mark.parametrize("unit", recipe.units("aarch64"), ids=lambda unit: unit.label)
+def test_arm_sources_compile(unit: recipe.Unit, tmp_path: Path) -> None:
+    command = cross_command()
+    assert command is not None
+    flags = [*recipe.COMMON_FLAGS, f"-DDT_ISA={unit.isa}", "-Werror"]
+    includes = [f"-I{folder}" for folder in recipe.INCLUDES]
+    target = str(tmp_path / "unit.o")
+    done = subprocess.run(
+        [*command, *flags, *includes, "-c", str(unit.source), "-o", target],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
