@@ -46,7 +46,20 @@ def test_a_set_this_machine_lacks_is_named() -> None:
     assert "sse9: this machine can run base" in run("-c", code, **{ISA_VARIABLE: "sse9"}).stdout
 
 
-def test_without_a_compiler_everything_runs_on_torch() -> None:
+NO_COMPILER = "the native library is not there: no C++ compiler"
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"CXX": ""}, NO_COMPILER),
+        ({"CXX": "no-such-compiler"}, NO_COMPILER),
+        ({ISA_VARIABLE: "none"}, "the native library is not wanted: DOVETAIL_CPU_ISA=none"),
+    ],
+)
+def test_without_the_library_everything_runs_on_torch(
+    variables: dict[str, str], reason: str
+) -> None:
     code = (
         "import torch; from dovetail_kernels.cpu.library import library, missing_reason;"
         "from dovetail_kernels.gemm.cases import make_weight;"
@@ -55,10 +68,9 @@ def test_without_a_compiler_everything_runs_on_torch() -> None:
         "matrix = Matrix(weight, device='cpu', dtype=torch.float32);"
         "print(library(), missing_reason(), matrix.multiply(torch.ones(1, 16)).shape)"
     )
-    for missing in ("", "no-such-compiler"):
-        told = run("-c", code, CXX=missing).stdout
-        assert told.startswith("None the native library is not there: no C++ compiler")
-        assert "[1, 8]" in told
+    told = run("-c", code, **variables).stdout
+    assert told.startswith(f"None {reason}")
+    assert "[1, 8]" in told
 
 
 @pytest.mark.skipif(library() is None, reason=missing_reason() or "")

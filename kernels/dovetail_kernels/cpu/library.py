@@ -2,7 +2,7 @@
 
 In a source checkout the library is compiled when its sources have changed; an installed package
 brings its own. Where there is none, `missing_reason()` says why and every op runs on torch.
-DOVETAIL_CPU_ISA forces a lower instruction set than the machine has.
+DOVETAIL_CPU_ISA forces a lower instruction set than the machine has, or none: torch runs all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from dovetail_kernels.cpu import recipe
 
 ABI = 1
 ISA_VARIABLE = "DOVETAIL_CPU_ISA"
+NO_ISA = "none"
 DEFAULT_SPIN_US = 50
 FOLDER = Path(__file__).resolve().parent / "_lib"
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -29,6 +32,35 @@ log = logging.getLogger(__name__)
 
 Kernel = Callable[[Any], int]
 """Takes a reference to the kernel's argument struct; returns 0, or a code of the kernel's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a kernel, with a copy of its arguments."""
+
+    function: Any
+    args: ctypes.Structure
+
+
+class _Noted:
+    """Where calls are noted, and of which thread; nobody's while nothing is recorded."""
+
+    thread: int | None = None
+    calls: list[Call]
+
+
+_noted = _Noted()
+
+
+def start_noting(calls: list[Call], thread: int) -> None:
+    """Append every kernel call of a thread to `calls` from now on. Mutates: calls"""
+    assert _noted.thread is None, "two recordings at a time"
+    _noted.calls, _noted.thread = calls, thread
+
+
+def stop_noting() -> None:
+    """Note no more calls."""
+    _noted.thread = None
 
 
 class Library:
@@ -62,7 +94,21 @@ class Library:
             )
         function = self._handle[f"dt_{name}_{isa}"]
         function.restype = ctypes.c_int
-        return function
+
+        def call(reference: Any) -> int:
+            if _noted.thread is not None and _noted.thread == threading.get_ident():
+                copied = args.from_buffer_copy(reference._obj)
+                _noted.calls.append(Call(function=function, args=copied))
+            return function(reference)
+
+        return call
+
+    def program_runner(self) -> Callable[[Any, int], int]:
+        """Return what runs recorded calls (see program.py)."""
+        runner = self._handle.dt_program_run
+        runner.restype = ctypes.c_int64
+        runner.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        return runner
 
     def _has(self, name: str, isa: str) -> bool:
         try:
@@ -95,12 +141,16 @@ class _State:
 @functools.cache
 def _attempt() -> _State:
     state = _State()
+    asked = os.environ.get(ISA_VARIABLE) or None
+    if asked == NO_ISA:
+        state.reason = f"the native library is not wanted: {ISA_VARIABLE}={NO_ISA}"
+        return state
     try:
         path = _find()
         if path is None:
             state.reason = "the native library is not there: no C++ compiler was found to build it"
         else:
-            state.library = Library(path, os.environ.get(ISA_VARIABLE) or None)
+            state.library = Library(path, asked)
             state.library.set_threads(_first_threads())
     except (OSError, recipe.BuildError) as error:
         state.reason = f"the native library cannot be used: {error}"

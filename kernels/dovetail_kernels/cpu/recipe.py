@@ -82,7 +82,7 @@ def units(machine: str) -> list[Unit]:
     sets = ISA_FLAGS.get(machine, {"base": []})
     lowest = next(iter(sets))
     shared = [
-        Unit(source=HERE / name, isa=lowest, flags=()) for name in ("dispatch.cpp", "pool.cpp")
+        Unit(source=HERE / name, isa=lowest, flags=()) for name in ("dispatch.cpp", "pool.cpp", "program.cpp")
     ]
     ops = [HERE / "probe.cpp", *sorted(HERE.parent.glob("*/cpu*.cpp"))]
     return shared + [

@@ -171,6 +171,7 @@ DT_INLINE IVec broadcast(const void* four_bytes) {
 // or begun in `sums` [R, kPanel] of 32 bits each; and how finished sums become floats.
 struct Int8 {
   using Kind = Int8Rows;
+  static constexpr int kRows = kTileRows;
 #if defined(__AVX2__) && !defined(__AVX512F__)
   // Bytes become words once, for all tiles, instead of in every tile.
   static constexpr bool widens = true;
@@ -254,6 +255,12 @@ struct Int8 {
 
 struct Int4 {
   using Kind = Bytes;
+  // Integer sums of the group and float totals: fewer rows fit into the registers.
+#if defined(__AVX512F__)
+  static constexpr int kRows = 6;
+#else
+  static constexpr int kRows = 4;
+#endif
   static constexpr bool widens = false;
   using Wide = int8_t;
   static constexpr int64_t kDepth = 8;
@@ -372,7 +379,7 @@ DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t ro
     }
     for (int64_t t = 0; t < tiling.count; ++t) {
       const int64_t first = tiling.first_row(t);
-      with_rows(tiling.rows(t), [&](auto r) {
+      with_rows<Weight::kRows>(tiling.rows(t), [&](auto r) {
         Weight::template tile<r.value>(args, rows, first, panel, unit, some, kept + first * kPanel,
                                           wide);
       });
@@ -391,7 +398,7 @@ int multiply(const GemmArgs& args) {
   const int64_t panels = num_panels(args.out_size, args.is_gated);
   for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
     const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
-    const Tiling tiling(count);
+    const Tiling tiling(count, Weight::kRows);
     Rows rows;
     if (!quantize<typename Weight::Kind>(args, row0, count, tiling, rows)) return 1;
     const int64_t some = panels_a_task(panels, Weight::panel_bytes(args), count);

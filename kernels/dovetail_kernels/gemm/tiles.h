@@ -38,11 +38,11 @@ constexpr int kNibbleOfInput[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 DT_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows cut into the fewest tiles, as even as they can be; the larger ones come first.
+// Rows cut into the fewest tiles of at most `most`, as even as can be; the larger ones come first.
 struct Tiling {
   int64_t count, small, num_large;
-  DT_INLINE explicit Tiling(int64_t rows)
-      : count(divide_up(rows, kTileRows)), small(rows / count), num_large(rows % count) {}
+  DT_INLINE explicit Tiling(int64_t rows, int64_t most = kTileRows)
+      : count(divide_up(rows, most)), small(rows / count), num_large(rows % count) {}
   DT_INLINE int64_t first_row(int64_t tile) const {
     return tile * small + (tile < num_large ? tile : num_large);
   }

@@ -5,13 +5,16 @@ p sees keys j <= p (all j < L when not causal) and j > p - window. With s = scal
 s = c tanh(s / c) under a soft cap c: out = sum_j softmax(s)_j v_j, where a sink logit of the head
 adds exp(sink) to the softmax's denominator.
 
-Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B] int32, query_start [R + 1] int32,
-seq_lens [R] int32, sinks [H] -> [T, H, D] in q's dtype
+The cache's numbers may be narrower than q's; int8 ones come with a scale per token and kv head.
+
+Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] or None, block_table [R, B] int32,
+query_start [R + 1] int32, seq_lens [R] int32, sinks [H] -> [T, H, D] in q's dtype
 Source: Kwon et al., "Efficient memory management for LLM serving with PagedAttention", 2023
 """
 
 from dovetail_kernels.op import Op
-from dovetail_kernels.paged_attention.cases import cases
+from dovetail_kernels.paged_attention.cases import cases, perf_cases
+from dovetail_kernels.paged_attention.native import NATIVE
 from dovetail_kernels.paged_attention.reference import reference
 
 OP = Op(
@@ -19,4 +22,6 @@ OP = Op(
     summary="attention over keys in blocks",
     reference=reference,
     cases=cases,
+    perf_cases=perf_cases,
+    implementations=[NATIVE],
 )

@@ -1,8 +1,13 @@
-"""Cases of paged_attention: decodes, prefills, chunks, windows, soft caps, sinks, no mask."""
+"""Cases of paged_attention: decodes, prefills, chunks, windows, soft caps, sinks, no mask.
+
+Those named decode, prefill and mixed are small and share one head and block size; the others go
+over head sizes, block sizes, cache types and contexts that cross the kernels' partitions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,13 +15,15 @@ import torch
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, permutation, tolerance
 
-BLOCK_TOKENS = 16
-ROWS: dict[str, tuple[tuple[int, int], ...]] = {
+Rows = tuple[tuple[int, int], ...]
+"""Per row (tokens queried, tokens cached with them)."""
+
+ROWS: dict[str, Rows] = {
     "decode": ((1, 1), (1, 17), (1, 64), (1, 100)),
     "prefill": ((33, 33), (1, 1), (16, 16)),
     "mixed": ((1, 50), (20, 60), (5, 5), (1, 16), (40, 41)),
 }
-"""Per row (tokens queried, tokens cached with them)."""
+LONG: Rows = ((1, 300), (70, 530), (1, 1100), (3, 258))
 RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 9},
@@ -25,65 +32,172 @@ RULES: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "all": {"window": 9, "soft_cap": 5.0, "sinks": True},
 }
+LONG_RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 260},
+    "window_soft_cap_sinks": {"window": 257, "soft_cap": 5.0, "sinks": True},
+    "not_causal_window": {"is_causal": False, "window": 100},
+}
+KV_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int8,
+)
+SCALE_BYTES = 4
+INT8_TOLERANCE = 2e-4
+"""The kernel multiplies int8 by numbers of 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setup:
+    """What a case is made of: H and K heads of size D over blocks of P tokens."""
+
+    rows: Rows
+    heads: tuple[int, int] = (4, 2)
+    head_size: int = 32
+    block_tokens: int = 16
+    dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
+    rules: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cached_as(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
 
 
 def cases() -> list[Case]:
-    """Return every shape of batch under every rule, and each dtype plainly."""
-    wide = [
-        _case(rows, rule, heads, torch.float32)
-        for rows in ROWS
-        for rule in RULES
+    """Return every shape of batch under every rule, each dtype plainly, then the wider ones."""
+    small = [
+        _case(f"{rows}_{rule}_H{heads[0]}_K{heads[1]}", _Setup(rows=r, heads=heads, rules=options))
+        for rows, r in ROWS.items()
+        for rule, options in RULES.items()
         for heads in ((4, 2), (4, 4))
     ]
-    narrow = [_case("mixed", "plain", (4, 1), d) for d in (torch.bfloat16, torch.float16)]
-    return wide + narrow
+    narrow = [
+        _case("mixed_plain_H4_K1", _Setup(rows=ROWS["mixed"], heads=(4, 1), dtype=dtype))
+        for dtype in (torch.bfloat16, torch.float16)
+    ]
+    return small + narrow + _wide_cases()
 
 
-def _case(rows: str, rule: str, heads: tuple[int, int], dtype: torch.dtype) -> Case:
-    size = 32
-    shape = ROWS[rows]
-    keys, queries = sum(n for _, n in shape), sum(n for n, _ in shape)
-    pairs = sum(n * length for n, length in shape)
+def _wide_cases() -> list[Case]:
+    """Return cases over sizes, cache types and long contexts, in float32."""
+    mixed = ROWS["mixed"]
+    sizes = [
+        _case(f"size_D{size}_{_name(kv)}", _Setup(rows=mixed, head_size=size, kv_dtype=kv))
+        for size in (16, 80, 96, 256)
+        for kv in (torch.float32, torch.bfloat16, torch.int8)
+    ]
+    blocks = [
+        _case(f"block_P{tokens}_{_name(kv)}", _Setup(rows=mixed, block_tokens=tokens, kv_dtype=kv))
+        for tokens in (32, 128)
+        for kv in (torch.float32, torch.int8)
+    ]
+    groups = [
+        _case(f"group_G{g}_{_name(kv)}", _Setup(rows=mixed, heads=(g, 1), kv_dtype=kv))
+        for g in (1, 3, 5, 7, 16, 64)
+        for kv in (torch.float32, torch.int8)
+    ]
+    long = [
+        _case(f"long_{rule}_{_name(kv)}", _Setup(rows=LONG, kv_dtype=kv, rules=options))
+        for rule, options in LONG_RULES.items()
+        for kv in KV_DTYPES
+    ]
+    return sizes + blocks + groups + long
+
+
+def perf_cases() -> list[Case]:
+    """Return decodes and prefills of a layer of 16 heads over 8 kv heads of 128."""
+    decodes = [
+        (f"B{rows}_L{length}", ((1, length),) * rows) for length in (1024, 4096) for rows in (1, 8)
+    ]
+    prefills: list[tuple[str, Rows]] = [
+        ("prefill_512", ((512, 512),)),
+        ("prefill_512_of_4096", ((512, 4096),)),
+        ("prefill_4x128", ((128, 128),) * 4),
+    ]
+    return [
+        _case(
+            f"{name}_{_name(kv)}",
+            _Setup(rows=rows, heads=(16, 8), head_size=128, kv_dtype=kv),
+        )
+        for name, rows in decodes + prefills
+        for kv in (torch.float32, torch.bfloat16, torch.int8)
+    ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _case(name: str, setup: _Setup) -> Case:
+    queries = sum(n for n, _ in setup.rows)
+    is_int8 = setup.cached_as == torch.int8
+    allowed = INT8_TOLERANCE if is_int8 else tolerance(setup.dtype)
+    key_bytes = setup.head_size * setup.cached_as.itemsize + SCALE_BYTES * is_int8
+    moved = 2 * queries * setup.heads[0] * setup.head_size * setup.dtype.itemsize
+    moved += 2 * sum(length for _, length in setup.rows) * setup.heads[1] * key_bytes
     return Case(
-        name=f"{rows}_{rule}_H{heads[0]}_K{heads[1]}",
-        dtype=dtype,
-        build=_builder(rows, rule, heads, size, dtype),
-        moved_bytes=2 * (keys * heads[1] + queries * heads[0]) * size * dtype.itemsize,
-        flops=4 * pairs * heads[0] * size,
-        rtol=tolerance(dtype),
-        atol=tolerance(dtype),
+        name=name,
+        dtype=setup.dtype,
+        build=_builder(setup),
+        moved_bytes=moved,
+        flops=4 * _num_pairs(setup) * setup.heads[0] * setup.head_size,
+        rtol=allowed,
+        atol=allowed,
     )
 
 
-def _builder(
-    rows: str, rule: str, heads: tuple[int, int], size: int, dtype: torch.dtype
-) -> Callable[[torch.device], Arguments]:
+def _num_pairs(setup: _Setup) -> int:
+    """Return how many keys the queries see, all together."""
+    window = setup.rules.get("window")
+    pairs = 0
+    for n, length in setup.rows:
+        for position in range(length - n, length):
+            end = position + 1 if setup.rules.get("is_causal", True) else length
+            pairs += end - (max(0, position - window + 1) if window else 0)
+    return pairs
+
+
+def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        shape = ROWS[rows]
-        counts = torch.tensor([n for n, _ in shape])
-        lens = torch.tensor([length for _, length in shape], dtype=torch.int32)
-        table, num_blocks = _tables(lens.tolist(), device)
-        cache = normal((2, num_blocks, BLOCK_TOKENS, heads[1], size), dtype, device, seed=1)
-        rules = dict(RULES[rule])
+        counts = torch.tensor([n for n, _ in setup.rows])
+        lens = torch.tensor([length for _, length in setup.rows], dtype=torch.int32)
+        table, num_blocks = _tables(lens.tolist(), setup.block_tokens, device)
+        rules = dict(setup.rules)
         if rules.get("sinks"):
-            rules["sinks"] = normal((heads[0],), torch.float32, device, seed=3)
+            rules["sinks"] = normal((setup.heads[0],), torch.float32, device, seed=3)
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        q_shape = (int(counts.sum()), setup.heads[0], setup.head_size)
         return {
-            "q": normal((int(counts.sum()), heads[0], size), dtype, device, seed=2),
-            "cache": cache,
+            "q": normal(q_shape, setup.dtype, device, seed=2),
+            **_cache(setup, num_blocks, device),
             "block_table": table,
             "query_start": starts.int().to(device),
             "seq_lens": lens.to(device),
-            "scale": size**-0.5,
+            "scale": setup.head_size**-0.5,
             **rules,
         }
 
     return build
 
 
-def _tables(lens: list[int], device: torch.device) -> tuple[torch.Tensor, int]:
+def _cache(setup: _Setup, num_blocks: int, device: torch.device) -> Arguments:
+    """Return the cache, and the scales of an int8 one."""
+    shape = (2, num_blocks, setup.block_tokens, setup.heads[1], setup.head_size)
+    if setup.cached_as != torch.int8:
+        return {"cache": normal(shape, torch.float32, device, seed=1).to(setup.cached_as)}
+    wide = normal(shape, torch.float32, device, seed=1)
+    scales = wide.abs().amax(-1) / 127
+    return {"cache": (wide / scales.unsqueeze(-1)).round().to(torch.int8), "scales": scales}
+
+
+def _tables(lens: list[int], block_tokens: int, device: torch.device) -> tuple[torch.Tensor, int]:
     """Return rows of scattered block ids, 0 where unused, and how many blocks there are."""
-    needed = [-(-length // BLOCK_TOKENS) for length in lens]
+    needed = [-(-length // block_tokens) for length in lens]
     num_blocks = sum(needed) + 3
     free = (permutation(num_blocks - 1, torch.device("cpu"), seed=4) + 1).tolist()
     table = torch.zeros(len(lens), max(needed), dtype=torch.int32)

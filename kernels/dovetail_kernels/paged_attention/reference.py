@@ -16,8 +16,14 @@ def reference(
     soft_cap: float | None = None,
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attended values. Shapes: q [T, H, D], cache [2, N, P, K, D] -> [T, H, D]"""
+    """Return the attended values.
+
+    Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] -> [T, H, D]
+    """
+    if scales is not None:
+        cache = cache.float() * scales.float().unsqueeze(-1)
     out = torch.empty_like(q)
     starts = query_start.tolist()
     for row, length in enumerate(seq_lens.tolist()):
@@ -35,7 +41,8 @@ def _row_cache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a row's keys and values in order. Shapes: [length, K, D] each, float32"""
     num_blocks = -(-length // cache.shape[2])
-    k, v = cache[:, blocks[:num_blocks].long()].flatten(1, 2)[:, :length].float()
+    chosen = blocks[:num_blocks].tolist()
+    k, v = (torch.cat([half[block] for block in chosen])[:length].float() for half in cache)
     return k, v
 
 

@@ -6,6 +6,7 @@ Names are looked up among the built-in plugins, so these tests need plugins/ on 
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import sys
 import time
@@ -56,6 +57,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(platform, "no_cuda_reason", lambda: "this test has no GPU")
+    # Another test may have left a handler on an output that is closed by now.
+    monkeypatch.setattr(logging.getLogger("dovetail"), "handlers", [])
     return made
 
 

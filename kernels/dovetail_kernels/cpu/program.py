@@ -1,0 +1,138 @@
+"""Program: the native calls of a computation, recorded once and run again by one call.
+
+While a Recorder is open, every native call of its thread is noted with a copy of its arguments, and
+every tensor made is placed in memory that the program keeps. Running the program again does the
+same calls on the same addresses, so its inputs must lie where they lay: write new values there.
+What cannot be repeated so, any torch operator that computes, closes the recording with
+NotRecordable. The idea is that of CUDA graphs; knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail_kernels.cpu import library as native
+
+ALIGNMENT_BYTES = 64
+_aten = torch.ops.aten
+EMPTY = (_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default)
+
+
+class NotRecordable(Exception):
+    """The computation did something that is not a native call; the text says what."""
+
+
+class ProgramStep(ctypes.Structure):
+    """See program.cpp."""
+
+    _fields_ = [("kernel", ctypes.c_void_p), ("args", ctypes.c_void_p)]
+
+
+class Program:
+    """Recorded calls. `output` is what the computation returned; running fills it anew."""
+
+    def __init__(self, calls: Sequence[native.Call], output: torch.Tensor, kept: object) -> None:
+        self.output = output
+        self._kept = (calls, kept)
+        self._steps = (ProgramStep * len(calls))()
+        for step, call in zip(self._steps, calls, strict=True):
+            step.kernel = ctypes.cast(call.function, ctypes.c_void_p)
+            step.args = ctypes.addressof(call.args)
+        library = native.library()
+        assert library is not None, "a program was recorded without a library"
+        self._run = library.program_runner()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def run(self) -> torch.Tensor:
+        """Do all calls again; return the output. Mutates: output, and what the calls mutate"""
+        failed = self._run(self._steps, len(self._steps))
+        if failed:
+            raise MemoryError(f"call {failed} of {len(self._steps)} found no memory")
+        return self.output
+
+
+class Pool:
+    """Memory for the tensors of programs of which one runs at a time: they share it."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = defaultdict(list)
+        self.num_bytes = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor; its memory comes back when no view of it is left."""
+        count = int(np.prod(shape, dtype=np.int64))
+        if not count:
+            raise NotRecordable("a tensor without elements")
+        size = 1 << (count * dtype.itemsize + ALIGNMENT_BYTES - 1).bit_length()
+        memory = self._free[size].pop() if self._free[size] else self._new(size)
+        start = -memory.ctypes.data % ALIGNMENT_BYTES
+        lent = (ctypes.c_char * (size - start)).from_buffer(memory, start)
+        weakref.finalize(lent, self._free[size].append, memory)
+        flat: torch.Tensor = torch.frombuffer(lent, dtype=dtype, count=count)
+        return flat.view(list(shape))
+
+    def _new(self, size: int) -> np.ndarray:
+        self.num_bytes += size
+        return np.empty(size, dtype=np.uint8)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes native calls and hands out the pool's memory; use it as a with block."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self.calls: list[native.Call] = []
+        self._pool = pool
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let views pass, place new tensors in the pool, refuse the rest."""
+        if func in EMPTY:
+            return self._empty(func, args, dict(kwargs or {}))
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        raise NotRecordable(f"it runs torch's {func}")
+
+    def _empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        like = None if func is EMPTY[0] else args[0]
+        shape = args[0] if like is None else like.shape if func is EMPTY[1] else args[1]
+        default = torch.get_default_dtype() if like is None else like.dtype
+        if like is not None and func is EMPTY[1] and not like.is_contiguous():
+            raise NotRecordable("a tensor is made like one with gaps")
+        return self._pool.empty(shape, kwargs.get("dtype") or default)
+
+    def __enter__(self) -> Recorder:
+        native.start_noting(self.calls, threading.get_ident())
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        native.stop_noting()
+        super().__exit__(*error)
+
+
+def record(function: Callable[[], torch.Tensor], pool: Pool, *, kept: object = None) -> Program:
+    """Run `function` once and return it as a program. `kept` is what its inputs live in.
+
+    Raises: NotRecordable when it does anything but native calls and views.
+    """
+    with Recorder(pool) as recorder:
+        output = function()
+    if not recorder.calls:
+        raise NotRecordable("it makes no native call")
+    return Program(recorder.calls, output, kept)

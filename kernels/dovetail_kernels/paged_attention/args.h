@@ -1,0 +1,34 @@
+// What paged attention is told. The same struct in Python is
+// `dovetail_kernels.paged_attention.native.AttentionArgs`.
+#pragma once
+
+#include "isa.h"
+
+// Writes k and v into their slots (none where k is null), then attends.
+struct AttentionArgs {
+  const float* q;  // [T, H, D], tokens q_stride floats apart, heads D apart
+  const float* k;  // [T, K, D], tokens k_stride apart; or null
+  const float* v;  // [T, K, D], tokens v_stride apart
+  float* out;      // [T, H, D] contiguous
+  const float* sinks;  // [H] or null
+  void* cache;         // blocks of cells, see layout.h
+  const int32_t* block_table;  // [R, table_stride]
+  const int32_t* query_start;  // [R + 1]
+  const int32_t* seq_lens;     // [R]
+  const int64_t* slots;        // [T]
+  int64_t q_stride, k_stride, v_stride;
+  int64_t table_stride;
+  int64_t rows;          // R
+  int64_t block_tokens;  // P, a multiple of 16
+  int64_t window;        // keys a query sees, 0: all
+  int32_t num_heads, num_kv_heads, head_size;
+  int32_t format;  // a KvFormat
+  int32_t is_causal;
+  float scale;
+  float soft_cap;  // 0: none
+  int32_t reserved;
+};
+
+enum KvFormat : int32_t {
+  kKvFloat32 = 0, kKvBfloat16 = 1, kKvFloat16 = 2, kKvE4m3 = 3, kKvE5m2 = 4, kKvInt8 = 5,
+};

@@ -1,0 +1,37 @@
+// Attention over keys in blocks: the entry, which picks the format's code.
+//
+// Work of a row with n queries that see S keys on average: 4 n S H D floating-point operations and
+// about 25 n S H for the softmax. Bytes: every visible key and value once, 2 S K D items, for each
+// kUnitRows query rows; q and out 8 n H D. Decode of one query with G = H / K = 2 does 1 operation
+// a byte of float32, 2 of bfloat16, 4 of int8: the floor is the read bandwidth for floats; for int8
+// 16-bit products at twice the float rate keep it near. Prefill's floor is the multiply-adds.
+
+#include "paged_attention/layout.h"
+
+namespace dt {
+namespace DT_ISA {
+namespace attention {
+
+int attend_float32(const AttentionArgs& args);
+int attend_half(const AttentionArgs& args);
+int attend_float8(const AttentionArgs& args);
+int attend_int8(const AttentionArgs& args);
+
+}  // namespace attention
+}  // namespace DT_ISA
+}  // namespace dt
+
+// Returns 0; 1 when memory cannot be had; 2 for a format not known here.
+DT_KERNEL(paged_attention, AttentionArgs) {
+  using namespace dt::DT_ISA::attention;
+  if (args.k) write_cache(args);
+  switch (args.format) {
+    case kKvFloat32: return attend_float32(args);
+    case kKvBfloat16:
+    case kKvFloat16: return attend_half(args);
+    case kKvE4m3:
+    case kKvE5m2: return attend_float8(args);
+    case kKvInt8: return attend_int8(args);
+    default: return 2;
+  }
+}

@@ -1,0 +1,176 @@
+// How each cache format is multiplied: what a panel's step is, and how it meets a row's number.
+//
+// A panel is 16 wide. Its steps come in groups of `step` that share memory: load<s>(panel, k, w)
+// gives step k + s of the group that begins at k, in kVecs registers. `fold` numbers of the slow
+// axis make one step. Nothing here knows attention.
+#pragma once
+
+#include "paged_attention/layout.h"
+#include "vector.h"
+
+namespace dt {
+namespace DT_ISA {
+namespace attention {
+
+constexpr int kVecs = kCell / kLanes;
+
+// Formats whose values become floats in a register.
+struct FloatSums {
+  using Sum = Vec;
+  using Factor = float;
+  static constexpr int fold = 1;
+  static DT_INLINE Sum none() { return zero(); }
+  static DT_INLINE Vec spread(float x) { return set1(x); }
+  static DT_INLINE Sum add_product(Vec x, Vec w, Sum sum) { return fma(x, w, sum); }
+};
+
+struct Float32 : FloatSums {
+  static constexpr int step = 1, item = 4;
+  template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
+    const float* at = reinterpret_cast<const float*>(panel) + k * kCell;
+    for (int i = 0; i < kVecs; ++i) w[i] = DT_ISA::load(at + i * kLanes);
+  }
+};
+
+struct Bfloat16 : FloatSums {
+  static constexpr int step = 2, item = 2;
+  template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
+    const uint32_t* at = reinterpret_cast<const uint32_t*>(panel) + k / 2 * kCell;
+    for (int i = 0; i < kVecs; ++i) {
+      const IVec pair = iload(at + i * kLanes);
+#if defined(__AVX512F__)
+      const IVec upper = iand(pair, iset1(static_cast<int32_t>(0xffff0000)));
+#else
+      const IVec upper = shift_left<16>(shift_right<16>(pair));  // needs no register for a mask
+#endif
+      w[i] = as_float(s ? upper : shift_left<16>(pair));
+    }
+  }
+};
+
+struct Float16 : FloatSums {
+  static constexpr int step = 1, item = 2;
+  template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
+    const f16* at = reinterpret_cast<const f16*>(panel) + k * kCell;
+    for (int i = 0; i < kVecs; ++i) w[i] = load_f16(at + i * kLanes);
+  }
+};
+
+// Eight-bit floats by way of halves: e5m2 is a half's upper byte; e4m3 has a half's layout but for
+// one exponent bit, which is a factor of 2^8, and has no infinities but one NaN.
+struct E4m3 : FloatSums {
+  static constexpr int step = 1, item = 1;
+  static DT_INLINE float widen(uint8_t x) {
+    const float sign = x & 0x80 ? -1.0f : 1.0f;
+    const int exponent = (x >> 3) & 15, mantissa = x & 7;
+    if ((x & 0x7f) == 0x7f) return from_bits(0x7fc00000);
+    if (exponent == 0) return sign * static_cast<float>(mantissa) * 0x1p-9f;
+    return sign * from_bits(static_cast<uint32_t>(exponent + 120) << 23 |
+                            static_cast<uint32_t>(mantissa) << 20);
+  }
+  template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
+    const char* at = panel + k * kCell;
+#if defined(__AVX512F__)
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    const __m256i rest = _mm256_and_si256(x, _mm256_set1_epi16(0x7f));
+    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(rest, _mm256_set1_epi16(0x7f)),
+                                         _mm256_set1_epi16(0x7c00));
+    const __m256i sign = _mm256_and_si256(x, _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
+    const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(rest, 7));
+    w[0] = mul(_mm512_cvtph_ps(half), set1(256.0f));
+#elif defined(__AVX2__)
+    for (int i = 0; i < kVecs; ++i) {
+      const __m128i x = _mm_cvtepi8_epi16(
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + i * kLanes)));
+      const __m128i rest = _mm_and_si128(x, _mm_set1_epi16(0x7f));
+      const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(rest, _mm_set1_epi16(0x7f)),
+                                        _mm_set1_epi16(0x7c00));
+      const __m128i sign = _mm_and_si128(x, _mm_set1_epi16(static_cast<int16_t>(0x8000)));
+      const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(rest, 7));
+      w[i] = mul(_mm256_cvtph_ps(half), set1(256.0f));
+    }
+#else
+    float wide[kCell];
+    for (int i = 0; i < kCell; ++i) wide[i] = widen(static_cast<uint8_t>(at[i]));
+    for (int i = 0; i < kVecs; ++i) w[i] = DT_ISA::load(wide + i * kLanes);
+#endif
+  }
+};
+
+struct E5m2 : FloatSums {
+  static constexpr int step = 1, item = 1;
+  template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
+    const char* at = panel + k * kCell;
+    f16 half[kCell];
+#if defined(__AVX2__)
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(half), _mm256_slli_epi16(x, 8));
+#else
+    for (int i = 0; i < kCell; ++i)
+      half[i] = static_cast<f16>(static_cast<uint8_t>(at[i]) << 8);
+#endif
+    for (int i = 0; i < kVecs; ++i) w[i] = load_f16(half + i * kLanes);
+  }
+};
+
+// Signed bytes against 16-bit numbers, two a lane, summed exactly in 32 bits.
+struct Int8 {
+  using Sum = IVec;
+  using Factor = int32_t;  // two int16
+  static constexpr int fold = 2, step = 1, item = 1;
+  static DT_INLINE Sum none() { return iset1(0); }
+  static DT_INLINE IVec spread(int32_t x) { return iset1(x); }
+  static DT_INLINE Sum add_product(IVec x, IVec w, Sum sum) {
+    // With intrinsics for the sums, GCC 12 spills a tile's registers.
+#if defined(__AVX512F__)
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    return sum;
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_madd_epi16(x, w);
+    __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(pairs));
+    return sum;
+#elif defined(__aarch64__)
+    const int16x8_t a = (int16x8_t)x, b = (int16x8_t)w;
+    const int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+    return sum + (IVec)vpaddq_s32(low, vmull_high_s16(a, b));
+#else
+    int16_t a[8], b[8];
+    memcpy(a, &x, 16);
+    memcpy(b, &w, 16);
+    for (int i = 0; i < 4; ++i) sum[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+    return sum;
+#endif
+  }
+  template <int s> static DT_INLINE void load(const char* panel, int64_t k, IVec (&w)[kVecs]) {
+    const char* at = panel + k * 2 * kCell;
+    for (int i = 0; i < kVecs; ++i) {
+      const char* from = at + i * 2 * kLanes;
+#if defined(__AVX512F__)
+      w[i] = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__AVX2__)
+      w[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+      int16_t wide[8];
+      for (int j = 0; j < 8; ++j) wide[j] = static_cast<signed char>(from[j]);
+      memcpy(&w[i], wide, 16);
+#endif
+    }
+  }
+};
+
+// Stores kLanes integers of 16 bits' range.
+DT_INLINE void store_s16(int16_t* p, IVec x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+#elif defined(__AVX2__)
+  const __m128i packed =
+      _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+#else
+  for (int i = 0; i < 4; ++i) p[i] = static_cast<int16_t>(x[i]);
+#endif
+}
+
+}  // namespace attention
+}  // namespace DT_ISA
+}  // namespace dt

@@ -1,0 +1,200 @@
+"""paged_attention on the native CPU library: one call a layer writes its keys and attends.
+
+A Step holds the argument struct of one step's rows, so that a layer's call sets few fields. Knows
+no layer and no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.paged_attention.layout import CELL_TOKENS, FORMATS, pack
+
+MAX_HEAD_SIZE = 512
+"""Sums of 16-bit by 8-bit products of this many numbers fit 32 bits."""
+CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
+
+_pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class AttentionArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        ("q", _pointer),
+        ("k", _pointer),
+        ("v", _pointer),
+        ("out", _pointer),
+        ("sinks", _pointer),
+        ("cache", _pointer),
+        ("block_table", _pointer),
+        ("query_start", _pointer),
+        ("seq_lens", _pointer),
+        ("slots", _pointer),
+        ("q_stride", _int64),
+        ("k_stride", _int64),
+        ("v_stride", _int64),
+        ("table_stride", _int64),
+        ("rows", _int64),
+        ("block_tokens", _int64),
+        ("window", _int64),
+        ("num_heads", _int32),
+        ("num_kv_heads", _int32),
+        ("head_size", _int32),
+        ("format", _int32),
+        ("is_causal", _int32),
+        ("scale", _float),
+        ("soft_cap", _float),
+        ("reserved", _int32),
+    ]
+
+
+def reasons_against(kv_dtype: torch.dtype | None, head_size: int, block_tokens: int) -> list[str]:
+    """Return why the kernel cannot attend a cache of this kind; empty when it can."""
+    reasons = []
+    if kv_dtype not in CODES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in FORMATS)
+        reasons.append(f"the cache holds one of {names}")
+    if head_size % 16 or not 0 < head_size <= MAX_HEAD_SIZE:
+        reasons.append(
+            f"the head size must be a multiple of 16 up to {MAX_HEAD_SIZE}, it is {head_size}"
+        )
+    if block_tokens % CELL_TOKENS:
+        reasons.append(f"a block must be a multiple of {CELL_TOKENS} tokens, it has {block_tokens}")
+    return reasons
+
+
+class Step:
+    """The rows of one step over one block table, ready for its layers.
+
+    Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [T] int64, or
+    None when nothing is written
+    """
+
+    def __init__(
+        self,
+        *,
+        block_table: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        slots: torch.Tensor | None,
+        block_tokens: int,
+        source: Library | None = None,
+    ) -> None:
+        native = source or library()
+        if native is None:
+            raise OSError(missing_reason())
+        # The struct holds addresses, so the tensors must live as long as it does.
+        self._kept = (block_table.contiguous(), query_start, seq_lens, slots)
+        self._kernel = native.kernel("paged_attention", AttentionArgs)
+        self._args = AttentionArgs(
+            block_table=self._kept[0].data_ptr(),
+            query_start=query_start.data_ptr(),
+            seq_lens=seq_lens.data_ptr(),
+            slots=None if slots is None else slots.data_ptr(),
+            table_stride=block_table.shape[1],
+            rows=len(seq_lens),
+            block_tokens=block_tokens,
+        )
+        self._reference = ctypes.byref(self._args)
+
+    def set_rules(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        is_causal: bool = True,
+    ) -> None:
+        """Say how the next calls attend. Mutates: self"""
+        args = self._args
+        args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
+        args.scale, args.is_causal = scale, is_causal
+        args.window, args.soft_cap = window or 0, soft_cap or 0.0
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        cache: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v, when given, and attend. Tokens may lie apart, heads may not.
+
+        Shapes: q [T, H, D], k and v [T, K, D] float32, cache as `layout.cache_shape`, sinks [H]
+        float32 -> [T, H, D] float32. Mutates: cache
+        """
+        out = torch.empty(q.shape)
+        args = self._args
+        args.q, args.q_stride, args.out = q.data_ptr(), q.stride(0), out.data_ptr()
+        if k is not None and v is not None:
+            args.k, args.k_stride = k.data_ptr(), k.stride(0)
+            args.v, args.v_stride = v.data_ptr(), v.stride(0)
+        args.cache, args.format = cache.data_ptr(), CODES[cache.dtype]
+        args.sinks = None if sinks is None else sinks.data_ptr()
+        if self._kernel(self._reference):
+            raise MemoryError(f"no memory to attend {len(q)} tokens")
+        return out
+
+
+def _prepare(arguments: Arguments) -> Arguments:
+    """Return the arguments with the cache as the kernel has it."""
+    ready = {key: value for key, value in arguments.items() if key != "scales"}
+    return {**ready, "cache": pack(arguments["cache"], arguments.get("scales"))}
+
+
+def _attend(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    is_causal: bool = True,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the attended values (see the reference) over a packed cache."""
+    step = Step(
+        block_table=block_table,
+        query_start=query_start,
+        seq_lens=seq_lens,
+        slots=None,
+        block_tokens=cache.shape[3],
+    )
+    step.set_rules(
+        num_heads=q.shape[1],
+        num_kv_heads=cache.shape[1],
+        head_size=q.shape[2],
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        is_causal=is_causal,
+    )
+    return step(q, None, None, cache, sinks)
+
+
+def _why_not(arguments: Arguments) -> str | None:
+    cache = arguments["cache"]
+    return "; ".join(reasons_against(cache.dtype, cache.shape[-1], cache.shape[2])) or None
+
+
+NATIVE = Implementation(
+    name="native",
+    function=_attend,
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    rank=10,
+    unavailable_reason=missing_reason,
+    why_not=_why_not,
+    prepare=_prepare,
+)

@@ -1,0 +1,66 @@
+"""One step on the native attention kernel: a layout becomes its struct, a layer's call sets the
+rest. Knows no choice of backend."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail_kernels.paged_attention.native import Step
+
+
+class NativeStep:
+    """A step's rows in the kernel's struct, and the rules of the layer that ran last."""
+
+    __slots__ = ("spec", "step")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.spec: AttentionSpec | None = None
+
+
+def prepare(layout: BatchLayout) -> NativeStep:
+    """Return what the layers of one KV group need of a step."""
+    return NativeStep(
+        Step(
+            block_table=layout.block_table,
+            query_start=layout.query_start,
+            seq_lens=layout.seq_lens,
+            slots=layout.slots,
+            block_tokens=layout.block_tokens,
+        )
+    )
+
+
+def forward(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: NativeStep,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache, prepared"""
+    assert q.dtype is torch.float32, "why_not let another dtype pass"
+    if spec is not prepared.spec:
+        prepared.spec = spec
+        prepared.step.set_rules(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            scale=spec.scale,
+            window=spec.window_tokens,
+            soft_cap=spec.soft_cap,
+            is_causal=spec.is_causal,
+        )
+    size = spec.head_size
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    return prepared.step(_whole(q, size), _whole(k, size), _whole(v, size), cache, sinks)
+
+
+def _whole(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return x with heads `size` apart; as it is where only the tokens lie apart."""
+    strides = x.stride()
+    return x if strides[1] == size and strides[2] == 1 else x.contiguous()

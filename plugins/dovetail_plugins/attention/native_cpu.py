@@ -1,0 +1,97 @@
+"""NativeCpu: attention by the native CPU library, over keys and values in their blocks.
+
+A row's numbers are the same, bit for bit, alone or in any batch, whole or in chunks, on any number
+of threads. Knows no model and no scheduler; torch is imported when an object is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.plugin import Info
+
+if TYPE_CHECKING:
+    import torch
+
+CELL_TOKENS = 16
+MAX_HEAD_SIZE = 512
+KV_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+
+
+class NativeCpu(AttentionBackend):
+    """Packed cells of 16 tokens, one native call a layer: it writes keys and values and attends."""
+
+    info = Info(
+        summary="native CPU kernel: any KV type up to int8, the same bits in any batch",
+        source="https://arxiv.org/abs/2309.06180",
+        devices=("cpu",),
+    )
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
+    auto_rank = 10
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        from dovetail_plugins.attention import _native_step
+
+        self._native = _native_step
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why this backend cannot serve an AttentionQuery."""
+        if query is None:
+            return []
+        reasons = []
+        if query.device != "cpu":
+            return [f"runs on cpu, not on {query.device}"]
+        if query.dtype != "float32":
+            reasons.append(f"takes float32 activations, not {query.dtype}")
+        if query.kv_dtype not in KV_DTYPES:
+            reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        if query.head_size % 16 or query.head_size > MAX_HEAD_SIZE:
+            reasons.append(
+                f"the head size must be a multiple of 16 up to {MAX_HEAD_SIZE}, "
+                f"it is {query.head_size}"
+            )
+        if query.block_tokens % CELL_TOKENS:
+            reasons.append(
+                f"--block-size must be a multiple of {CELL_TOKENS}, it is {query.block_tokens}"
+            )
+        if query.uses_alibi:
+            reasons.append("ALiBi biases are not supported")
+        return reasons or _missing()
+
+    def kv_shape(
+        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
+    ) -> tuple[int, ...]:
+        """Return [N, K, 2, P, D]. What lies where in a block is the kernel's business."""
+        return (num_blocks, num_kv_heads, 2, block_tokens, head_size)
+
+    def prepare(self, layout: BatchLayout) -> Any:
+        """Return the step's rows as the kernel's argument struct."""
+        return self._native.prepare(layout)
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v into the cache, then attend.
+
+        Shapes: q [T, H, D], k and v [T, K, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        Mutates: cache
+        """
+        return self._native.forward(spec, q, k, v, cache, prepared, sinks)
+
+
+def _missing() -> list[str]:
+    """Return why there is no native library; asked last, since it may have to be built."""
+    from dovetail_kernels.cpu.library import missing_reason
+
+    reason = missing_reason()
+    return [] if reason is None else [reason]
