@@ -70,6 +70,9 @@ class ModelConfig:
     override_generation_config: Mapping[str, Any] = flag(
         {}, help="default sampling settings that win over the file"
     )
+    enforce_eager: bool = flag(
+        False, help="run every step's operators one by one; never repeat a recorded step"
+    )
     max_logprobs: int = flag(
         20, ge=-1, help="most logprobs per token a request may ask for; -1 lifts the limit"
     )

@@ -281,6 +281,7 @@ def _run_spec(
         num_threads=config.device.num_threads or default_threads(device),
         thread_spin_us=config.device.thread_spin_us,
         pins_threads=config.device.pin_threads,
+        is_eager=config.model.enforce_eager,
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),

@@ -5,7 +5,10 @@ Knows no file format and no layer; the load format reads, `layers.weights` fills
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
+import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -61,6 +64,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     _fill(model, run, device)
     filled_s = time.perf_counter()
     model.eval().requires_grad_(False)
+    give_memory_back()
     log.info(
         "loaded %s on %s: build %.2f s, weights %.2f s, %.1f MiB",
         run.model.architecture,
@@ -72,6 +76,13 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     return LoadedModel(
         model=cast(Model, model), build_s=built_s - start_s, weights_s=filled_s - built_s
     )
+
+
+def give_memory_back() -> None:
+    """Return to the system what loading has freed; glibc would keep it for later."""
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def num_bytes(module: nn.Module) -> int:

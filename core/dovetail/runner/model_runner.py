@@ -14,6 +14,7 @@ import torch
 
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import RowTokens
+from dovetail.interfaces.model import RowView
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
@@ -33,6 +34,7 @@ from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
 from dovetail.runner.loader import build_plugin, load_model
 from dovetail.runner.prompt_logprobs import PromptLogprobs
+from dovetail.runner.recorded import RecordedForward
 from dovetail.sampling.sampler import NOTHING_LEFT, Draws, Sampler
 
 WARM_UP_TOKENS = 8
@@ -66,8 +68,15 @@ class ModelRunner:
         self._batch = Batch(
             run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens
         )
+        self._recorded = self._recorder()
         self._sampler = Sampler(run.max_rows, processors)
         self._prompt_logprobs = PromptLogprobs()
+
+    def _recorder(self) -> RecordedForward | None:
+        """Return what runs small steps as one call, where the run allows it."""
+        if self.run.is_eager or self.device.type != "cpu":
+            return None
+        return RecordedForward(self._forward_eagerly, self._batch.tables, self.run.max_rows)
 
     def warm_up(self) -> None:
         """Run a short prompt and two draws on row 0, then empty it. Mutates: self"""
@@ -128,17 +137,34 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """Return the final hidden states of the step's tokens. Shapes: [T, E]"""
-        prepared = [self._backend.prepare(layout) for layout in self._layouts(inputs)]
+        if self._recorded is not None:
+            hidden = self._recorded.run(inputs)
+            if hidden is not None:
+                return hidden
+        return self._forward_eagerly(
+            self._on_device(inputs.token_ids),
+            self._on_device(inputs.positions),
+            self._layouts(inputs),
+            self._batch.views(inputs),
+        )
+
+    def _forward_eagerly(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layouts: Sequence[BatchLayout],
+        rows: Sequence[RowView] = (),
+    ) -> torch.Tensor:
+        """Run the model. Shapes: token_ids, positions [T] -> [T, E]"""
+        prepared = [self._backend.prepare(layout) for layout in layouts]
         context = ForwardContext(
             backend=self._backend,
             prepared={name: prepared[g] for name, g in self._groups.items()},
             caches=self._caches,
-            rows=self._batch.views(inputs),
+            rows=rows,
         )
         with use_context(context):
-            return self._model.forward(
-                self._on_device(inputs.token_ids), self._on_device(inputs.positions)
-            )
+            return self._model.forward(token_ids, positions)
 
     def _layouts(self, inputs: StepInputs) -> list[BatchLayout]:
         """Return the step's layout for each KV group."""

@@ -9,6 +9,7 @@
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #endif
 #if defined(__x86_64__)
@@ -179,6 +180,16 @@ void* scratch(int which, size_t bytes) {
     own.bytes = rounded;
   }
   return own.memory;
+}
+
+void prefer_large_pages(void* start, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const uintptr_t page = 1 << 21, from = reinterpret_cast<uintptr_t>(start);
+  const uintptr_t first = (from + page - 1) & ~(page - 1), end = (from + bytes) & ~(page - 1);
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#else
+  (void)start, (void)bytes;
+#endif
 }
 
 void run(int64_t tasks, Task fn, void* context) {

@@ -23,6 +23,10 @@ int num_threads();
 // with the same `which` asks for more. Null when memory cannot be had.
 void* scratch(int which, size_t bytes);
 
+// Asks for large pages under this memory: a stream through it then needs few address translations.
+// A hint, no more.
+void prefer_large_pages(void* start, int64_t bytes);
+
 // parallel(tasks, [&](int64_t task) { ... })
 template <class Body>
 DT_INLINE void parallel(int64_t tasks, const Body& body) {

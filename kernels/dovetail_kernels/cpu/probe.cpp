@@ -8,11 +8,19 @@ using namespace dt;
 using namespace dt::DT_ISA;
 
 struct ProbeArgs {
-  const void* memory;  // read once a pass by all threads together
+  void* memory;  // read once a pass by all threads together
   int64_t bytes;
   int64_t rounds;  // of the arithmetic loops
   float* out;      // [1] keeps the compiler honest
 };
+
+// Prepares memory that nobody has touched as weights are prepared, and fills it.
+DT_KERNEL(probe_fill, ProbeArgs) {
+  prefer_large_pages(args.memory, args.bytes);
+  float* p = static_cast<float*>(args.memory);
+  for (int64_t i = 0; i < args.bytes / 4; ++i) p[i] = 1.0f;
+  return 0;
+}
 
 // Adds up the memory: moved_bytes = bytes.
 DT_KERNEL(probe_read, ProbeArgs) {

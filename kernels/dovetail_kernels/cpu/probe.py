@@ -39,9 +39,10 @@ class Limits:
 
 def probe(library: Library, *, repeats: int = 5) -> Limits:
     """Measure for about half a second."""
-    memory = torch.ones(READ_BYTES // 4)
+    memory = torch.empty(READ_BYTES // 4)
     out = torch.zeros(16 * 256)
     args = ProbeArgs(memory.data_ptr(), READ_BYTES, FMA_ROUNDS, out.data_ptr())
+    library.kernel("probe_fill", ProbeArgs)(ctypes.byref(args))
     read, fma = library.kernel("probe_read", ProbeArgs), library.kernel("probe_fma", ProbeArgs)
     lanes = fma(ctypes.byref(args))
     threads = library.num_threads()

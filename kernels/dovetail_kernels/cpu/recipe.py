@@ -81,9 +81,8 @@ def units(machine: str) -> list[Unit]:
     """Return what is compiled for a machine type; one that is not listed gets "base" alone."""
     sets = ISA_FLAGS.get(machine, {"base": []})
     lowest = next(iter(sets))
-    shared = [
-        Unit(source=HERE / name, isa=lowest, flags=()) for name in ("dispatch.cpp", "pool.cpp", "program.cpp")
-    ]
+    once = ("dispatch.cpp", "pool.cpp", "program.cpp")
+    shared = [Unit(source=HERE / name, isa=lowest, flags=()) for name in once]
     ops = [HERE / "probe.cpp", *sorted(HERE.parent.glob("*/cpu*.cpp"))]
     return shared + [
         Unit(source=source, isa=isa, flags=tuple(flags))

@@ -2,9 +2,6 @@
 // set read; nobody else looks inside.
 
 #include <string.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "gemm/tiles.h"
 
@@ -84,12 +81,7 @@ DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args
 DT_KERNEL(gemm_pack, PackArgs) {
   const int64_t panels = num_panels(args.out_size, args.is_gated), bytes = panel_bytes(args.format, args.in_size);
   if (panels * bytes != args.packed_bytes) return 1;
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  // Large pages: a stream of weights then asks for few address translations. A hint, no more.
-  const uintptr_t page = 1 << 21, start = reinterpret_cast<uintptr_t>(args.packed);
-  const uintptr_t first = (start + page - 1) & ~(page - 1), end = (start + args.packed_bytes) & ~(page - 1);
-  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
+  prefer_large_pages(args.packed, args.packed_bytes);
   static constexpr int kInOrder[8] = {0, 1, 2, 3, 4, 5, 6, 7};
   parallel(panels, [&](int64_t panel) {
     uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;

@@ -24,6 +24,7 @@ int8: a scale per output, activations made int8 per row. int4: a scale per outpu
 inputs, float activations; int4_int8: the same, activations made int8 per row. bfloat16_bfloat16:
 activations rounded to bfloat16, which some instruction sets multiply at twice the rate.
 """
+PART_VALUES = 1 << 17
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -72,9 +73,13 @@ class Weight:
 
 def quantize_int8(weight: torch.Tensor) -> Weight:
     """Return the nearest int8 matrix, one scale per output. Shapes: weight [N, K]"""
-    wide = weight.float()
-    scales = (wide.abs().amax(dim=1) / 127.0).clamp(min=1e-12)
-    values = (wide / scales.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
+    for part in _parts(weight):
+        wide = weight[part].to(torch.float32, copy=True)
+        scale = wide.abs().amax(dim=1, keepdim=True).div_(127.0).clamp_(min=1e-12)
+        values[part] = wide.div_(scale).round_().clamp_(-127, 127)
+        scales[part] = scale.squeeze(1)
     return Weight(format="int8", values=values, scales=scales)
 
 
@@ -88,27 +93,36 @@ def quantize_int4(
     Scales are bfloat16; values are rounded with the scale as it is kept.
     """
     outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight.float(), (0, -inputs % group))
-    grouped = padded.view(outputs, -1, group)
+    groups = -(-inputs // group)
+    values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(outputs, groups, dtype=torch.bfloat16, device=weight.device)
+    zeros = None if is_symmetric else torch.empty_like(scales)
+    for part in _parts(weight):
+        wide = weight[part].to(torch.float32, copy=True)
+        padded = torch.nn.functional.pad(wide, (0, -inputs % group))
+        grouped = padded.view(len(padded), groups, group)
+        scale, zero = _grid(grouped, is_symmetric=is_symmetric)
+        levels = grouped.div_(scale.float()).add_(zero.float()).round_().clamp_(0, 15)
+        values[part] = levels.view(len(padded), -1)[:, :inputs]
+        scales[part] = scale.squeeze(2)
+        if zeros is not None:
+            zeros[part] = zero.squeeze(2)
+    return Weight(format=format, values=values, scales=scales, zeros=zeros, group=group)
+
+
+def _grid(grouped: torch.Tensor, *, is_symmetric: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return step and zero point of every group. Shapes: [N, groups, G] -> [N, groups, 1]"""
+    low, high = grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True)
     if is_symmetric:
-        peak = grouped.gather(2, grouped.abs().argmax(dim=2, keepdim=True))
-        scales, zeros = peak / -8.0, None
+        scales = torch.where(-low >= high, low, high) / -8.0
         scales = torch.where(scales == 0, torch.ones_like(scales), scales).bfloat16()
-        levels = grouped / scales.float() + 8
-    else:
-        low, high = (
-            grouped.amin(2, keepdim=True).clamp(max=0),
-            grouped.amax(2, keepdim=True).clamp(min=0),
-        )
-        scales = ((high - low) / 15).clamp(min=1e-12)
-        scales = scales.bfloat16()
-        zeros = (-low / scales.float()).round().clamp(0, 15).bfloat16()
-        levels = grouped / scales.float() + zeros.float()
-    values = levels.round().clamp(0, 15).to(torch.uint8).view(outputs, -1)[:, :inputs]
-    return Weight(
-        format=format,
-        values=values.contiguous(),
-        scales=scales.squeeze(2),
-        zeros=None if zeros is None else zeros.squeeze(2),
-        group=group,
-    )
+        return scales, torch.full_like(scales, 8.0)
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scales = ((high - low) / 15).clamp(min=1e-12).bfloat16()
+    return scales, (-low / scales.float()).round().clamp(0, 15).bfloat16()
+
+
+def _parts(weight: torch.Tensor) -> list[slice]:
+    """Return slices of rows small enough that what is made of them stays in the cache."""
+    rows = max(1, PART_VALUES // max(1, weight.shape[1]))
+    return [slice(i, i + rows) for i in range(0, len(weight), rows)]

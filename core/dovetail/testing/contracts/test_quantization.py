@@ -31,8 +31,8 @@ def method(plugin: Any) -> QuantMethod:
     return made
 
 
-def filled(method: LinearMethod, spec: LinearSpec) -> nn.Module:
-    """Return a layer whose parameters are filled with small numbers."""
+def loaded(method: LinearMethod, spec: LinearSpec) -> nn.Module:
+    """Return a layer whose parameters are small numbers, as they are before `finish`."""
     layer = nn.Module()
     method.create(layer, spec)
     random = torch.Generator().manual_seed(0)
@@ -40,6 +40,12 @@ def filled(method: LinearMethod, spec: LinearSpec) -> nn.Module:
         if parameter.is_floating_point():
             values = torch.randn(parameter.shape, generator=random) / spec.in_size**0.5
             parameter.data.copy_(values.to(parameter.dtype))
+    return layer
+
+
+def filled(method: LinearMethod, spec: LinearSpec) -> nn.Module:
+    """Return a layer of small numbers that is ready to multiply."""
+    layer = loaded(method, spec)
     method.finish(layer)
     return layer
 
@@ -86,9 +92,10 @@ class TestQuantization:
             pytest.skip("only for unquantized weights")
         spec = SPECS["fused"]
         linear = method.linear(spec)
-        layer = filled(linear, spec)
-        weight = layer.get_parameter("weight")
+        layer = loaded(linear, spec)
+        weight = layer.get_parameter("weight").detach().clone()
         assert weight.shape == (spec.out_size, spec.in_size)
+        linear.finish(layer)
         x = inputs(spec, 5)
         torch.testing.assert_close(linear.apply(layer, x, None), x @ weight.T)
 

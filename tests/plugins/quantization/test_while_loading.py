@@ -1,0 +1,197 @@
+"""int8 and int4 as a user meets them: options, layers left alone, experts, heads, the contract."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import LLM
+from dovetail.config.engine import Config
+from dovetail.config.resolve import resolve
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import RunSpec
+from dovetail.runner.loader import load_model
+from dovetail.testing.dequantized import (
+    dequantized_model,
+    found_logprobs,
+    round_inputs,
+    wanted_logprobs,
+)
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8
+
+ROOT = Path(__file__).resolve().parents[3]
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+EXACT = 1e-4
+"""Float activations: both sides sum the same float32 products."""
+MEDIAN = 1e-5
+"""8-bit activations, rounded alike on both sides: most logits agree as float32 sums do."""
+ROUTED_INT8 = 0.05
+"""8-bit activations against float ones: the median error of a logprob in deviations of all logits.
+A router may pick another expert at the edge, so the largest is not bounded; 0.022 was seen."""
+FLOAT_INT4 = {"group": 32, "activations": "float", "head": "int4"}
+
+Meant = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantized") / "model"
+    return write_tiny_checkpoint(folder, "LlamaForCausalLM", **SIZES)
+
+
+def flags(path: Path, quantization: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": str(path),
+        "quantization": quantization,
+        "plugin_options": {"quantization": options},
+        "num_gpu_blocks_override": 64,
+        "block_size": 8,
+        "max_model_len": 64,
+        "max_logprobs": -1,
+        "use_tqdm_on_load": False,
+    }
+
+
+def resolved(path: Path, quantization: str, **options: Any) -> RunSpec:
+    return resolve(Config.from_fields(flags(path, quantization, options))).run
+
+
+def as_int8(name: str, weight: torch.Tensor) -> torch.Tensor:
+    return weight if name.endswith(".gate") else quantize_int8(weight).dequantize()
+
+
+def as_int4(name: str, weight: torch.Tensor) -> torch.Tensor:
+    return weight if name.endswith(".gate") else quantize_int4(weight, 32).dequantize()
+
+
+def round_to_int8(x: torch.Tensor) -> torch.Tensor:
+    step = (x.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-12)
+    return (x / step).round() * step
+
+
+def differences(
+    path: Path, quantization: str, options: dict[str, Any], meant: Meant, *, rounds: bool = False
+) -> torch.Tensor:
+    """Return every logprob's distance from transformers', in deviations of its logits."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = [
+        torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (17, 1, 9, 30)
+    ]
+    reference = dequantized_model(path, meant)
+    if rounds:
+        round_inputs(reference, round_to_int8)
+    wanted, deviation = wanted_logprobs(reference, prompts)
+    with LLM(**flags(path, quantization, options)) as llm:
+        found = found_logprobs(llm, prompts)
+    return (found - wanted).abs() / deviation
+
+
+@pytest.mark.parametrize(
+    ("quantization", "options", "message"),
+    [
+        ("int4", {"group": 48}, r"quantization\.group: 48 is not possible Fix: use one of 32, 64"),
+        ("int4", {"head": "foo"}, r"quantization\.head: 'foo' is not possible Fix: use one of in"),
+        ("int4", {"activations": "int16"}, r"quantization\.activations: 'int16' is not possible"),
+        ("int8", {"group": 32}, r"quantization\.group: there is no such option\. Fix: it has skip"),
+        ("int9", {}, r"--quantization"),
+    ],
+    ids=["group", "head", "activations", "foreign", "method"],
+)
+def test_wrong_options_are_refused(
+    llama: Path, quantization: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_model(resolved(llama, quantization, **options), torch.device("cpu"))
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(llama: Path) -> None:
+    fields = flags(llama, "int8", {}) | {
+        "hf_overrides": {"quantization_config": {"quant_method": "awq"}}
+    }
+    with pytest.raises(ConfigError, match='stored as "awq", not "int8"'):
+        resolve(Config.from_fields(fields))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_skipped_layers_stay_plain(llama: Path, quantization: str) -> None:
+    run = resolved(llama, quantization, skip=["o_proj", "layers.1.mlp", "lm_head"])
+    module = load_model(run, torch.device("cpu")).module
+    held: dict[str, int] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        layer = name.rpartition(".")[0]
+        held[layer] = held.get(layer, 0) + tensor.nbytes
+    plain = {f"model.layers.{i}.self_attn.o_proj": 4 * 64 * 64 for i in range(2)} | {
+        "model.layers.1.mlp.down_proj": 4 * 64 * 96
+    }
+    assert {name: held.get(name) for name in plain} == plain
+    assert held["model.layers.0.mlp.down_proj"] <= 64 * 96 + 4 * 64
+
+
+def test_the_answers_with_skipped_layers(llama: Path) -> None:
+    skipped = ("o_proj", "layers.1.mlp")
+
+    def meant(name: str, weight: torch.Tensor) -> torch.Tensor:
+        return weight if any(part in name for part in skipped) else as_int4(name, weight)
+
+    options = {**FLOAT_INT4, "skip": list(skipped)}
+    assert differences(llama, "int4", options, meant).max() <= EXACT
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("head", ["int4", "none"])
+def test_heads(tmp_path: Path, head: str, is_tied: bool) -> None:
+    """A tied table is quantized once, for the head and for what is looked up in it."""
+    path = write_tiny_checkpoint(
+        tmp_path / "model", "LlamaForCausalLM", tie_word_embeddings=is_tied, **SIZES
+    )
+
+    def meant(name: str, weight: torch.Tensor) -> torch.Tensor:
+        return weight if name == "lm_head" and head == "none" else as_int4(name, weight)
+
+    options = {**FLOAT_INT4, "head": head}
+    assert differences(path, "int4", options, meant).max() <= EXACT
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+def test_int8_heads(tmp_path: Path, is_tied: bool) -> None:
+    path = write_tiny_checkpoint(
+        tmp_path / "model", "LlamaForCausalLM", tie_word_embeddings=is_tied, **SIZES
+    )
+    assert differences(path, "int8", {}, as_int8, rounds=True).median() <= MEDIAN
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experts") / "model"
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 48, "mlp_only_layers": []}
+    return write_tiny_checkpoint(folder, "Qwen3MoeForCausalLM", **sizes)
+
+
+def test_experts_in_int4(experts: Path) -> None:
+    """Every expert is quantized, the router is not."""
+    assert differences(experts, "int4", FLOAT_INT4, as_int4).max() <= EXACT
+
+
+def test_experts_in_int8(experts: Path) -> None:
+    assert differences(experts, "int8", {}, as_int8).median() <= ROUTED_INT8
+
+
+def test_the_contract() -> None:
+    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
+    words = [f"quantization:{name}" for name in ("int8", "int4", "none")]
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "plugins", "check", *words],
+        env=os.environ | {"PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
