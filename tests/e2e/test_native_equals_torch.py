@@ -48,7 +48,7 @@ NUM_PROMPTS, NEW_TOKENS = 100, 24
 
 ENGINE: dict[str, Any] = {
     "num_gpu_blocks_override": 256,
-    "block_size": 8,
+    "block_size": 16,
     "max_model_len": 96,
     "max_logprobs": -1,
     "use_tqdm_on_load": False,
@@ -66,6 +66,8 @@ def prompts(count: int, longest: int) -> list[list[int]]:
 def greedy_answers(path: str) -> list[Answer]:
     asked = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2)
     with LLM(model=path, **ENGINE) as llm:
+        is_native = llm.spec.run.attention.name == "native_cpu"
+        assert is_native == (library() is not None)
         results = llm.generate(prompts(NUM_PROMPTS, 40), asked, use_tqdm=False)
     answers = []
     for result in results:
@@ -244,6 +246,30 @@ def test_int4_weights_with_int8_activations(
     check_int8_activations(folders["bfloat16"], "int4", options, meant)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "options"),
+    [
+        ("none", {}),
+        ("int8", {}),
+        ("int4", {"symmetric": False}),
+        ("int4", {"activations": "float", "head": "none"}),
+    ],
+    ids=["bfloat16", "int8", "int4", "int4-float"],
+)
+def test_company_changes_no_bit(
+    folders: dict[str, Path], quantization: str, options: dict[str, Any]
+) -> None:
+    """Logprobs are equal, not close: alone, and among others that come in chunks."""
+    asked = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=4)
+    flags = {**ENGINE, "quantization": quantization, "plugin_options": {"quantization": options}}
+    flags |= {"max_num_batched_tokens": 48, "enable_prefix_caching": False}
+    with LLM(model=str(folders["bfloat16"]), **flags) as llm:
+        together = llm.generate(prompts(24, 40), asked, use_tqdm=False)
+        for prompt, crowded in list(zip(prompts(24, 40), together, strict=True))[::3]:
+            (alone,) = llm.generate([prompt], asked, use_tqdm=False)
+            assert alone.outputs[0].logprobs == crowded.outputs[0].logprobs
+
+
 SLACK = 1.15
 """Padding of panels, alignment, tables of positions."""
 BIG = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -300,5 +326,4 @@ def test_no_second_copy_stays_in_memory(
 
 
 if __name__ == "__main__":
-    assert library() is None
     print(json.dumps(greedy_answers(sys.argv[1])))

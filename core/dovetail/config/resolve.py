@@ -40,7 +40,7 @@ from dovetail.interfaces.spec import (
 )
 
 DEFAULT_BLOCK_TOKENS = 16
-DEFAULT_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
 
 

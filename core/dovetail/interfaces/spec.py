@@ -63,7 +63,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
     torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
-    `pins_threads` keeps each on one core. `is_eager` forbids recording or capturing steps. `async_steps` says that a plan may arrive before the previous result was read.
+    `pins_threads` keeps each on one core. `is_eager` forbids recording or capturing steps.
+    `async_steps` says that a plan may arrive before the previous result was read.
     """
 
     model: ModelSpec

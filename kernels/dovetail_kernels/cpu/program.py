@@ -18,13 +18,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from dovetail_kernels.cpu import library as native
 
 ALIGNMENT_BYTES = 64
-_aten = torch.ops.aten
-EMPTY = (_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default)
+CREATIONS = frozenset({"empty", "empty_like"})
+QUESTIONS = frozenset(
+    {"__get__", "__len__", "data_ptr", "dim", "is_contiguous", "numel", "size", "stride"}
+)
+"""What asks about a tensor and not about its numbers."""
+VIEWS = frozenset(
+    {
+        *("__getitem__", "chunk", "contiguous", "flatten", "float", "narrow", "reshape", "select"),
+        *("split", "squeeze", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view"),
+    }
+)
+"""What mostly returns the same numbers seen otherwise; it is refused where it copies."""
 
 
 class NotRecordable(Exception):
@@ -87,7 +97,7 @@ class Pool:
         return np.empty(size, dtype=np.uint8)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchFunctionMode):
     """Notes native calls and hands out the pool's memory; use it as a with block."""
 
     def __init__(self, pool: Pool) -> None:
@@ -95,35 +105,50 @@ class Recorder(TorchDispatchMode):
         self.calls: list[native.Call] = []
         self._pool = pool
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Any,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let views pass, place new tensors in the pool, refuse the rest."""
-        if func in EMPTY:
-            return self._empty(func, args, dict(kwargs or {}))
-        if func.is_view:
-            return func(*args, **(kwargs or {}))
-        raise NotRecordable(f"it runs torch's {func}")
+        """Let questions and views pass, place new tensors in the pool, refuse the rest."""
+        name = func.__name__
+        if name in CREATIONS:
+            return self._empty(name, args, dict(kwargs or {}))
+        if name not in QUESTIONS and name not in VIEWS:
+            raise NotRecordable(f"it runs torch's {name}")
+        result = func(*args, **(kwargs or {}))
+        if name in VIEWS and _storages(result) - _storages(args):
+            raise NotRecordable(f"it copies in torch's {name}")
+        return result
 
-    def _empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        like = None if func is EMPTY[0] else args[0]
-        shape = args[0] if like is None else like.shape if func is EMPTY[1] else args[1]
+    def _empty(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        like = args[0] if name == "empty_like" else None
+        if like is not None and not like.is_contiguous():
+            raise NotRecordable("it makes a tensor like one with gaps")
+        sizes = args if like is None else (tuple(like.shape),)
+        shape = sizes[0] if isinstance(sizes[0], Sequence) else sizes
         default = torch.get_default_dtype() if like is None else like.dtype
-        if like is not None and func is EMPTY[1] and not like.is_contiguous():
-            raise NotRecordable("a tensor is made like one with gaps")
         return self._pool.empty(shape, kwargs.get("dtype") or default)
 
     def __enter__(self) -> Recorder:
         native.start_noting(self.calls, threading.get_ident())
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *error: object) -> None:
         native.stop_noting()
         super().__exit__(*error)
+
+
+def _storages(value: Any) -> set[int]:
+    """Return where the tensors in a value, or in a sequence of values, keep their numbers."""
+    if isinstance(value, torch.Tensor):
+        return {value.untyped_storage().data_ptr()}
+    if isinstance(value, tuple | list):
+        return set().union(*(_storages(v) for v in value)) if value else set()
+    return set()
 
 
 def record(function: Callable[[], torch.Tensor], pool: Pool, *, kept: object = None) -> Program:
@@ -135,4 +160,4 @@ def record(function: Callable[[], torch.Tensor], pool: Pool, *, kept: object = N
         output = function()
     if not recorder.calls:
         raise NotRecordable("it makes no native call")
-    return Program(recorder.calls, output, kept)
+    return Program(recorder.calls, output, (kept, pool))

@@ -74,10 +74,10 @@ def test_defaults(folder: Path) -> None:
     spec = spec_of(folder)
     run, schedule, cache = spec.run, spec.schedule, spec.cache
     assert (run.device, run.model.dtype, run.kv_dtype) == ("cpu", "float32", "float32")
-    assert (run.max_rows, run.max_step_tokens, run.max_model_tokens) == (64, 512, 1024)
+    assert (run.max_rows, run.max_step_tokens, run.max_model_tokens) == (64, 256, 1024)
     assert (schedule.max_rows, schedule.max_step_tokens, schedule.max_model_tokens) == (
         64,
-        512,
+        256,
         1024,
     )
     assert (run.block_tokens, cache.block_tokens, cache.num_blocks) == (16, 16, None)

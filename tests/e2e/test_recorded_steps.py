@@ -1,0 +1,45 @@
+"""Steps recorded and repeated give what the same steps give one operator at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail_kernels.cpu.library import library, missing_reason
+
+pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
+
+WISHES = [
+    SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=3, max_tokens=31, ignore_eos=True, logprobs=2),
+    SamplingParams(top_k=5, top_p=0.8, seed=4, max_tokens=22, ignore_eos=True),
+]
+
+
+def answers(prompts: list[list[int]], **flags: object) -> list[tuple[int, ...]]:
+    with LLM(**flags) as llm:
+        params = [WISHES[i % len(WISHES)] for i in range(len(prompts))]
+        outputs = llm.generate(prompts, params)
+        return [tuple(o.outputs[0].token_ids) for o in outputs]
+
+
+@pytest.mark.parametrize("flags", [{}, {"quantization": "int8"}, {"async_scheduling": True}])
+def test_recorded_equals_eager(flags: dict[str, object]) -> None:
+    prompts = [[5 + i, 7, 9 + i, 11] * (1 + i % 4) for i in range(9)]
+    recorded = answers(prompts, **flags)
+    assert recorded == answers(prompts, enforce_eager=True, **flags)
+    alone = [answers([p], **flags)[0] for p in prompts[:1]]
+    assert recorded[:1] == alone
+
+
+def test_steps_are_recorded_unless_forbidden() -> None:
+    prompts = [[5, 7, 9, 11]]
+    for is_eager in (False, True):
+        with LLM(enforce_eager=is_eager) as llm:
+            llm.generate(prompts, WISHES[0])
+            runner = llm._engine.core._executor.worker.runner
+            recorded = runner._recorded
+            assert (recorded is None) == is_eager
+            if recorded is not None:
+                assert recorded.reason is None
+                assert recorded._programs[1] is not None
