@@ -22,7 +22,7 @@ FLAGS = [
     "--no-enable-prefix-caching",
     *("--max-model-len", "2048"),
     *("--max-num-seqs", "32"),
-    *("--max-num-batched-tokens", "2048"),
+    *("--max-num-batched-tokens", "1024"),
     *("--kv-cache-memory-bytes", str(1 << 30)),
 ]
 

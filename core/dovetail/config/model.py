@@ -33,7 +33,11 @@ class ModelConfig:
     model_impl: str = flag(
         "auto", kind="model_impl", help="whose code runs the model: dovetail's or transformers'"
     )
-    dtype: str = flag("auto", kind="dtype", help="number type of weights and activations")
+    dtype: str = flag(
+        "auto",
+        kind="dtype",
+        help="number type of weights and activations; on a CPU activations are float32",
+    )
     quantization: str | None = flag(
         None,
         kind="quantization",

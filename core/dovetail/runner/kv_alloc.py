@@ -15,6 +15,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.step import KVLayer, KVLayout
 from dovetail.layers.dtypes import dtype_of
+from dovetail_kernels.cpu import library as native
 
 
 def allocate_kv(
@@ -75,7 +76,7 @@ def _check_sizes(layout: KVLayout, sizes: Mapping[str, int]) -> None:
 
 def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
     try:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"{num_bytes / 2**20:.0f} MiB for one KV cache tensor cannot be had on {device}",
@@ -83,6 +84,10 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
             fix="lower whichever sets its size: --kv-cache-memory-bytes, "
             "--num-gpu-blocks-override or --gpu-memory-utilization",
         ) from error
+    library = native.library() if device.type == "cpu" else None
+    if library is not None:  # blocks are page-sized pieces all over it
+        library.prefer_large_pages(memory.data_ptr(), num_bytes)
+    return memory
 
 
 def _view(

@@ -126,6 +126,10 @@ class Library:
         pins = None if cores is None else (ctypes.c_int32 * len(cores))(*cores)
         return int(self._handle.dt_pool_set(count, ctypes.c_int64(spin_us), pins))
 
+    def prefer_large_pages(self, address: int, num_bytes: int) -> None:
+        """Ask the system for large pages under memory that is read in streams. A hint."""
+        self._handle.dt_prefer_large_pages(ctypes.c_void_p(address), ctypes.c_int64(num_bytes))
+
     def num_threads(self) -> int:
         """Return how many threads kernels run on."""
         return int(self._handle.dt_pool_threads())

@@ -238,4 +238,6 @@ DT_C int dt_pool_set(int threads, int64_t spin_us, const int32_t* cores) {
   return thread_count;
 }
 
+DT_C void dt_prefer_large_pages(void* start, int64_t bytes) { dt::prefer_large_pages(start, bytes); }
+
 DT_C int dt_pool_threads() { return dt::num_threads(); }

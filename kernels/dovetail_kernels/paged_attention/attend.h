@@ -284,8 +284,10 @@ inline void merge_parts(const Plan& plan, const Unit& unit, int64_t head, float*
   finish(plan, unit, head, state);
 }
 
+// `after` is the piece that this thread will likely take next, or null: its first cells are asked
+// for while the last of this one's are used, since they lie where no machine could guess.
 template <class F>
-void run_piece(const Plan& plan, const Piece& piece, const Room& room) {
+void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const Room& room) {
   const AttentionArgs& args = *plan.args;
   const Unit& unit = plan.units[piece.unit];
   const int64_t size = args.head_size, rows = unit.queries * plan.group;
@@ -301,6 +303,8 @@ void run_piece(const Plan& plan, const Piece& piece, const Room& room) {
     memcpy(context.next, context.cells, sizeof context.next);
     if (p + 1 < piece.first + piece.count)
       find_cells(plan, unit, piece.head, (p + 1) * kPartition, context.next);
+    else if (after)
+      find_cells(plan, plan.units[after->unit], after->head, after->first * kPartition, context.next);
     for (int64_t t = 0; t < tiles.count; ++t) {
       const int64_t start = tiles.first(t);
       Tile tile;
@@ -360,7 +364,9 @@ int attend(const AttentionArgs& args) {
   int32_t has_failed = 0;
   parallel(plan.num_pieces, [&](int64_t task) {
     Room room;
-    if (get_room(plan, &room)) run_piece<F>(plan, plan.pieces[task], room);
+    const int64_t next = task + num_threads();
+    const Piece* after = next < plan.num_pieces ? &plan.pieces[next] : nullptr;
+    if (get_room(plan, &room)) run_piece<F>(plan, plan.pieces[task], after, room);
     else __atomic_store_n(&has_failed, 1, __ATOMIC_RELAXED);
   });
   return has_failed;

@@ -13,7 +13,6 @@ from typing import Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 GROUPS = (32, 64, 128)
@@ -41,18 +40,18 @@ class Int4Options:
         default=(), metadata={"help": "parts of layer names that stay in full precision"}
     )
 
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a value that is not possible."""
+        _check("group", self.group, GROUPS)
+        _check("activations", self.activations, tuple(ACTIVATIONS))
+        _check("head", self.head, HEADS)
+
 
 class Int4(WhileLoading):
     """4-bit weights per output and group, 8-bit or float activations."""
 
     info = Info(summary="4-bit weights in groups, quantized while loading")
     Options = Int4Options
-
-    def __init__(self, options: Any, model: ModelSpec) -> None:
-        super().__init__(options, model)
-        _check("group", options.group, GROUPS)
-        _check("activations", options.activations, tuple(ACTIVATIONS))
-        _check("head", options.head, HEADS)
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 4-bit method, or the head's."""
