@@ -58,4 +58,3 @@ def _automatic(stored: str | None, device: str) -> str:
         log.info("dtype auto: bfloat16 on %s, although the checkpoint stores float32.", device)
         return "bfloat16"
     return stored or "bfloat16"
-

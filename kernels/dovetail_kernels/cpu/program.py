@@ -87,7 +87,7 @@ class Pool:
         size = 1 << (count * dtype.itemsize + ALIGNMENT_BYTES - 1).bit_length()
         memory = self._free[size].pop() if self._free[size] else self._new(size)
         start = -memory.ctypes.data % ALIGNMENT_BYTES
-        lent = (ctypes.c_char * (size - start)).from_buffer(memory, start)
+        lent = (ctypes.c_char * (size - start)).from_buffer(memory.data, start)
         weakref.finalize(lent, self._free[size].append, memory)
         flat: torch.Tensor = torch.frombuffer(lent, dtype=dtype, count=count)
         return flat.view(list(shape))
