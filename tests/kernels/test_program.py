@@ -47,11 +47,11 @@ def test_a_program_follows_its_inputs() -> None:
 def test_programs_share_the_memory_that_is_free() -> None:
     pool = Pool()
     x = torch.randn(4, 64)
+    wanted = chain(x)
     first = record(lambda: chain(x), pool, kept=x)
     held = pool.num_bytes
     second = record(lambda: chain(x), pool, kept=x)
     assert pool.num_bytes <= held + 2 * x.nbytes + 256, "only the second's output is new"
-    wanted = chain(x)
     assert torch.equal(first.run(), wanted)
     assert torch.equal(second.run(), wanted)
     assert torch.equal(first.output, wanted), "the second run left the first's output alone"

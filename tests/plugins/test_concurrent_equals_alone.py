@@ -1,6 +1,7 @@
 """The engine's core over the real runner: 32 mixed requests together draw what each draws alone.
 
-With few enough blocks to force preemption, with a step in flight ahead, and with prefix hits.
+With few enough blocks to force preemption, with a step in flight ahead, and with prefix hits; on
+torch's operators, and on the native kernels with 16- and 8-bit weights and recorded steps.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from dovetail.interfaces.spec import (
     Selection,
 )
 from dovetail.testing.tiny import tiny_run
+from dovetail_kernels.cpu.library import library, missing_reason
 
 VOCAB = 128
-MAX_TOKENS, MAX_ROWS, STEP_TOKENS, BLOCK_TOKENS = 128, 32, 40, 4
+MAX_TOKENS, MAX_ROWS, STEP_TOKENS = 128, 32, 40
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": VOCAB,
@@ -37,7 +39,6 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -54,6 +55,25 @@ WISHES = (
     SamplingParams(min_p=0.1, logit_bias={3: 2.0}, frequency_penalty=0.3, max_tokens=30),
 )
 PROCESSORS = ("allowed_token_ids", "bad_words", "logit_bias", "min_p", "min_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What computes; `few_blocks` force preemption."""
+
+    attention: str
+    quantization: str = "none"
+    dtype: str = "float32"
+    head_size: int = 16
+    block_tokens: int = 16
+    few_blocks: int = 10
+
+
+WAYS = {
+    "torch": Way(attention="torch_sdpa", head_size=8, block_tokens=4, few_blocks=45),
+    "native": Way(attention="native_cpu", dtype="bfloat16"),
+    "native_int8": Way(attention="native_cpu", dtype="bfloat16", quantization="int8"),
+}
 
 
 @dataclass(slots=True)
@@ -80,18 +100,19 @@ def requests() -> list[EngineRequest]:
     ]
 
 
-def run_spec(async_steps: bool) -> RunSpec:
+def run_spec(way: Way, async_steps: bool) -> RunSpec:
     model = ModelSpec(
         path="nowhere",
         architecture="LlamaForCausalLM",
-        hf_config=CONFIG,
+        hf_config=CONFIG | {"head_dim": way.head_size},
         dtype="float32",
+        weight_dtype=way.dtype,
         vocab_size=VOCAB,
         hidden_size=32,
         num_layers=2,
         num_heads=4,
         num_kv_heads=2,
-        head_size=8,
+        head_size=way.head_size,
         max_position_tokens=256,
     )
     return msgspec.structs.replace(
@@ -99,18 +120,20 @@ def run_spec(async_steps: bool) -> RunSpec:
         model=model,
         model_plugin=registry.choose("model", "LlamaForCausalLM"),
         load_format=registry.choose("load_format", "dummy"),
-        quantization=registry.choose("quantization", "none"),
-        attention=registry.choose("attention_backend", "torch_sdpa"),
+        quantization=registry.choose("quantization", way.quantization),
+        attention=registry.choose("attention_backend", way.attention),
+        kv_dtype=way.dtype,
+        block_tokens=way.block_tokens,
         logits_processors=tuple(registry.choose("logits_processor", n) for n in PROCESSORS),
     )
 
 
-def engine(num_blocks: int, async_steps: bool) -> EngineCore:
+def engine(way: Way, num_blocks: int, async_steps: bool) -> EngineCore:
     return EngineCore(
         EngineSpec(
-            run=run_spec(async_steps),
+            run=run_spec(way, async_steps),
             cache=CacheSpec(
-                block_tokens=BLOCK_TOKENS,
+                block_tokens=way.block_tokens,
                 num_blocks=num_blocks,
                 memory_bytes=None,
                 memory_share=0.1,
@@ -157,23 +180,27 @@ def answers(
 
 
 @cache
-def alone() -> dict[str, Answer]:
-    core, found = engine(500, async_steps=False), {}
+def alone(way: Way) -> dict[str, Answer]:
+    core, found = engine(way, 500, async_steps=False), {}
     for request in requests():
         found |= answers(core, [request])
     core.shutdown()
     return found
 
 
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("async_steps", [False, True], ids=["in_turn", "one_ahead"])
-@pytest.mark.parametrize("num_blocks", [500, 45], ids=["roomy", "preempting"])
-def test_together_equals_alone(num_blocks: int, async_steps: bool) -> None:
-    core, asked = engine(num_blocks, async_steps), requests()
+@pytest.mark.parametrize("is_roomy", [True, False], ids=["roomy", "preempting"])
+def test_together_equals_alone(is_roomy: bool, async_steps: bool, way: Way) -> None:
+    if way.attention == "native_cpu" and library() is None:
+        pytest.skip(missing_reason() or "")
+    core = engine(way, 500 if is_roomy else way.few_blocks, async_steps)
+    asked, wanted = requests(), alone(way)
     preemptions: list[int] = []
-    assert answers(core, asked, preemptions) == alone()
-    assert (sum(preemptions) > 0) is (num_blocks < 100)
+    assert answers(core, asked, preemptions) == wanted
+    assert (sum(preemptions) > 0) is not is_roomy
     for request in asked:
-        answer = alone()[request.request_id]
+        answer = wanted[request.request_id]
         wants = request.sampling
         assert len(answer.token_ids) == wants.max_tokens and answer.reason == "length"
         assert answer.num_logprobs == (0 if wants.logprobs is None else wants.max_tokens)
