@@ -99,6 +99,13 @@ class Op:
             reasons.append(f"does not take {dtype}")
         return reasons
 
+    def runs(self, name: str, device: str, dtype: torch.dtype) -> bool:
+        """Return whether the implementation of this name can run on a device with a dtype."""
+        return any(
+            i.name == name and not self.reasons_against(i, device, dtype)
+            for i in self.implementations
+        )
+
     def pick(
         self, device: str, dtype: torch.dtype, *, name: str | None = None
     ) -> Callable[..., Any]:

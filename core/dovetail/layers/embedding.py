@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.linear import linear_spec
 from dovetail.layers.native import runs_natively
 from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
 from dovetail.parallel.collectives import all_reduce
@@ -47,14 +47,7 @@ class VocabParallelEmbedding(WeightHolder):
         self.part = vocab_part(vocab_size, self.group)
         self.factor = factor
         self._native: LookUp | None = None
-        self.spec = LinearSpec(
-            name=head or "",
-            in_size=size,
-            out_sizes=(self.part.local,),
-            dtype=context.model.dtype,
-            weight_dtype=context.model.weight_dtype,
-            device=context.device,
-        )
+        self.spec = linear_spec(context, head or "", size, (self.part.local,))
         method = context.quant.linear(self.spec) if head is not None else None
         self.method = method if method is not None and method.looks_up else None
         if self.method is not None:

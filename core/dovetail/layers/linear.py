@@ -39,13 +39,11 @@ class Linear(WeightHolder):
         self.group = tensor_group(context.rank)
         self.full_in_size = in_size
         self.is_input_split = is_input_split
-        self.spec = LinearSpec(
-            name=name,
-            in_size=self.group.share(in_size, f"{name} input") if is_input_split else in_size,
-            out_sizes=tuple(p.local for p in parts),
-            dtype=context.model.dtype,
-            weight_dtype=context.model.weight_dtype,
-            device=context.device,
+        self.spec = linear_spec(
+            context,
+            name,
+            self.group.share(in_size, f"{name} input") if is_input_split else in_size,
+            tuple(p.local for p in parts),
             is_input_split=is_input_split,
             is_gated=is_gated,
         )
@@ -217,6 +215,28 @@ class RowParallelLinear(Linear):
         out = all_reduce(self.method.apply(self, x, None), self.group)
         out = out if self.bias is None else out + self.bias
         return out if residual is None else residual + out
+
+
+def linear_spec(
+    context: BuildContext,
+    name: str,
+    in_size: int,
+    out_sizes: tuple[int, ...],
+    *,
+    is_input_split: bool = False,
+    is_gated: bool = False,
+) -> LinearSpec:
+    """Return a matrix of this rank as a quantization method sees it."""
+    return LinearSpec(
+        name=name,
+        in_size=in_size,
+        out_sizes=out_sizes,
+        dtype=context.model.dtype,
+        weight_dtype=context.model.weight_dtype,
+        device=context.device,
+        is_input_split=is_input_split,
+        is_gated=is_gated,
+    )
 
 
 def even_part(name: str, size: int, group: Group, what: str) -> Part:

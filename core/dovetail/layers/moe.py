@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.activation import gate, gated
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear import ReplicatedLinear, even_part
+from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
 from dovetail.layers.placement import Cut, Part, Placement, WeightHolder, mark_axes
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
@@ -55,8 +54,10 @@ class Experts(WeightHolder):
         local = self.input[1]
         known = bool(self.gate.name)
         self.specs = {
-            "gate_up_proj": _spec(context, name, "gate_up_proj", size, (local, local), known),
-            "down_proj": _spec(context, name, "down_proj", local, (size,), False),
+            "gate_up_proj": linear_spec(
+                context, f"{name}.gate_up_proj", size, (local, local), is_gated=known
+            ),
+            "down_proj": linear_spec(context, f"{name}.down_proj", local, (size,)),
         }
         self.methods = {leaf: context.quant.linear(spec) for leaf, spec in self.specs.items()}
         self.gate_up_proj = self._empty("gate_up_proj")
@@ -165,26 +166,6 @@ class Experts(WeightHolder):
         """Return one piece per expert and matrix."""
         parts = self.gate_up if leaf == "gate_up_proj" else self.down
         return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in parts}
-
-
-def _spec(
-    context: BuildContext,
-    name: str,
-    leaf: str,
-    in_size: int,
-    out_sizes: tuple[int, ...],
-    is_gated: bool,
-) -> LinearSpec:
-    """Return one expert's matrix as a quantization method sees it."""
-    return LinearSpec(
-        name=f"{name}.{leaf}",
-        in_size=in_size,
-        out_sizes=out_sizes,
-        dtype=context.model.dtype,
-        weight_dtype=context.model.weight_dtype,
-        device=context.device,
-        is_gated=is_gated,
-    )
 
 
 def _placement(

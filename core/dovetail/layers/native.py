@@ -13,8 +13,4 @@ NATIVE = "native"
 
 def runs_natively(op: Op, context: BuildContext) -> bool:
     """Return whether the op's native implementation takes this model's activations."""
-    device, dtype = torch.device(context.device).type, dtype_of(context.model.dtype)
-    return any(
-        implementation.name == NATIVE and not op.reasons_against(implementation, device, dtype)
-        for implementation in op.implementations
-    )
+    return op.runs(NATIVE, torch.device(context.device).type, dtype_of(context.model.dtype))

@@ -21,6 +21,11 @@ namespace DT_ISA {
 using bf16 = uint16_t;
 using f16 = uint16_t;
 
+DT_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A number that a generic lambda knows at compile time.
+template <int n> struct Constant { static constexpr int value = n; };
+
 DT_INLINE float from_bits(uint32_t bits) {
   float x;
   memcpy(&x, &bits, 4);

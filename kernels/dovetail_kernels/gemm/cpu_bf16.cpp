@@ -23,14 +23,14 @@ DT_INLINE Vec dot2(Vec acc, IVec w, IVec x) {
 #endif
 }
 
-// c[R, kPanel] (+)= the products of `pairs` pairs of inputs; a [pairs, R] and w [pairs, kPanel],
+// c[R, kPanel] = the products of `pairs` pairs of inputs; a [pairs, R] and w [pairs, kPanel],
 // two bfloat16 a lane.
 template <int R>
-DT_INLINE void tile(const uint32_t* a, const uint32_t* w, int64_t pairs, float* c, bool adds) {
+DT_INLINE void tile(const uint32_t* a, const uint32_t* w, int64_t pairs, float* c) {
   Vec sums[R][2];
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
-    for (int j = 0; j < 2; ++j) sums[i][j] = adds ? load(c + i * kPanel + j * kLanes) : zero();
+    for (int j = 0; j < 2; ++j) sums[i][j] = zero();
   for (int64_t k = 0; k < pairs; ++k, a += R, w += kPanel) {
     const IVec w0 = iload(w), w1 = iload(w + kLanes);
 #pragma GCC unroll 12
@@ -69,7 +69,6 @@ void pack_rows(const GemmArgs& args, int64_t row0, const Tiling& tiling, int64_t
 }
 
 int multiply(const GemmArgs& args) {
-  const int64_t panels = num_panels(args.out_size, args.is_gated);
   const int64_t pairs = divide_up(args.in_size, 2);
   for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
     const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
@@ -77,18 +76,13 @@ int multiply(const GemmArgs& args) {
     auto* a = static_cast<uint32_t*>(scratch(0, count * pairs * 4));
     if (!a) return 1;
     pack_rows(args, row0, tiling, pairs, a);
-    const int64_t some = panels_a_task(panels, pairs * kPanel * 4, count);
-    parallel(divide_up(panels, some), [&](int64_t task) {
-      const int64_t last = (task + 1) * some < panels ? (task + 1) * some : panels;
-      for (int64_t panel = task * some; panel < last; ++panel) {
-        const auto* w = static_cast<const uint32_t*>(args.weight) + panel * pairs * kPanel;
-        float c[kTileRows * kPanel];
-        for (int64_t t = 0; t < tiling.count; ++t) {
-          const int64_t first = tiling.first_row(t);
-          with_rows(tiling.rows(t),
-                    [&](auto r) { tile<r.value>(a + first * pairs, w, pairs, c, false); });
-          finish(args, c, tiling.rows(t), row0 + first, panel);
-        }
+    each_panel(args, pairs * kPanel * 4, count, [&](int64_t panel) {
+      const auto* w = static_cast<const uint32_t*>(args.weight) + panel * pairs * kPanel;
+      float c[kTileRows * kPanel];
+      for (int64_t t = 0; t < tiling.count; ++t) {
+        const int64_t first = tiling.first_row(t);
+        with_rows(tiling.rows(t), [&](auto r) { tile<r.value>(a + first * pairs, w, pairs, c); });
+        finish(args, c, tiling.rows(t), row0 + first, panel);
       }
     });
   }

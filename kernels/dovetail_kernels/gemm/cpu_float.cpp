@@ -203,7 +203,6 @@ DT_INLINE void panel_expanded(const GemmArgs& args, int64_t row0, const Tiling& 
 
 template <class Weight>
 int multiply(const GemmArgs& args) {
-  const int64_t panels = num_panels(args.out_size, args.is_gated);
   for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
     const int64_t rows = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
     const Tiling tiling(rows);
@@ -214,13 +213,9 @@ int multiply(const GemmArgs& args) {
       pack_rows(args, row0, tiling, packed);
       a = packed;
     }
-    const int64_t some = panels_a_task(panels, Weight::panel_bytes(args), rows);
-    parallel(divide_up(panels, some), [&](int64_t task) {
-      const int64_t last = (task + 1) * some < panels ? (task + 1) * some : panels;
-      for (int64_t panel = task * some; panel < last; ++panel) {
-        if (tiling.count < kExpandTiles) panel_direct<Weight>(args, row0, tiling, a, panel);
-        else panel_expanded<Weight>(args, row0, tiling, a, panel);
-      }
+    each_panel(args, Weight::panel_bytes(args), rows, [&](int64_t panel) {
+      if (tiling.count < kExpandTiles) panel_direct<Weight>(args, row0, tiling, a, panel);
+      else panel_expanded<Weight>(args, row0, tiling, a, panel);
     });
   }
   return 0;

@@ -395,17 +395,13 @@ DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t ro
 
 template <class Weight>
 int multiply(const GemmArgs& args) {
-  const int64_t panels = num_panels(args.out_size, args.is_gated);
   for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
     const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
     const Tiling tiling(count, Weight::kRows);
     Rows rows;
     if (!quantize<typename Weight::Kind>(args, row0, count, tiling, rows)) return 1;
-    const int64_t some = panels_a_task(panels, Weight::panel_bytes(args), count);
-    parallel(divide_up(panels, some), [&](int64_t task) {
-      const int64_t last = (task + 1) * some < panels ? (task + 1) * some : panels;
-      for (int64_t panel = task * some; panel < last; ++panel)
-        multiply_panel<Weight>(args, rows, row0, tiling, panel);
+    each_panel(args, Weight::panel_bytes(args), count, [&](int64_t panel) {
+      multiply_panel<Weight>(args, rows, row0, tiling, panel);
     });
   }
   return 0;

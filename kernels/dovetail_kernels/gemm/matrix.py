@@ -18,9 +18,9 @@ from dovetail_kernels.gemm.weight import FLOATS, Weight
 BFLOAT16_ISA = "avx512bf16"
 
 
-def reasons_against_native(device: str, dtype: torch.dtype) -> list[str]:
-    """Return why activations of a dtype on a device cannot be multiplied natively."""
-    return OP.reasons_against(OP.implementations[0], torch.device(device).type, dtype)
+def runs_natively(device: str, dtype: torch.dtype) -> bool:
+    """Return whether activations of a dtype on a device are multiplied natively."""
+    return OP.runs("native", torch.device(device).type, dtype)
 
 
 def stored_format(values: torch.Tensor, *, rounds_activations: bool) -> str:
@@ -44,7 +44,7 @@ class Matrix:
     def __init__(
         self, weight: Weight, *, device: str, dtype: torch.dtype, is_gated: bool = False
     ) -> None:
-        is_native = not reasons_against_native(device, dtype)
+        is_native = runs_natively(device, dtype)
         self._packed = Packed(weight, is_gated=is_gated) if is_native else None
         self._weight = None if is_native else weight
         self._is_gated = is_gated

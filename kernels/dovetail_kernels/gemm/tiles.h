@@ -36,7 +36,6 @@ constexpr int kInt8Step = 4, kInt8Offset = 0;
 #endif
 constexpr int kNibbleOfInput[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
-DT_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows cut into the fewest tiles of at most `most`, as even as can be; the larger ones come first.
 struct Tiling {
@@ -66,7 +65,6 @@ struct Scales {
 };
 
 // Calls body(constant<R>) for the R in 1 .. kTileRows that equals rows.
-template <int n> struct Constant { static constexpr int value = n; };
 template <int n = kTileRows, class Body>
 DT_INLINE void with_rows(int rows, const Body& body) {
   if (rows == n) return body(Constant<n>{});
@@ -129,6 +127,18 @@ DT_INLINE int64_t panels_a_task(int64_t panels, int64_t panel_bytes, int64_t row
   const int64_t work = panel_bytes * (rows < 4 ? 1 : rows / 4);
   const int64_t some = divide_up(kTaskBytes, work > 0 ? work : 1);
   return some < panels ? some : panels;
+}
+
+// Calls body(panel) for every panel of the weight, several to a task where they are small.
+template <class Body>
+DT_INLINE void each_panel(const GemmArgs& args, int64_t panel_bytes, int64_t rows,
+                          const Body& body) {
+  const int64_t panels = num_panels(args.out_size, args.is_gated);
+  const int64_t some = panels_a_task(panels, panel_bytes, rows);
+  parallel(divide_up(panels, some), [&](int64_t task) {
+    const int64_t last = (task + 1) * some < panels ? (task + 1) * some : panels;
+    for (int64_t panel = task * some; panel < last; ++panel) body(panel);
+  });
 }
 
 }  // namespace DT_ISA

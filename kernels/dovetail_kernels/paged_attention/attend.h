@@ -17,7 +17,6 @@ constexpr int kUnitRows = 48;       // query rows that share a pass over the con
 constexpr int64_t kLeastCost = 1024;  // rows times keys worth a task of their own
 constexpr int64_t kPiecesAThread = 6;
 
-DT_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Consecutive queries of one row, all heads. Partitions first .. first + count - 1 are seen.
 struct Unit {

@@ -32,7 +32,6 @@ using RowSizes = Sizes<1, 2, 3>;
 constexpr int kMaxRows = 3, kSums = 12;
 #endif
 
-template <int n> struct Constant { static constexpr int value = n; };
 
 // Calls body(Constant<R>) for the smallest size R that holds `rows`.
 template <int first, int... rest, class Body>

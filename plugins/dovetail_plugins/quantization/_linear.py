@@ -16,7 +16,7 @@ from torch import nn
 from dovetail.interfaces.quantization import Gate, LinearMethod, LinearSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.placement import mark_axes
-from dovetail_kernels.gemm.matrix import Matrix, reasons_against_native, stored_format
+from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
 
 Convert = Callable[[torch.Tensor], Weight]
@@ -25,14 +25,9 @@ Convert = Callable[[torch.Tensor], Weight]
 
 def plain_linear(spec: LinearSpec, *, rounds_activations: bool = True) -> LinearMethod:
     """Return the method of a layer that is not quantized: packed if the native library runs it."""
-    if reasons_against(spec):
+    if not runs_natively(spec.device, dtype_of(spec.dtype)):
         return TorchLinear()
     return MatrixLinear(partial(as_stored, rounds_activations=rounds_activations))
-
-
-def reasons_against(spec: LinearSpec) -> list[str]:
-    """Return why the native library cannot multiply a layer."""
-    return reasons_against_native(spec.device, dtype_of(spec.dtype))
 
 
 def as_stored(values: torch.Tensor, *, rounds_activations: bool) -> Weight:

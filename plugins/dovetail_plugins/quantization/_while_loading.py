@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
 from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._stored import stored_method
 
 ROUTER = ".gate"
 
@@ -25,11 +26,8 @@ class WhileLoading(QuantMethod):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why the checkpoint cannot be quantized. `query` is a ModelSpec or None."""
-        config = query.hf_config.get("quantization_config") if query is not None else None
-        if not config:
-            return []
-        method = config.get("quant_method", "?") if isinstance(config, dict) else "?"
-        return [f'the checkpoint is quantized already, with "{method}"']
+        method = stored_method(query)
+        return [] if method is None else [f'the checkpoint is quantized already, with "{method}"']
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the quantized method, or the plain one for a layer that is skipped."""

@@ -8,6 +8,7 @@ from typing import Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
 from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._stored import stored_method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,8 @@ class Unquantized(QuantMethod):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why the checkpoint cannot be read unquantized. `query` is a ModelSpec or None."""
-        config = query.hf_config.get("quantization_config") if query is not None else None
-        if not config:
-            return []
-        method = config.get("quant_method", "?") if isinstance(config, dict) else "?"
-        return [f'the checkpoint is quantized with "{method}"']
+        method = stored_method(query)
+        return [] if method is None else [f'the checkpoint is quantized with "{method}"']
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the plain method of a layer."""
