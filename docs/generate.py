@@ -188,10 +188,11 @@ def _anchor(group: type[object]) -> str:
 
 def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
-    from dovetail.config.docs import flags_page
+    from dovetail.config.docs import flags_page, variables_page
 
     return {
         "flags.md": flags_page(),
+        "variables.md": variables_page(),
         "bench.md": bench_page(),
         "plugins.md": plugins_page(),
         "http.md": http_page(),

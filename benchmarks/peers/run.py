@@ -35,6 +35,15 @@ NUM_PROMPT, NUM_NEW, NUM_PREFILL = 128, 64, 1024
 RUN_LIMIT_S = 600.0
 FREE_BYTES = 3 << 30
 """An engine is not started when less memory than this is free."""
+HELD_TO_AVX2 = {
+    "DOVETAIL_CPU_ISA": "avx2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+}
+"""Environment that makes a machine with AVX-512 compute as one without. llama.cpp is held by its
+build (`xllamacpp-*`); vLLM's own kernels are not held, only its torch and oneDNN."""
 
 
 def protocol(measure: str) -> tuple[int, int, int]:
@@ -186,6 +195,7 @@ def arguments_of(given: list[str] | None = None) -> Any:
     parser.add_argument("--measures", nargs="*", default=list(MEASURES))
     parser.add_argument("--threads", nargs="*", type=int, default=[psutil.cpu_count()])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--avx2", action="store_true", help="hold every engine to AVX2")
     parser.add_argument(
         "--quiet-share", type=float, default=0.05, help="wait until others use less"
     )
@@ -201,6 +211,8 @@ def main() -> None:
     asked = arguments_of()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing started is left
     asked.logs.mkdir(parents=True, exist_ok=True)
+    if asked.avx2:
+        os.environ.update(HELD_TO_AVX2)
     engines = chosen(asked.peers, asked.models, asked.model, asked.venvs, sys.executable)
     engines += [dovetail_engine(text) for text in asked.engine]
     if asked.widths:

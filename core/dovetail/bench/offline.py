@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.config.engine import GROUPS, Config
-from dovetail.config.flags import add_flags, add_groups, config_of
+from dovetail.config.flags import add_flags, add_groups
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.bench_dataset import BenchPrompt
@@ -30,12 +30,9 @@ def add_offline(parser: argparse.ArgumentParser, groups: Sequence[type[object]])
 
 def engine_config(args: argparse.Namespace) -> Config:
     """Return the engine's config, its choices checked. Raises: ConfigError"""
-    from dovetail.config.selections import check_choices, load_plugin_files
+    from dovetail.config.asked import asked
 
-    config = config_of(args, model=args.model_tag)
-    load_plugin_files(config)
-    check_choices(config)
-    return config
+    return asked(args)
 
 
 def load(config: Config) -> Any:

@@ -40,13 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; return the exit status. Raises: ConfigError."""
-    from dovetail.config.demo import with_demo_fields
-    from dovetail.config.flags import config_of
-    from dovetail.config.selections import check_choices, load_plugin_files
+    from dovetail.config.asked import asked
 
-    config = with_demo_fields(config_of(args, model=args.model_tag))
-    load_plugin_files(config)
-    check_choices(config)  # before logging is set up by names that may be wrong
+    config = asked(args)  # before logging is set up by names that may be wrong
     from dovetail.server.launch import run as launch  # the HTTP stack, once the flags are right
 
     return launch(config)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dovetail.config.convert import from_text
+from dovetail.config.convert import from_text, merge_deep, scalar, set_path
 from dovetail.config.field import Flag
 from dovetail.errors import ConfigError
 
@@ -51,6 +51,8 @@ def _take(
 ) -> list[str]:
     """Return what `word` becomes; a JSON flag goes into `merged`. Mutates: rest, merged."""
     if not word.startswith("--"):
+        word = _unfold(word, table)
+    if not word.startswith("--"):
         return [word]
     name, equals, value = word.partition("=")
     head, _, path = name.partition(".")
@@ -67,6 +69,15 @@ def _take(
     if path:
         return [word]
     return [spelling + equals + value]
+
+
+def _unfold(word: str, table: Mapping[str, Flag]) -> str:
+    """Return "-O3", "-O=3" and "-O.level=3" with the flag's long name; other words unchanged."""
+    for short, flag in table.items():
+        if flag.shape == "json" and not short.startswith("--") and word.startswith(short):
+            value = word[len(short) :]
+            return flag.spelling + (value if value[:1] in ("", "=", ".") else f"={value}")
+    return word
 
 
 def _spelling(head: str, known: set[str]) -> str:
@@ -93,46 +104,10 @@ def _merge(into: dict[str, Any], flag: Flag, path: str, text: str) -> None:
         merge_deep(into, from_text(flag, text) or {})
         return
     try:
-        set_path(into, path, _value(text))
+        set_path(into, path, scalar(text))
     except ValueError as error:
         raise ConfigError(
             f"cannot set {path}: {error}.",
             where=flag.spelling,
             fix="set either the whole value or its keys.",
         ) from error
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def set_path(into: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted key; a trailing + appends to a list (text is split at commas).
-
-    Mutates: into. Raises: ValueError when a key on the way holds no object.
-    """
-    *parents, last = path.split(".")
-    for key in parents:
-        child = into.setdefault(key, {})
-        if not isinstance(child, dict):
-            raise ValueError(f"{key} already holds {child!r}")
-        into = child
-    if not last.endswith("+"):
-        into[last] = value
-        return
-    items = into.setdefault(last[:-1], [])
-    if not isinstance(items, list):
-        raise ValueError(f"{last[:-1]} already holds {items!r}")
-    items += value.split(",") if isinstance(value, str) else [value]
-
-
-def merge_deep(into: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Lay `more` over `into`, objects key by key. Mutates: into."""
-    for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            merge_deep(into[key], value)
-        else:
-            into[key] = value

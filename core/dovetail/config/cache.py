@@ -40,3 +40,19 @@ class CacheConfig:
         "sha256", kind="hash_algorithm", help="keyed hash by which equal prefixes are found"
     )
     kv_cache_dtype: str = flag("auto", kind="kv_cache_dtype", help="number type of the KV cache")
+    cpu_offload_gb: float = flag(
+        0.0, ge=0, unit="GiB", help="part of the weights that each device leaves in host memory"
+    )
+    swap_space: float = flag(
+        4.0, ge=0, unit="GiB", help="host memory for the caches of preempted requests"
+    )
+    calculate_kv_scales: bool = flag(False, help="measure the scales of an fp8 cache while serving")
+    mamba_cache_dtype: str = flag(
+        "auto", kind="mamba_cache_dtype", help="number type of the states of Mamba layers"
+    )
+    mamba_ssm_cache_dtype: str = flag(
+        "auto", kind="mamba_cache_dtype", help="number type of their recurrent state alone"
+    )
+    kv_sharing_fast_prefill: bool = flag(
+        False, help="skip layers that share another layer's cache in prefill"
+    )

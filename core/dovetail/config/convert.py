@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.config.field import Flag
@@ -26,6 +26,7 @@ _SUFFIXES: dict[str, int] = {
     "T": 2**40,
 }
 _HUMAN = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
+_PAIRS = re.compile(r"[\w-]+=[^=,{}\[\]\"]+(,[\w-]+=[^=,{}\[\]\"]+)*")
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 
@@ -143,12 +144,17 @@ def _split(flag: Flag, values: list[str]) -> list[str]:
 def _dict(flag: Flag, value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         value = _json(flag, value)
+    if flag.meta.key and isinstance(value, int) and not isinstance(value, bool):
+        value = {flag.meta.key: value}
     if not isinstance(value, dict):
         raise _wrong(flag, value)
     return {str(key): item for key, item in value.items()}
 
 
 def _json(flag: Flag, text: str) -> Any:
+    """Return a JSON value, or the object that "image=16,video=2" stands for."""
+    if _PAIRS.fullmatch(text):
+        return {key: scalar(item) for key, item in (p.split("=", 1) for p in text.split(","))}
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -216,3 +222,40 @@ def _check_bounds(flag: Flag, value: Any) -> None:
         raise ConfigError(
             f"{value} is out of range.", where=flag.spelling, fix=f"give {bounds_text(flag)}."
         )
+
+
+def scalar(text: str) -> Any:
+    """Return what a value on the command line means within JSON: JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def set_path(into: dict[str, Any], path: str, value: Any) -> None:
+    """Set a dotted key; a trailing + appends to a list (text is split at commas).
+
+    Mutates: into. Raises: ValueError when a key on the way holds no object.
+    """
+    *parents, last = path.split(".")
+    for key in parents:
+        child = into.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise ValueError(f"{key} already holds {child!r}")
+        into = child
+    if not last.endswith("+"):
+        into[last] = value
+        return
+    items = into.setdefault(last[:-1], [])
+    if not isinstance(items, list):
+        raise ValueError(f"{last[:-1]} already holds {items!r}")
+    items += value.split(",") if isinstance(value, str) else [value]
+
+
+def merge_deep(into: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Lay `more` over `into`, objects key by key. Mutates: into."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            merge_deep(into[key], value)
+        else:
+            into[key] = value

@@ -11,6 +11,8 @@ from typing import Any
 from dovetail.config.convert import bounds_text
 from dovetail.config.field import Flag
 from dovetail.config.flags import metavar
+from dovetail.config.ledger import REFUSED
+from dovetail.config.older import MAPPED, older_flags
 
 
 def usage(flag: Flag) -> str:
@@ -24,7 +26,7 @@ def usage(flag: Flag) -> str:
 
 
 def sentence(flag: Flag) -> str:
-    """Return help, unit, bounds, choices and default as one text."""
+    """Return help, unit, bounds, choices, default and what is not built as one text."""
     text = flag.meta.help
     facts = [fact for fact in (flag.meta.unit, bounds_text(flag)) if fact]
     if facts:
@@ -32,7 +34,18 @@ def sentence(flag: Flag) -> str:
     names = choices(flag)
     if names:
         text += f". Choices: {', '.join(names)}"
-    return f"{text}. Default: {default_text(flag)}."
+    state, reason = state_of(flag)
+    text += f". Default: {default_text(flag)}."
+    return text if state == "honoured" else f"{text} {state.capitalize()}: {reason}"
+
+
+def state_of(flag: Flag) -> tuple[str, str]:
+    """Return the flag's state in the ledger, and what it is today or what it lacks."""
+    if flag.name in older_flags():
+        return "mapped", f"today {MAPPED[flag.name].today}."
+    if flag.name in REFUSED:
+        return "refused", REFUSED[flag.name].missing
+    return "honoured", ""
 
 
 def choices(flag: Flag, *, is_own_only: bool = False) -> list[str]:

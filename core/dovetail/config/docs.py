@@ -1,13 +1,23 @@
-"""The page docs/reference/flags.md, made from the dataclasses whose fields are the flags."""
+"""The pages flags.md and variables.md of docs/reference, made from the flags and the ledgers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from dovetail.config.convert import bounds_text
-from dovetail.config.describe import choices, default_text, usage
-from dovetail.config.engine import GROUPS
+from dovetail.config.describe import choices, default_text, state_of, usage
+from dovetail.config.engine import GROUPS, flags
+from dovetail.config.environment import (
+    FOREIGN,
+    OWN,
+    NoEffect,
+    Refused,
+    Row,
+    Setting,
+    today,
+)
 from dovetail.config.field import Flag, flags_of, group_title
+from dovetail.config.older import OlderFlags, older_flags
 
 _HEAD = """# Flags of `dovetail serve`
 
@@ -17,14 +27,23 @@ Every flag may be spelled with dashes or underscores, as `--flag value` or `--fl
 stand in the YAML file given with `--config FILE.yaml` under its name without the leading dashes.
 Switches have a `--no-` form. Whole numbers may be written as `4k` (4000) or `4K` (4096). A JSON
 flag takes the whole value (`--hf-overrides '{"a": 1}'`) or single keys (`--hf-overrides.a 1`), and
-a list takes words, a comma list or JSON. The command line wins over the file, a later file over an
-earlier one. Choices are the names registered by dovetail itself; installed packages may add more.
+a list takes words, a comma list or JSON. Every flag has a variable, `--max-model-len` for instance
+`DOVETAIL_MAX_MODEL_LEN` ([variables.md](variables.md)). The command line wins over variables, these
+over files, a later file over an earlier one; JSON objects are laid over each other key by key.
+Choices are the names registered by dovetail itself; installed packages may add more.
+
+A flag is in one of three states. *Honoured*: it does what it says. *Mapped*: a name of an earlier
+generation, translated with a note. *Refused*: what it asks for is not built; its default passes,
+anything else is an error that says what is missing. {counts}
 """
 
 
 def flags_page() -> str:
     """Return the whole reference page as Markdown."""
-    return "\n".join([_HEAD, *group_sections(GROUPS.values())])
+    states = [state_of(flag)[0] for flag in (*flags().values(), *older_flags().values())]
+    counts = ", ".join(f"{states.count(s)} are {s}" for s in ("honoured", "mapped", "refused"))
+    head = _HEAD.replace("{counts}", f"Of {len(states)} flags {counts}.")
+    return "\n".join([head, *group_sections((*GROUPS.values(), OlderFlags))])
 
 
 def group_sections(groups: Iterable[type[object]]) -> list[str]:
@@ -38,7 +57,9 @@ def group_sections(groups: Iterable[type[object]]) -> list[str]:
 
 def _entry(flag: Flag) -> str:
     text = flag.meta.help[0].upper() + flag.meta.help[1:]
-    facts = [f"Default: {_code(default_text(flag), flag)}"]
+    state, reason = state_of(flag)
+    facts = [] if state == "honoured" else [f"**{state.capitalize()}**: {reason}"]
+    facts += [f"Default: {_code(default_text(flag), flag)}"]
     if flag.meta.unit:
         facts.append(f"Unit: {flag.meta.unit}")
     if bounds_text(flag):
@@ -51,3 +72,44 @@ def _entry(flag: Flag) -> str:
 
 def _code(text: str, flag: Flag) -> str:
     return text if flag.meta.default_note else f"`{text}`"
+
+
+_VARIABLES_HEAD = """# Environment variables
+
+<!-- Written by docs/generate.py; run `make docs` after a change. -->
+
+Every flag of `dovetail serve` ([flags.md](flags.md)) has a variable: `DOVETAIL_` and its name in
+capitals, dashes as underscores. The value is written as on the command line; a list by commas. A
+variable that is empty sets nothing. A name that begins with `DOVETAIL_` or `VLLM_` and that nobody
+knows is warned about with the nearest. `dovetail config show --origin` tells what each one set.
+
+| other variables of dovetail's | what |
+|---|---|
+{own}
+
+Names of other servers: *mapped* ones set a flag, with a note; *no effect* asks for what always
+happens; *refused* ones are an error unless they are empty, 0 or false.
+
+| variable | state | what |
+|---|---|---|
+{foreign}
+"""
+
+
+def variables_page() -> str:
+    """Return docs/reference/variables.md."""
+    own = [f"| `{name}` | {text} |" for name, text in sorted(OWN.items())]
+    foreign = [f"| `{name}` | {' | '.join(row_words(row))} |" for name, row in FOREIGN.items()]
+    page = _VARIABLES_HEAD.replace("{own}", "\n".join(own))
+    return page.replace("{foreign}", "\n".join(sorted(foreign)))
+
+
+def row_words(row: Row) -> tuple[str, str]:
+    """Return the state of a variable of another name, and what it means."""
+    match row:
+        case Setting():
+            return "mapped", today(row)
+        case NoEffect():
+            return "no effect", row.always
+        case Refused():
+            return "refused", row.missing

@@ -21,7 +21,7 @@ DEFAULT_DRAFT_TOKENS = 4
 
 def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> DraftSpec | None:
     """Return who guesses and how far, or None when nobody is to. Raises: ConfigError."""
-    asked = {k.replace("-", "_"): v for k, v in config.speculation.speculative_config.items()}
+    asked = {k.replace("-", "_"): v for k, v in config.speculative.speculative_config.items()}
     if not asked:
         return None
     method = asked.pop("method", None)

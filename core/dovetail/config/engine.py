@@ -5,26 +5,33 @@ Says what the user asked for; `config.resolve` says what comes of it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from dovetail.config.attention import AttentionConfig
 from dovetail.config.cache import CacheConfig
-from dovetail.config.convert import from_value
+from dovetail.config.compilation import EngineConfig
+from dovetail.config.convert import from_value, merge_deep
 from dovetail.config.device import DeviceConfig
-from dovetail.config.field import Flag, flags_of
+from dovetail.config.field import MISSING, Flag, flags_of
 from dovetail.config.frontend import FrontendConfig
 from dovetail.config.load import LoadConfig
+from dovetail.config.lora import LoRAConfig
 from dovetail.config.model import ModelConfig
+from dovetail.config.multimodal import MultiModalConfig
 from dovetail.config.observability import ObservabilityConfig
+from dovetail.config.older import older_flags, translate
 from dovetail.config.parallel import ParallelConfig
 from dovetail.config.plugin import PluginConfig
 from dovetail.config.scheduler import SchedulerConfig
-from dovetail.config.speculation import SpeculationConfig
+from dovetail.config.speculative import SpeculativeConfig
+from dovetail.config.structured import StructuredOutputsConfig
 from dovetail.errors import ConfigError
 
 GROUPS: dict[str, type[object]] = {
@@ -32,33 +39,47 @@ GROUPS: dict[str, type[object]] = {
     "load": LoadConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
-    "speculation": SpeculationConfig,
+    "speculative": SpeculativeConfig,
+    "structured": StructuredOutputsConfig,
+    "lora": LoRAConfig,
+    "multimodal": MultiModalConfig,
     "parallel": ParallelConfig,
     "device": DeviceConfig,
     "attention": AttentionConfig,
     "observability": ObservabilityConfig,
     "frontend": FrontendConfig,
     "plugin": PluginConfig,
+    "engine": EngineConfig,
 }
 """Field of Config -> its dataclass, in the order of help and docs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that was asked for. `origins` says where each given field came from."""
+    """Everything that was asked for.
+
+    `origins` says where each given field came from, `notes` which older names were translated,
+    `warnings` what was set under a name that nobody knows.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    structured: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
     plugin: PluginConfig = field(default_factory=PluginConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     origins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
@@ -69,14 +90,42 @@ class Config:
         return cls().with_fields(fields, origin=origin)
 
     def with_fields(self, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
-        """Return a copy with these fields replaced, values converted and bounds checked."""
-        values = {name: from_value(find_flag(name), value) for name, value in fields.items()}
+        """Return a copy with these fields replaced, values converted and bounds checked.
+
+        Older names become today's. A JSON object is laid over an earlier one key by key; an empty
+        one clears it. Raises: ConfigError, also when an older and a newer name disagree.
+        """
+        with told(origin):
+            today, notes = _today(fields)
+            values = {name: from_value(find_flag(name), value) for name, value in today.items()}
+        laid = {name: self._laid(name, value) for name, value in values.items()}
         parts = {
-            part: dataclasses.replace(getattr(self, part), **_own(group, values))
+            part: dataclasses.replace(getattr(self, part), **_own(group, laid))
             for part, group in GROUPS.items()
         }
         origins = {**self.origins, **dict.fromkeys(values, origin)}
-        return dataclasses.replace(self, **parts, origins=origins)
+        notes = tuple(dict.fromkeys((*self.notes, *notes)))
+        return dataclasses.replace(self, **parts, origins=origins, notes=notes)
+
+    def with_notes(self, notes: Iterable[str], warnings: Iterable[str] = ()) -> Self:
+        """Return a copy with more to tell the user."""
+        return dataclasses.replace(
+            self, notes=(*self.notes, *notes), warnings=(*self.warnings, *warnings)
+        )
+
+    def tell(self, stream: TextIO) -> None:
+        """Write warnings and notes, a line each."""
+        for word, lines in (("warning", self.warnings), ("note", self.notes)):
+            for line in lines:
+                print(f"dovetail: {word}: {line}", file=stream)
+
+    def _laid(self, name: str, value: Any) -> Any:
+        """Return a value over what an earlier route gave."""
+        if not isinstance(value, Mapping) or not value or not self.is_given(name):
+            return value
+        merged = copy.deepcopy(dict(self.value(name)))
+        merge_deep(merged, value)
+        return merged
 
     def is_given(self, name: str) -> bool:
         """Return whether the field was set by anyone, be it to its default."""
@@ -89,6 +138,44 @@ class Config:
     def shown(self) -> dict[str, Any]:
         """Return the given fields as they may be printed: secrets become ***."""
         return {name: shown(flags()[name], self.value(name)) for name in sorted(self.origins)}
+
+
+@contextmanager
+def told(origin: str) -> Iterator[None]:
+    """Add the file or the variable to the place that an error names."""
+    try:
+        yield
+    except ConfigError as error:
+        if origin not in ("command line", "call"):
+            error.where = f"{error.where} (from {origin})"
+        raise
+
+
+def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields with older names translated, and a note for each of those."""
+    today = {name: value for name, value in fields.items() if name not in older_flags()}
+    notes = []
+    for name in fields.keys() - today.keys():
+        meant, note = translate(name, from_value(older_flags()[name], fields[name]))
+        notes.append(note)
+        for target, value in meant.items():
+            today[target] = _agreed(name, target, today.get(target, MISSING), value)
+    return today, tuple(sorted(notes))
+
+
+def _agreed(older: str, target: str, there: Any, value: Any) -> Any:
+    """Return the value of a field that an older name sets too. Raises: ConfigError."""
+    if there is MISSING or there == value:
+        return value
+    if isinstance(there, Mapping) and isinstance(value, Mapping):
+        keys = {key: _agreed(older, target, there.get(key, MISSING), value[key]) for key in value}
+        return {**there, **keys}
+    spelling = older_flags()[older].spelling
+    raise ConfigError(
+        f"asks for {value!r}, but {find_flag(target).spelling} for {there!r}.",
+        where=spelling,
+        fix=f"leave {spelling} out.",
+    )
 
 
 def shown(flag: Flag, value: Any) -> Any:

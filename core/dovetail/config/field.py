@@ -26,7 +26,8 @@ class Meta:
     """What a field declares beside its type and default.
 
     `kind` is the plugin kind whose entries are the choices. `words` maps a spelling such as
-    "auto" to the value it stands for. `default_note` replaces the default in help texts.
+    "auto" to the value it stands for. `default_note` replaces the default in help texts. `key` is
+    the entry of a JSON flag that a bare value sets.
     """
 
     help: str
@@ -40,6 +41,7 @@ class Meta:
     metavar: str | None = None
     words: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     default_note: str | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ def flag(
     metavar: str | None = None,
     words: Mapping[str, Any] | None = None,
     default_note: str | None = None,
+    key: str | None = None,
 ) -> Any:
     """Return a dataclass field that is also a flag. A dict default is copied per instance."""
     meta = Meta(
@@ -93,6 +96,7 @@ def flag(
         metavar=metavar,
         words=dict(words or {}),
         default_note=default_note,
+        key=key,
     )
     metadata = {_KEY: meta}
     if isinstance(default, dict):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.argv import set_path
+from dovetail.config.convert import set_path
 from dovetail.config.engine import flags, nearest_fix
 from dovetail.config.field import Flag
+from dovetail.config.older import older_flags
 from dovetail.errors import ConfigError
 
 
@@ -64,7 +65,7 @@ def _refuse_duplicates(node: Any, path: str) -> None:
 def _find(path: str, key: str) -> tuple[Flag, str]:
     head, _, inner = key.partition(".")
     name = head.lstrip("-").replace("_", "-")
-    for flag in flags().values():
+    for flag in (*flags().values(), *older_flags().values()):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
             if inner and flag.shape != "json":
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"{head}: VALUE")

@@ -6,12 +6,13 @@ Knows no subcommand. Values are converted by `config.convert`, choices are check
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dovetail.config.convert import from_text, from_value
-from dovetail.config.engine import GROUPS, Config
+from dovetail.config.engine import GROUPS, Config, flags
 from dovetail.config.field import Flag, flags_of, group_title
+from dovetail.config.older import OlderFlags, older_flags
 from dovetail.errors import ConfigError
 
 Group = TypeVar("Group")
@@ -62,8 +63,8 @@ def metavar(flag: Flag) -> str | None:
 def add_flags(
     parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
 ) -> None:
-    """Add the flags of these groups, and --config. Mutates: parser."""
-    add_groups(parser, groups)
+    """Add the flags of these groups, those of earlier generations and --config. Mutates: parser."""
+    add_groups(parser, (*groups, OlderFlags))
     parser.add_argument(
         "--config",
         action="append",
@@ -88,16 +89,27 @@ def group_of(namespace: argparse.Namespace, group: type[Group]) -> Group:
     return group(**{f.name: given[f.name] for f in flags_of(group) if f.name in given})
 
 
-def config_of(namespace: argparse.Namespace, *, model: str | None = None) -> Config:
-    """Return the Config of parsed arguments; `model` is the positional one.
+def config_of(
+    namespace: argparse.Namespace,
+    *,
+    model: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the Config of files, variables (`environ`) and parsed arguments, each over the last.
 
-    Raises: ConfigError when a file is wrong or the model is named twice.
+    `model` is the positional one. Raises: ConfigError when a file or a variable is wrong, or the
+    model is named twice.
     """
+    from dovetail.config.environment import read
     from dovetail.config.files import read_fields
 
     config = Config()
     for path in namespace.config_files:
         config = config.with_fields(read_fields(path), origin=path)
+    variables = read(environ or {})
+    for name, fields in variables.fields.items():
+        config = config.with_fields(fields, origin=name)
+    config = config.with_notes(variables.notes, variables.warnings)
     given = {name: value for name, value in vars(namespace).items() if name in _names()}
     if model is not None and given.setdefault("model", model) != model:
         raise ConfigError(
@@ -109,7 +121,7 @@ def config_of(namespace: argparse.Namespace, *, model: str | None = None) -> Con
 
 
 def _names() -> set[str]:
-    return {flag.name for group in GROUPS.values() for flag in flags_of(group)}
+    return {*flags(), *older_flags()}
 
 
 def _options(flag: Flag) -> list[str]:

@@ -103,3 +103,37 @@ class FrontendConfig:
     timeout_keep_alive: int = flag(
         5, ge=0, le=86400, unit="seconds", help="how long an idle connection stays open"
     )
+    uds: str | None = flag(
+        None, metavar="PATH", help="Unix socket to listen on instead of host and port"
+    )
+    ssl_keyfile: str | None = flag(None, metavar="FILE", help="private key for TLS")
+    ssl_certfile: str | None = flag(None, metavar="FILE", help="certificate for TLS")
+    ssl_ca_certs: str | None = flag(
+        None, metavar="FILE", help="authorities whose client certificates are accepted"
+    )
+    ssl_cert_reqs: int = flag(
+        0, ge=0, le=2, help="whether clients need a certificate: 0 no, 1 if they have one, 2 yes"
+    )
+    enable_ssl_refresh: bool = flag(False, help="read the TLS files again when they change")
+    middleware: tuple[str, ...] = flag(
+        (),
+        kind="middleware",
+        metavar="PATH",
+        help="ASGI middleware by import path: a class, or an async function of request and next",
+    )
+    h11_max_incomplete_event_size: int = flag(
+        4 * 2**20, ge=1024, unit="bytes", help="largest head of a request"
+    )
+    h11_max_header_count: int = flag(256, ge=1, help="most headers of a request")
+    trust_request_chat_template: bool = flag(
+        False, help="use the chat template that a request brings"
+    )
+    exclude_tools_when_tool_choice_none: bool = flag(
+        False, help="leave tools out of the prompt when tool_choice is none"
+    )
+    enable_tokenizer_info_endpoint: bool = flag(
+        False, help="offer /get_tokenizer_info, which tells the chat template too"
+    )
+    tool_server: tuple[str, ...] = flag(
+        (), kind="tool_server", metavar="HOST:PORT", help="servers whose tools the model may call"
+    )

@@ -24,3 +24,11 @@ class LoadConfig:
         {}, help="options of the chosen load format"
     )
     use_tqdm_on_load: bool = flag(True, help="show a progress bar while weights load")
+    safetensors_load_strategy: str = flag(
+        "lazy",
+        kind="safetensors_load_strategy",
+        help="whether safetensors files are mapped (lazy) or read whole (eager)",
+    )
+    pt_load_map_location: str = flag(
+        "cpu", metavar="DEVICE", help="device onto which PyTorch checkpoints are read"
+    )

@@ -86,3 +86,54 @@ class ModelConfig:
         help="further logits processors to load beside the installed ones",
         metavar="NAME",
     )
+    logprobs_mode: str = flag(
+        "raw_logprobs",
+        kind="logprobs_mode",
+        help="what is reported as logprobs: before (raw) or after (processed) penalties, "
+        "temperature and filters, as logprobs or as logits",
+    )
+    logits_processor_pattern: str | None = flag(
+        None,
+        kind="logits_processor",
+        help="pattern of the logits processors that requests may name",
+        default_note="none",
+    )
+    hf_config_path: str | None = flag(
+        None, metavar="FOLDER", help="folder whose config.json is read instead of the model's own"
+    )
+    hf_token: str | None = flag(
+        None,
+        secret=True,
+        metavar="TOKEN",
+        help="token for gated models on the hub",
+        default_note="HF_TOKEN, or the login that the hub's client has saved",
+    )
+    code_revision: str | None = flag(
+        None, help="commit of the code that comes with a checkpoint, which is never run"
+    )
+    rope_theta: float | None = flag(
+        None, ge=0, help="base of the rotary embedding", default_note="the checkpoint's"
+    )
+    rope_scaling: Mapping[str, Any] = flag(
+        {}, kind="rope_type", help="how the rotary embedding is stretched; replaces the checkpoint's"
+    )
+    disable_sliding_window: bool = flag(
+        False, help="attend to everything and allow no more tokens than the sliding window has"
+    )
+    runner: str = flag("auto", kind="runner", help="what the model is run for")
+    convert: str = flag("auto", kind="convert", help="what a model of text is turned into")
+    pooler_config: Mapping[str, Any] = flag(
+        {}, kind="pooling_type", help="how a row of hidden states becomes one vector"
+    )
+    skip_tokenizer_init: bool = flag(False, help="load no tokenizer; requests carry token ids")
+    enable_prompt_embeds: bool = flag(False, help="accept embeddings in place of a prompt")
+    enable_sleep_mode: bool = flag(False, help="let the engine give its device memory back")
+    disable_cascade_attn: bool = flag(
+        False, help="never attend to a shared beginning once for all requests"
+    )
+    override_attention_dtype: str | None = flag(
+        None, kind="dtype", help="number type in which attention computes", default_note="dtype"
+    )
+    io_processor_plugin: str | None = flag(
+        None, kind="io_processor", help="plugin that turns other data into prompts and answers back"
+    )

@@ -19,3 +19,19 @@ class ObservabilityConfig:
         help="receivers of the engine's statistics",
         metavar="NAME",
     )
+    otlp_traces_endpoint: str | None = flag(
+        None, metavar="URL", help="OpenTelemetry collector that gets a trace of every request"
+    )
+    collect_detailed_traces: tuple[str, ...] = flag(
+        (), kind="trace_module", help="parts of the engine that are traced step by step"
+    )
+    show_hidden_metrics_for_version: str | None = flag(
+        None, metavar="VERSION", help="show the metrics hidden since that version"
+    )
+    log_config_file: str | None = flag(
+        None, metavar="FILE.json", help="logging setup in the form of Python's dictConfig"
+    )
+    enable_log_outputs: bool = flag(
+        False, help="log every answer as it ends; needs --enable-log-requests"
+    )
+    log_error_stack: bool = flag(False, help="log the traceback behind every error answer")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config import selections
+from dovetail.config import ledger, selections
 from dovetail.config.cache_size import (
     Room,
     cpu_cache_bytes,
@@ -20,6 +20,7 @@ from dovetail.config.cache_size import (
     window_tokens,
 )
 from dovetail.config.drafting import draft_spec
+from dovetail.config.compile_level import is_eager
 from dovetail.config.dtypes import compute_dtype, weight_dtype
 from dovetail.config.engine import Config
 from dovetail.config.generation import default_sampling
@@ -69,17 +70,12 @@ def resolve(config: Config) -> EngineSpec:
 
 def refuse(config: Config) -> None:
     """Raise ConfigError for settings that dovetail does not do, with the reason."""
+    ledger.refuse(config)
     if config.model.trust_remote_code:
         raise ConfigError(
             "dovetail never runs code that comes with a checkpoint.",
             where="--trust-remote-code",
             fix="leave the flag out; give the architecture as a model plugin (dotted path).",
-        )
-    if config.parallel.tensor_parallel_size > 1:
-        raise ConfigError(
-            "dividing a model over several devices is not built yet.",
-            where="--tensor-parallel-size",
-            fix="use 1.",
         )
     if config.frontend.enable_auto_tool_choice and not config.frontend.tool_call_parser:
         raise ConfigError(
@@ -281,7 +277,7 @@ def _run_spec(
         num_threads=config.device.num_threads or default_threads(device),
         thread_spin_us=config.device.thread_spin_us,
         pins_threads=config.device.pin_threads,
-        is_eager=config.model.enforce_eager,
+        is_eager=is_eager(config),
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),

@@ -48,3 +48,18 @@ class SchedulerConfig:
         help="most requests that may wait; beyond it clients get 503 at once",
         default_note="four times max-num-seqs",
     )
+    max_num_partial_prefills: int = flag(
+        1, ge=1, unit="requests", help="most prompts that are in parts at the same time"
+    )
+    max_long_partial_prefills: int = flag(
+        1, ge=1, unit="requests", help="most long prompts that are in parts at the same time"
+    )
+    num_lookahead_slots: int = flag(
+        0, ge=0, unit="slots", help="cache slots kept free for the tokens of a draft"
+    )
+    cuda_graph_sizes: tuple[str, ...] = flag(
+        (), metavar="N", help="batch sizes that are recorded as device graphs"
+    )
+    disable_hybrid_kv_cache_manager: bool = flag(
+        False, help="give layers with a sliding window as much cache as the others"
+    )

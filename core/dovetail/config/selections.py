@@ -16,6 +16,7 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.engine import Config, flags
 from dovetail.config.field import Flag
+from dovetail.config.ledger import REFUSED
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.spec import ModelSpec, Selection
 
@@ -67,7 +68,7 @@ def check_choices(config: Config) -> None:
     """Look up every choice-valued flag that was given. Raises: PluginError naming the flag."""
     for name in config.origins:
         flag = flags()[name]
-        if flag.meta.kind is not None:
+        if flag.meta.kind is not None and name not in REFUSED:
             _check_choice(flag, config.value(name))
 
 
@@ -205,7 +206,7 @@ def select_executor(config: Config) -> Selection:
 def select_worker(config: Config, device: str) -> Selection:
     """Return the worker of the device's name, or the one asked for."""
     spec = config.parallel.worker_cls
-    options = config.plugin.options_of("worker")
+    options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
     return select(
         "worker", device if spec in _NO_CHOICE else spec, where="--worker-cls", options=options
     )

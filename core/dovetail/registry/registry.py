@@ -24,6 +24,7 @@ from dovetail.interfaces.plugin import Plugin, Value
 from dovetail.interfaces.spec import Selection
 from dovetail.registry import discovery, files
 from dovetail.registry.entry import Entry, Status
+from dovetail.registry.known import reason_for
 from dovetail.registry.kinds import KINDS, Kind, kind_named
 from dovetail.registry.options import describe_options, given_options, options_for
 from dovetail.registry.select import Candidate, pick, reasons_against
@@ -328,6 +329,9 @@ class Registry:
         if "." in spec:
             module, _, attribute = spec.rpartition(".")
             fix = f"a class is written {module}:{attribute}; {fix}"
+        reason = reason_for(kind, spec)
+        if reason is not None:
+            return UnknownPlugin(f'"{spec}" is not available: {reason}.', where=place, fix=fix)
         return UnknownPlugin(f'there is no {kind} "{spec}".', where=place, fix=fix)
 
 

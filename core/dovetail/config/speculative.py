@@ -1,4 +1,4 @@
-"""SpeculationConfig: whether and how tokens are guessed ahead of the model."""
+"""SpeculativeConfig: whether and how tokens are guessed ahead of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail.config.field import flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationConfig:
+class SpeculativeConfig:
     """Speculation."""
 
     speculative_config: Mapping[str, Any] = flag(

@@ -1,0 +1,34 @@
+"""EngineConfig: how far the engine goes to make steps fast, and how it joins other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.field import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The engine as a whole."""
+
+    compilation_config: Mapping[str, Any] = flag(
+        {},
+        kind="compilation_level",
+        short="-O",
+        key="level",
+        metavar="LEVEL|JSON",
+        help="how steps are made fast, by level: 0 and 1 run operators one by one, 2 and 3 run "
+        "recorded steps where the device can; use_cudagraph false does as level 1",
+        default_note="the highest level that the device has",
+    )
+    additional_config: Mapping[str, Any] = flag(
+        {}, help="options of the worker, as --plugin-options.worker gives them"
+    )
+    kv_transfer_config: Mapping[str, Any] = flag(
+        {}, kind="kv_connector", help="how blocks of the KV cache move between engines"
+    )
+    kv_events_config: Mapping[str, Any] = flag(
+        {}, kind="kv_event_publisher", help="where changes of the KV cache are told"
+    )

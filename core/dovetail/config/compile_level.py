@@ -1,0 +1,28 @@
+"""--compilation-config and --enforce-eager together: whether steps run operator by operator."""
+
+from __future__ import annotations
+
+from dovetail import registry
+from dovetail.config.convert import from_value
+from dovetail.config.engine import Config, flags
+from dovetail.errors import ConfigError
+
+FLAG = "--compilation-config"
+DEFAULT_LEVEL = 2
+KEYS = ("level", "use_cudagraph")
+
+
+def is_eager(config: Config) -> bool:
+    """Return whether no step may be recorded. Raises: ConfigError for a key that is not built."""
+    asked = config.engine.compilation_config
+    for key in asked:
+        if key not in KEYS:
+            raise ConfigError(
+                "this part of it is not built yet.",
+                where=f"{FLAG}.{key}",
+                fix=f"leave it out; {' and '.join(KEYS)} are read.",
+            )
+    level = asked.get("level", DEFAULT_LEVEL)
+    is_recorded = bool(registry.value_of("compilation_level", str(level), where=f"{FLAG}.level"))
+    may_record = from_value(flags()["enforce_eager"], asked.get("use_cudagraph", True))
+    return config.model.enforce_eager or not is_recorded or not may_record

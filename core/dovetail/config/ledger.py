@@ -1,0 +1,168 @@
+"""The ledger of refused flags: what each would need, so that none is accepted and then ignored.
+
+A flag is *honoured* when it is a field of a config group and has no row here, *mapped* when it is
+a field of `older.OlderFlags`, and *refused* when it has a row here: then only the values that ask
+for nothing pass, its default and those a row names. To honour a flag, build it and delete its
+row. Knows no plugin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.engine import Config, flags
+from dovetail.config.field import Flag
+from dovetail.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a flag is refused. `passing` are values that pass beside the default."""
+
+    missing: str
+    fix: str = "leave the flag out."
+    passing: tuple[Any, ...] = ()
+
+
+_LORA = Refused("low-rank adapters are not built yet.", "merge the adapter into the checkpoint.")
+_MEDIA = Refused("this engine reads text alone; no model with images, sound or video is built yet.")
+_POOLING = Refused(
+    "this engine generates text; pooling models are not built yet.",
+    passing=("auto", "generate", "none"),
+)
+_REPLICAS = Refused(
+    "one engine serves the model; several behind one address are not built yet.",
+    "start several servers on their own ports behind a balancer.",
+)
+_EXPERTS = Refused("experts are not divided over devices yet.")
+_HALVES = Refused("there is no communication between devices that a half batch could hide.")
+_MAMBA = Refused("no model with Mamba layers is built yet.", passing=("float32",))
+_GRAPHS = Refused("CUDA graphs are not built yet.")
+_TRANSFER = Refused("caches do not move between engines yet.")
+
+REFUSED: dict[str, Refused] = {
+    "calculate_kv_scales": Refused("the KV cache has no fp8 type yet.", "leave the flag out."),
+    "code_revision": Refused(
+        "dovetail never runs code that comes with a checkpoint.",
+        "leave the flag out; --revision chooses the checkpoint itself.",
+    ),
+    "collect_detailed_traces": Refused(
+        "traces have spans for the queue, the prefill and the decoding, none within a step."
+    ),
+    "convert": _POOLING,
+    "cpu_offload_gb": Refused("weights are not divided between device and host memory yet."),
+    "cuda_graph_sizes": _GRAPHS,
+    "data_parallel_address": _REPLICAS,
+    "data_parallel_hybrid_lb": _REPLICAS,
+    "data_parallel_rank": Refused(_REPLICAS.missing, _REPLICAS.fix, passing=(0,)),
+    "data_parallel_rpc_port": _REPLICAS,
+    "data_parallel_size": _REPLICAS,
+    "data_parallel_size_local": Refused(_REPLICAS.missing, _REPLICAS.fix, passing=(1,)),
+    "data_parallel_start_rank": Refused(_REPLICAS.missing, _REPLICAS.fix, passing=(0,)),
+    "data_parallel_backend": _REPLICAS,
+    "dbo_decode_token_threshold": _HALVES,
+    "dbo_prefill_token_threshold": _HALVES,
+    "decode_context_parallel_size": Refused("a request's context stays on one device."),
+    "default_mm_loras": _LORA,
+    "disable_cascade_attn": Refused(
+        "attention never takes that shortcut, so there is nothing to turn off.", passing=(True,)
+    ),
+    "disable_chunked_mm_input": _MEDIA,
+    "disable_custom_all_reduce": Refused("nothing is summed over devices yet.", passing=(True,)),
+    "disable_hybrid_kv_cache_manager": Refused(
+        "blocks behind a sliding window are always freed.",
+        "leave the flag out; --disable-sliding-window attends to everything.",
+    ),
+    "enable_dbo": _HALVES,
+    "enable_eplb": _EXPERTS,
+    "enable_expert_parallel": _EXPERTS,
+    "enable_lora": _LORA,
+    "enable_lora_bias": _LORA,
+    "enable_prompt_embeds": Refused("prompts are text or token ids, not embeddings, so far."),
+    "enable_sleep_mode": Refused("the engine cannot give its memory back while it runs yet."),
+    "eplb_config": _EXPERTS,
+    "expert_placement_strategy": _EXPERTS,
+    "fully_sharded_loras": _LORA,
+    "headless": _REPLICAS,
+    "interleave_mm_strings": _MEDIA,
+    "io_processor_plugin": Refused("there is no kind of plugin that turns other data into prompts."),
+    "kv_events_config": _TRANSFER,
+    "kv_sharing_fast_prefill": Refused("no model that shares caches between layers is built yet."),
+    "kv_transfer_config": _TRANSFER,
+    "limit_mm_per_prompt": _MEDIA,
+    "logits_processor_pattern": Refused(
+        "a request cannot name code to run.", "load processors at start with --logits-processors."
+    ),
+    "lora_dtype": _LORA,
+    "lora_extra_vocab_size": _LORA,
+    "lora_modules": _LORA,
+    "mamba_cache_dtype": _MAMBA,
+    "mamba_ssm_cache_dtype": _MAMBA,
+    "max_cpu_loras": _LORA,
+    "max_long_partial_prefills": Refused(
+        "prompts in parts are not counted; a step's tokens are what is shared out.",
+        "use --long-prefill-token-threshold, which bounds a long prompt's share of a step.",
+    ),
+    "max_lora_rank": _LORA,
+    "max_loras": _LORA,
+    "max_num_partial_prefills": Refused(
+        "prompts in parts are not counted; a step's tokens are what is shared out.",
+        "use --max-num-batched-tokens.",
+    ),
+    "max_parallel_loading_workers": Refused("one worker reads the weights.", passing=(1,)),
+    "media_io_kwargs": _MEDIA,
+    "allowed_local_media_path": _MEDIA,
+    "allowed_media_domains": _MEDIA,
+    "mm_encoder_tp_mode": _MEDIA,
+    "mm_processor_cache_gb": Refused(_MEDIA.missing, passing=(0.0,)),
+    "mm_processor_cache_type": _MEDIA,
+    "mm_processor_kwargs": _MEDIA,
+    "mm_shm_cache_max_object_size_mb": _MEDIA,
+    "num_lookahead_slots": Refused(
+        "slots for drafts are taken when a step is planned.", "use --speculative-config."
+    ),
+    "override_attention_dtype": Refused("attention computes in the type of --dtype."),
+    "pipeline_parallel_size": Refused("dividing the layers over devices is not built yet."),
+    "pooler_config": _POOLING,
+    "pt_load_map_location": Refused(
+        "checkpoints are read into host memory and go to the device layer by layer."
+    ),
+    "ray_workers_use_nsight": Refused("there are no Ray workers."),
+    "runner": _POOLING,
+    "safetensors_load_strategy": Refused("safetensors files are mapped."),
+    "skip_mm_profiling": Refused(_MEDIA.missing, passing=(True,)),
+    "skip_tokenizer_init": Refused("the server needs the tokenizer to find ends and stops."),
+    "structured_outputs_config": Refused("answers are not held to a grammar yet."),
+    "swap_space": Refused(
+        "a preempted request is computed again; nothing is swapped to host memory.",
+        passing=(0.0,),
+    ),
+    "tensor_parallel_size": Refused("dividing a layer over devices is not built yet.", "use 1."),
+    "tool_server": Refused("the server calls no tools itself; clients do."),
+    "video_pruning_rate": _MEDIA,
+    "worker_extension_cls": Refused(
+        "no request can call a worker's methods.", "write a worker and name it with --worker-cls."
+    ),
+}
+
+
+def refuse(config: Config) -> None:
+    """Raise ConfigError for the first refused flag whose value asks for something."""
+    for name in config.origins:
+        row = REFUSED.get(name)
+        if row is not None and not passes(flags()[name], row, config.value(name)):
+            raise ConfigError(row.missing, where=where(config, name), fix=row.fix)
+
+
+def passes(flag: Flag, row: Refused, value: Any) -> bool:
+    """Return whether a value asks for nothing: null, nothing at all, the default, or as named."""
+    asks_nothing = value is None or value == flag.default or value in ((), "")
+    return asks_nothing or any(value == other for other in row.passing)
+
+
+def where(config: Config, name: str) -> str:
+    """Return the flag with the file or variable in which it was set, for an error."""
+    origin = config.origins.get(name, "command line")
+    spelling = flags()[name].spelling
+    return spelling if origin in ("command line", "call") else f"{spelling} (from {origin})"

@@ -1,0 +1,114 @@
+"""Names that people know and dovetail does not have, with the reason. An error tells it.
+
+A name here is no entry: it cannot be chosen. Building it means registering it and deleting its
+line here; a test refuses names that stand in both.
+"""
+
+from __future__ import annotations
+
+_HARDWARE = "there is no worker for this hardware"
+_NOT_READ = "checkpoints of this method are not read yet"
+_NOT_BUILT = "it is not built yet"
+_MEDIA = "media in prompts are not built yet"
+_LORA = "adapters are not built yet"
+_POOLING = "pooling models are not built yet"
+_MAMBA = "models with Mamba layers are not built yet"
+
+KNOWN: dict[str, dict[str, str]] = {
+    "attention_backend": {
+        "FLASHINFER": "the GPU backend is not built yet",
+        "FLASH_ATTN": "the GPU backend is not built yet",
+        "MLA": "models with latent attention are not built yet",
+        "TRITON_FLASH_ATTN": "the GPU backend is not built yet",
+        "XFORMERS": "dovetail has kernels of its own; use auto",
+    },
+    "config_format": {"mistral": "Mistral's own layout (params.json) is not read yet"},
+    "convert": dict.fromkeys(("classify", "embed", "reward"), _POOLING),
+    "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas are not built yet"),
+    "device": dict.fromkeys(("hpu", "neuron", "openvino", "rocm", "tpu", "xpu"), _HARDWARE),
+    "drafter": {"draft_model": "a second model that guesses is not built yet"},
+    "executor": {
+        "external_launcher": "several ranks are not built yet",
+        "mp": "several ranks are not built yet; one runs in the engine process (uni)",
+        "ray": "Ray is not used; one rank runs in the engine process (uni)",
+    },
+    "expert_placement": dict.fromkeys(
+        ("linear", "round_robin"), "experts are not divided over devices yet"
+    ),
+    "guided_decoding_backend": dict.fromkeys(
+        ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar"), _NOT_BUILT
+    ),
+    "kv_cache_dtype": dict.fromkeys(
+        ("fp8", "fp8_e4m3", "fp8_e5m2"), "an fp8 cache is not built yet; int8 takes as little room"
+    )
+    | {"fp8_inc": _HARDWARE},
+    "load_format": {
+        name: f"the {name} loader is not built yet"
+        for name in (
+            "bitsandbytes",
+            "fastsafetensors",
+            "gguf",
+            "mistral",
+            "runai_streamer",
+            "runai_streamer_sharded",
+            "sharded_state",
+            "tensorizer",
+        )
+    },
+    "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), _LORA),
+    "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), _MAMBA),
+    "mm_cache": dict.fromkeys(("lru", "shm"), _MEDIA),
+    "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), _MEDIA),
+    "modality": dict.fromkeys(("audio", "image", "video"), _MEDIA),
+    "model_impl": {"terratorch": "models of pixels are not built; terratorch is not used"},
+    "pooling_type": {"mean": _POOLING},
+    "preemption_mode": {"swap": "a preempted request is computed again; nothing is swapped"},
+    "quantization": dict.fromkeys(
+        (
+            "aqlm",
+            "auto-round",
+            "awq",
+            "awq_marlin",
+            "bitsandbytes",
+            "compressed-tensors",
+            "deepspeedfp",
+            "experts_int8",
+            "fbgemm_fp8",
+            "fp8",
+            "gguf",
+            "gptq",
+            "gptq_marlin",
+            "gptq_marlin_24",
+            "hqq",
+            "marlin",
+            "modelopt",
+            "qqq",
+        ),
+        _NOT_READ,
+    )
+    | dict.fromkeys(("ipex", "neuron_quant", "tpu_int8"), _HARDWARE),
+    "runner": {
+        "draft": "a model that only guesses for another is not built yet",
+        "pooling": _POOLING,
+    },
+    "safetensors_load_strategy": {"eager": "files are mapped; reading them whole is not built yet"},
+    "spec_acceptance_method": {
+        "typical_acceptance_sampler": "guesses are kept by rejection sampling, which leaves the "
+        "distribution of answers unchanged"
+    },
+    "tokenizer": {
+        "custom": "name the class with --tokenizer-mode package.module:Class",
+        "mistral": "Mistral's own tokenizer files are not read yet",
+    },
+    "tokenizer_pool": {"ray": "prompts become tokens within the server"},
+    "tool_server": {"demo": "the server calls no tools itself; clients do"},
+    "trace_module": dict.fromkeys(
+        ("all", "model", "worker"), "traces have no spans within a step"
+    ),
+}
+"""Kind -> name -> reason, in small words that follow a colon."""
+
+
+def reason_for(kind: str, name: str) -> str | None:
+    """Return why a known name cannot be chosen, or None for a name that nobody knows."""
+    return KNOWN.get(kind, {}).get(name)

@@ -1,0 +1,142 @@
+"""Every flag, choice and variable of the reference is honoured, mapped or refused: none silent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import registry
+from dovetail.config.describe import state_of
+from dovetail.config.engine import Config, flags
+from dovetail.config.environment import FOREIGN, OWN, variable_of
+from dovetail.config.field import Flag
+from dovetail.config.ledger import REFUSED, refuse
+from dovetail.config.older import MAPPED, older_flags
+from dovetail.errors import ConfigError
+from dovetail.registry.known import KNOWN
+
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
+PARSER_OWN = {"--config", "--help"}
+"""Flags that the parser takes itself."""
+TASKS = "task"
+KIND_OF = {
+    "executor": "executor",
+    "platform": "device",
+    "prefix_hash_algo": "hash_algorithm",
+    "log_level": "uvicorn_log_level",
+    "spec_method": "drafter",
+    "tokenizer_mode": "tokenizer",
+}
+"""The reference's word for a group of choices -> the kind here."""
+NOT_CHOICES = {"bench_type", "cmake_build_type", "flash_attn_version", "help_keyword", "subcommand"}
+NOT_CHOICES |= {"model_hub", "worker_multiproc_method"}
+"""Groups that are no plugin kind: subcommands, help topics, values of variables."""
+
+
+def facts(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a reference file."""
+    rows: list[dict[str, Any]] = json.loads((REFERENCE / f"{name}.json").read_text())
+    return rows
+
+
+def every_flag() -> dict[str, Flag]:
+    return {flag.spelling: flag for flag in (*flags().values(), *older_flags().values())}
+
+
+ROWS = [row for row in facts("cli_flags") if row["flag"] not in PARSER_OWN]
+
+
+def test_the_ledger_has_all_219_flags() -> None:
+    assert len(facts("cli_flags")) == 219
+    assert not {row["flag"] for row in ROWS} - set(every_flag())
+    assert set(MAPPED) == set(older_flags())
+    assert not set(REFUSED) - set(flags())
+    assert not set(older_flags()) & set(flags())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["flag"])
+def test_a_flag_has_its_aliases_and_choices(row: dict[str, Any]) -> None:
+    flag = every_flag()[row["flag"]]
+    assert set(row["aliases"]) <= set(flag.spellings)
+    if row["negatable"]:
+        assert flag.shape == "bool"
+    if row["choices"]:
+        assert flag.meta.kind in registry.KINDS
+    if flag.meta.kind:
+        assert flag.meta.kind in registry.KINDS
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_flag_says_what_is_missing(name: str) -> None:
+    flag = flags()[name]
+    row = REFUSED[name]
+    assert row.missing.endswith(".") and row.fix.endswith(".")
+    refuse(Config.from_fields({name: _plain(flag.default)}))
+    for value in row.passing:
+        refuse(Config.from_fields({name: value}))
+    with pytest.raises(ConfigError) as caught:
+        refuse(Config.from_fields({name: _other(flag)}))
+    assert caught.value.what == row.missing
+    assert caught.value.where == flag.spelling
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _other(flag: Flag) -> Any:
+    """Return a value that asks for something."""
+    match flag.shape:
+        case "bool":
+            # A row may let the other value pass as well: then nothing asks for anything.
+            return not flag.default
+        case "int":
+            return 7
+        case "float":
+            return 0.5
+        case "list":
+            return ["one"]
+        case "json":
+            return {"one": 1}
+        case _:
+            return "something"
+
+
+def test_every_name_of_every_choice_is_accounted_for() -> None:
+    silent = []
+    for row in facts("choices"):
+        kind = KIND_OF.get(row["kind"], row["kind"])
+        if kind in NOT_CHOICES:
+            continue
+        assert kind in registry.KINDS, kind
+        silent += [f"{kind}:{name}" for name in row["names"] if not _is_known(kind, name)]
+    assert silent == []
+
+
+def _is_known(kind: str, name: str) -> bool:
+    if name in registry.names(kind) or name in KNOWN.get(kind, {}):
+        return True
+    if name == "auto" and registry.KINDS[kind].auto:
+        return True
+    return kind == TASKS or (kind, name) == ("scheduler", "vllm.core.scheduler.Scheduler")
+
+
+def test_no_name_is_both_registered_and_unavailable() -> None:
+    both = [
+        f"{kind}:{name}" for kind, names in KNOWN.items() for name in names
+        if name in registry.names(kind)
+    ]
+    assert both == []
+    assert not set(KNOWN) - set(registry.KINDS)
+
+
+def test_every_variable_of_the_reference_is_in_the_ledger() -> None:
+    known = {*FOREIGN, *OWN, *map(variable_of, flags().values())}
+    assert sorted({row["name"] for row in facts("env_vars")} - known) == []
+
+
+def test_states_are_three() -> None:
+    assert {state_of(flag)[0] for flag in every_flag().values()} == {"honoured", "mapped", "refused"}
