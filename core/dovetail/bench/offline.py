@@ -37,11 +37,15 @@ def engine_config(args: argparse.Namespace) -> Config:
 
 def load(config: Config) -> Any:
     """Return the loaded LLM; close it. Raises: ConfigError"""
+    from dovetail.config.log_config import read_log_config
     from dovetail.config.resolve import resolve
     from dovetail.llm import LLM
     from dovetail.observability import logging as log_setup
 
-    log_setup.setup(config.observability.log_level)
+    log_setup.configure(
+        config.observability.log_level,
+        config=read_log_config(config.observability.log_config_file),
+    )
     return LLM.from_spec(resolve(config))
 
 

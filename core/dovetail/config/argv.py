@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dovetail.config.convert import from_text, merge_deep, scalar, set_path
+from dovetail.config.convert import from_value, merge_deep, scalar, set_path
 from dovetail.config.field import Flag
 from dovetail.errors import ConfigError
 
@@ -96,12 +96,12 @@ def _switch(flag: Flag, spelling: str, value: str | None, rest: list[str]) -> st
         value = rest.pop(0)
     if value is None:
         return spelling
-    return flag.spelling if from_text(flag, value) else f"--no-{flag.spelling[2:]}"
+    return flag.spelling if from_value(flag, value) else f"--no-{flag.spelling[2:]}"
 
 
 def _merge(into: dict[str, Any], flag: Flag, path: str, text: str) -> None:
     if not path:
-        merge_deep(into, from_text(flag, text) or {})
+        merge_deep(into, from_value(flag, text) or {})
         return
     try:
         set_path(into, path, scalar(text))

@@ -49,31 +49,36 @@ def human_int(text: str) -> int:
     return result
 
 
-def from_text(flag: Flag, text: str) -> Any:
-    """Return the value that `text` stands for. Raises: ConfigError naming the flag."""
-    if flag.shape == "str":
-        return from_value(flag, text)
-    if flag.is_optional and text.lower() in ("none", "null"):
-        return None
-    if flag.shape == "json":
-        return from_value(flag, _json(flag, text))
-    return from_value(flag, text)
-
-
 def from_value(flag: Flag, value: Any) -> Any:
-    """Return a YAML or Python value in the flag's own type, bounds checked.
+    """Return text, a YAML value or a Python value in the flag's own type, bounds checked.
 
     Raises: ConfigError naming the flag, what it takes and what it got.
     """
     if isinstance(value, str) and value in flag.meta.words:
         return flag.meta.words[value]
-    if value is None:
-        if not flag.is_optional:
-            raise _wrong(flag, value)
-        return None
+    if value is None or _is_null(flag, value):
+        return _nothing(flag, value)
     converted = _CONVERTERS[flag.shape](flag, value)
     _check_bounds(flag, converted)
     return converted
+
+
+def _is_null(flag: Flag, value: Any) -> bool:
+    """Return whether a word means null: free text may well be "none", and so may a plugin."""
+    if not isinstance(value, str) or flag.shape == "list":
+        return False
+    if flag.shape == "str":
+        return flag.is_optional and flag.meta.kind is not None and value in ("None", "null")
+    return value.lower() in ("none", "null")
+
+
+def _nothing(flag: Flag, value: Any) -> Any:
+    """Return what null means: None, or no items where that is the default. Raises: ConfigError."""
+    if flag.is_optional:
+        return None
+    if flag.default in ((), {}):
+        return () if flag.shape == "list" else {}
+    raise _wrong(flag, value)
 
 
 def split_items(values: list[str]) -> list[str]:

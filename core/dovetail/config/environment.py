@@ -1,58 +1,34 @@
 """Environment variables: DOVETAIL_<FLAG> for every flag, and the VLLM_* names people have set.
 
 `read(environ)` gives the fields they set, by variable. Like flags, a name is honoured, mapped to
-today's with a note, or refused; a name that is not known is told with the nearest. Reads no other
-variable; those that other modules read stand in `OWN` so that they count as known.
+today's with a note, without effect, or refused (`variables.FOREIGN`); a name that is not known is
+told with the nearest. Reads no other variable; those that other modules read stand in `OWN`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.engine import flags
+from dovetail.config.engine import Config, flags, shown
 from dovetail.config.field import Flag
 from dovetail.config.older import older_flags
+from dovetail.config.variables import (
+    FOREIGN,
+    FOREIGN_PREFIX,
+    OWN,
+    PREFIX,
+    NoEffect,
+    Refused,
+    Setting,
+)
 from dovetail.errors import ConfigError
 
-PREFIX = "DOVETAIL_"
-_FOREIGN = "VLLM_"
-
-OWN = {
-    "DOVETAIL_PLUGINS": "packages whose plugins may be used, by comma; empty: built-in ones alone",
-    "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avx512, "
-    "avx512bf16, neon, or none to run on torch",
-    "DOVETAIL_VERBOSE": "1 shows tracebacks of errors, as --verbose does",
-}
-"""Variables that are no flag, and what they mean."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A variable of another name that sets a field. `fields` takes its text."""
-
-    today: str
-    fields: Callable[[str], dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffect:
-    """A variable that asks for what always happens here, or for nothing of ours."""
-
-    always: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A variable whose effect is not built; `passing` are the texts that ask for nothing."""
-
-    missing: str
-    passing: tuple[str, ...] = ("", "0", "false")
-
-
-Row = Setting | NoEffect | Refused
+_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)$")
+_SERVICE_URL = re.compile(r"(tcp|udp)://\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +45,6 @@ def variable_of(flag: Flag) -> str:
     return PREFIX + flag.name.upper()
 
 
-def _field(name: str) -> Setting:
-    return Setting("--" + name.replace("_", "-"), lambda text: {name: text})
-
-
-def _gib(text: str) -> dict[str, Any]:
-    return {"kv_cache_memory_bytes": int(float(text) * 2**30)}
-
-
-FOREIGN: dict[str, Row] = {
-    "VLLM_API_KEY": _field("api_key"),
-    "VLLM_ATTENTION_BACKEND": _field("attention_backend"),
-    "VLLM_CPU_KVCACHE_SPACE": Setting("--kv-cache-memory-bytes", _gib),
-    "VLLM_NO_USAGE_STATS": NoEffect("dovetail reports nothing to anybody"),
-    "VLLM_NCCL_SO_PATH": Refused("there is no worker that uses NCCL yet"),
-}
-"""Other names than a flag's own: VLLM_* and what the reference lists without a prefix."""
-
-
 def read(environ: Mapping[str, str]) -> Variables:
     """Return what the variables set. An empty variable sets nothing.
 
@@ -98,36 +56,71 @@ def read(environ: Mapping[str, str]) -> Variables:
     notes: list[str] = []
     warnings: list[str] = []
     for name, text in sorted(environ.items()):
-        if name in own and text:
+        if not text or is_service_link(name, text):
+            continue
+        if name in own:
             fields[name] = {own[name].name: text}
         elif name in FOREIGN:
             _take(name, text, fields, notes)
-        elif name not in own and name not in OWN and name.startswith((PREFIX, _FOREIGN)):
+        elif name not in OWN and name.startswith((PREFIX, FOREIGN_PREFIX)):
             warnings.append(_unknown(name, [*own, *OWN, *FOREIGN]))
+    if len(fields) > 1:
+        _check_agreed(fields)
     return Variables(fields, tuple(notes), tuple(warnings))
+
+
+def is_service_link(name: str, text: str) -> bool:
+    """Return whether Kubernetes made this variable for a service that is called like us.
+
+    A service "vllm" gives every pod VLLM_PORT=tcp://10.0.0.1:8000, VLLM_SERVICE_HOST and others.
+    """
+    if not name.startswith((PREFIX, FOREIGN_PREFIX)):
+        return False
+    is_url = name.endswith("_PORT") and _SERVICE_URL.fullmatch(text) is not None
+    return is_url or _SERVICE.search(name) is not None
 
 
 def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[str]) -> None:
     """Add what a variable of another name does. Mutates: fields, notes. Raises: ConfigError."""
     row = FOREIGN[name]
     match row:
-        case Setting() if text:
+        case Setting():
             try:
                 fields[name] = row.fields(text)
             except ValueError as error:
                 raise ConfigError(f"{text!r} is not understood: {error}.", where=name) from error
             notes.append(f"{name} is {today(row)}.")
+        case NoEffect():
+            notes.append(f"{name} changes nothing: {row.always}.")
         case Refused() if text.lower() not in row.passing:
-            raise ConfigError(f"{row.missing}.", where=name, fix=f"unset {name}.")
+            raise ConfigError(f"{row.missing}.", where=name, fix=row.fix or f"unset {name}.")
+
+
+def _check_agreed(fields: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError where two variables give one field different values."""
+    taken: dict[str, tuple[str, Any]] = {}
+    for name, given in fields.items():
+        config = Config.from_fields(given, origin=name)
+        for field in config.origins:
+            value = config.value(field)
+            other, earlier = taken.setdefault(field, (name, value))
+            if value != earlier and not isinstance(value, Mapping):
+                flag = flags()[field]
+                raise ConfigError(
+                    f"asks for {shown(flag, value)!r}, but {other} for {shown(flag, earlier)!r}.",
+                    where=name,
+                    fix=f"unset one of them; {flag.spelling} has one value.",
+                )
 
 
 def today(row: Setting) -> str:
     """Return a mapped variable's flag with dovetail's own variable for it."""
-    if row.today.startswith("--") and " " not in row.today:
-        return f"{row.today}, or {PREFIX}{row.today[2:].upper().replace('-', '_')}"
+    name = row.today.removeprefix("--").replace("-", "_")
+    if name in flags():
+        return f"{row.today}, or {variable_of(flags()[name])}"
     return row.today
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"{name} is no variable of dovetail's" + (f"; did you mean {near[0]}?" if near else ".")

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dovetail.config.convert import from_text, from_value
+from dovetail.config.convert import from_value
 from dovetail.config.engine import GROUPS, Config, flags
 from dovetail.config.field import Flag, flags_of, group_title
 from dovetail.config.older import OlderFlags, older_flags
@@ -47,7 +47,7 @@ class FlagAction(argparse.Action):
         elif self.flag.shape == "list":
             value = getattr(namespace, self.dest, ()) + _items(self.flag, values)
         else:
-            value = from_text(self.flag, values)
+            value = from_value(self.flag, values)
         setattr(namespace, self.dest, value)
 
 

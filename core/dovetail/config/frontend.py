@@ -75,16 +75,22 @@ class FrontendConfig:
     enable_force_include_usage: bool = flag(
         False, help="report usage in every stream, asked for or not"
     )
-    enable_server_load_tracking: bool = flag(False, help="count running requests for /load")
+    enable_server_load_tracking: bool = flag(
+        False, help="tell server_load, the requests that this process is answering, in /load"
+    )
     return_tokens_as_token_ids: bool = flag(
         False, help='write logprob tokens as "token_id:123" so that they are never ambiguous'
     )
     enable_log_requests: bool = flag(False, help="log every request as it comes")
+    enable_log_outputs: bool = flag(
+        False, help="log every answer as it ends; needs --enable-log-requests"
+    )
+    log_error_stack: bool = flag(False, help="log the traceback behind every error answer")
     max_log_len: int | None = flag(
         None,
         ge=0,
         unit="characters",
-        help="most prompt characters or token ids per log line",
+        help="most characters of a prompt or an answer per log line",
         default_note="no limit",
     )
     shutdown_timeout: float = flag(
@@ -129,7 +135,7 @@ class FrontendConfig:
         False, help="use the chat template that a request brings"
     )
     exclude_tools_when_tool_choice_none: bool = flag(
-        False, help="leave tools out of the prompt when tool_choice is none"
+        False, help="leave tools out of the prompt where tool_choice is none"
     )
     enable_tokenizer_info_endpoint: bool = flag(
         False, help="offer /get_tokenizer_info, which tells the chat template too"

@@ -65,11 +65,7 @@ REFUSED: dict[str, Refused] = {
     "dbo_prefill_token_threshold": _HALVES,
     "decode_context_parallel_size": Refused("a request's context stays on one device."),
     "default_mm_loras": _LORA,
-    "disable_cascade_attn": Refused(
-        "attention never takes that shortcut, so there is nothing to turn off.", passing=(True,)
-    ),
     "disable_chunked_mm_input": _MEDIA,
-    "disable_custom_all_reduce": Refused("nothing is summed over devices yet.", passing=(True,)),
     "disable_hybrid_kv_cache_manager": Refused(
         "blocks behind a sliding window are always freed.",
         "leave the flag out; --disable-sliding-window attends to everything.",
@@ -124,14 +120,13 @@ REFUSED: dict[str, Refused] = {
     ),
     "override_attention_dtype": Refused("attention computes in the type of --dtype."),
     "pipeline_parallel_size": Refused("dividing the layers over devices is not built yet."),
-    "pooler_config": _POOLING,
+    "pooler_config": Refused(_POOLING.missing),
     "pt_load_map_location": Refused(
         "checkpoints are read into host memory and go to the device layer by layer."
     ),
     "ray_workers_use_nsight": Refused("there are no Ray workers."),
     "runner": _POOLING,
     "safetensors_load_strategy": Refused("safetensors files are mapped."),
-    "skip_mm_profiling": Refused(_MEDIA.missing, passing=(True,)),
     "skip_tokenizer_init": Refused("the server needs the tokenizer to find ends and stops."),
     "structured_outputs_config": Refused("answers are not held to a grammar yet."),
     "swap_space": Refused(

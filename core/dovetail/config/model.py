@@ -94,7 +94,6 @@ class ModelConfig:
     )
     logits_processor_pattern: str | None = flag(
         None,
-        kind="logits_processor",
         help="pattern of the logits processors that requests may name",
         default_note="none",
     )
@@ -128,9 +127,6 @@ class ModelConfig:
     skip_tokenizer_init: bool = flag(False, help="load no tokenizer; requests carry token ids")
     enable_prompt_embeds: bool = flag(False, help="accept embeddings in place of a prompt")
     enable_sleep_mode: bool = flag(False, help="let the engine give its device memory back")
-    disable_cascade_attn: bool = flag(
-        False, help="never attend to a shared beginning once for all requests"
-    )
     override_attention_dtype: str | None = flag(
         None, kind="dtype", help="number type in which attention computes", default_note="dtype"
     )

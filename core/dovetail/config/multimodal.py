@@ -39,9 +39,6 @@ class MultiModalConfig:
     interleave_mm_strings: bool = flag(
         False, help="leave media placeholders where they stand in a text"
     )
-    skip_mm_profiling: bool = flag(
-        False, help="leave encoders out when memory is measured at the start"
-    )
     video_pruning_rate: float | None = flag(
         None, ge=0, le=1, help="share of a video's tokens that is left out"
     )

@@ -31,7 +31,3 @@ class ObservabilityConfig:
     log_config_file: str | None = flag(
         None, metavar="FILE.json", help="logging setup in the form of Python's dictConfig"
     )
-    enable_log_outputs: bool = flag(
-        False, help="log every answer as it ends; needs --enable-log-requests"
-    )
-    log_error_stack: bool = flag(False, help="log the traceback behind every error answer")

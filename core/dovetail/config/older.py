@@ -1,8 +1,8 @@
-"""Flags of earlier generations and what they are called today. Each is mapped, with one note.
+"""Flags of other generations and what they are called here. Each is mapped, with one note.
 
 An older flag is a field of `OlderFlags` and has a row in `MAPPED`, which turns its value into
 fields of today. `translate` does so for every route; the rest of dovetail never sees them. A flag
-for which there is nothing today passes with the value that asks for what always happens.
+for which there is nothing here passes with the values that ask for what always happens.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ class OlderFlags:
         None, help="divide an encoder's batch over the devices"
     )
     disable_mm_preprocessor_cache: bool | None = flag(None, help="keep no processed media")
+    skip_mm_profiling: bool = flag(
+        False, help="leave encoders out when memory is measured at the start"
+    )
+    disable_cascade_attn: bool = flag(
+        False, help="never attend to a shared beginning once for all requests"
+    )
+    disable_custom_all_reduce: bool = flag(
+        False, help="sum over devices with the vendor's library alone"
+    )
     max_context_len_to_capture: int | None = flag(
         None, ge=0, unit="tokens", help="longest context of a recorded graph"
     )
@@ -131,7 +140,8 @@ def _settled(always: str, *passing: Any) -> Mapped:
     """Return the row of a flag whose only sensible value is what always happens."""
 
     def check(value: Any) -> Fields:
-        if any(value == one for one in passing):
+        # True == 1 in Python, and a switch is no number.
+        if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing):
             return {}
         raise ConfigError(f"{always}.", fix="leave the flag out.")
 
@@ -168,7 +178,7 @@ def _reasoning(value: Any) -> Fields:
     return {} if value else {"reasoning_parser": None}
 
 
-_ADAPTERS = _settled("there are no prompt adapters", None, False, 0, 1, ())
+_ADAPTERS = _settled("there are no prompt adapters", None, False, 0, ())
 _LORA = _settled("low-rank adapters are not built", None, ())
 _TYPICAL = _settled("a guess is kept by rejection sampling", None)
 _POOL = _settled("prompts become tokens within the server", 0, "ray", {})
@@ -210,6 +220,9 @@ MAPPED: dict[str, Mapped] = {
     "disable_mm_preprocessor_cache": Mapped(
         "--mm-processor-cache-gb 0", lambda value: {"mm_processor_cache_gb": 0} if value else {}
     ),
+    "skip_mm_profiling": _settled("there are no encoders to measure", True, False),
+    "disable_cascade_attn": _settled("attention never takes that shortcut", True, False),
+    "disable_custom_all_reduce": _settled("nothing is summed over devices yet", True, False),
     "max_context_len_to_capture": _settled(
         "steps are recorded by their number of rows, whatever the context", None, 8192
     ),
@@ -218,7 +231,7 @@ MAPPED: dict[str, Mapped] = {
     ),
     "enable_prompt_adapter": _ADAPTERS,
     "prompt_adapters": _ADAPTERS,
-    "max_prompt_adapters": _ADAPTERS,
+    "max_prompt_adapters": _settled("there are no prompt adapters", 1),
     "max_prompt_adapter_token": _ADAPTERS,
     "qlora_adapter_name_or_path": _LORA,
     "long_lora_scaling_factors": _LORA,

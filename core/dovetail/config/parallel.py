@@ -24,7 +24,7 @@ class ParallelConfig:
     )
     worker_cls: str = flag("auto", kind="worker", help="worker that runs the model on one device")
     worker_extension_cls: str | None = flag(
-        None, kind="worker", help="class whose methods are added to the worker"
+        None, metavar="CLASS", help="class whose methods are added to the worker"
     )
     pipeline_parallel_size: int = flag(
         1, ge=1, short="-pp", help="number of devices that hold one after another of the layers"
@@ -76,9 +76,6 @@ class ParallelConfig:
     )
     dbo_prefill_token_threshold: int = flag(
         512, ge=1, unit="tokens", help="smallest prefill step that is halved so"
-    )
-    disable_custom_all_reduce: bool = flag(
-        False, help="sum over devices with the vendor's library alone"
     )
     ray_workers_use_nsight: bool = flag(False, help="run Ray's workers under the Nsight profiler")
     max_parallel_loading_workers: int | None = flag(

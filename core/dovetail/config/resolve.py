@@ -26,6 +26,7 @@ from dovetail.config.engine import Config
 from dovetail.config.generation import default_sampling
 from dovetail.config.hf import load_model_facts
 from dovetail.config.lengths import model_tokens
+from dovetail.config.log_config import read_log_config
 from dovetail.config.model_path import DEMO_NAME, find_model, find_tokenizer
 from dovetail.config.platform import available_bytes, default_threads, pick_device
 from dovetail.config.weights_check import check_weights, has_weights, no_weights
@@ -249,6 +250,7 @@ def _engine_spec(
         max_logprobs=config.model.max_logprobs,
         default_sampling=_default_sampling(config, model.path),
         log_level=registry.value_of("log_level", config.observability.log_level),
+        log_config=read_log_config(config.observability.log_config_file),
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from dovetail.engine.messages import Boot
 from dovetail.engine.transport import ZmqEngineEnd, remove_socket_folder
+from dovetail.interfaces.spec import EngineSpec
 
 STDIN = 0
 LENGTH = struct.Struct(">Q")
@@ -30,7 +31,7 @@ def main() -> int:
     boot = msgspec.msgpack.decode(_read_framed(STDIN), type=Boot)
     _die_with_parent(boot)
     _leave_signals_to_parent()
-    _start_logging(boot.spec.log_level)
+    _start_logging(boot.spec)
     # The socket first: the parent's first message need not wait for the heavy imports below.
     end = ZmqEngineEnd(boot.address)
     from dovetail.engine import loop
@@ -91,10 +92,10 @@ def _leave_signals_to_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _start_logging(level: str) -> None:
-    from dovetail.observability.logging import setup
+def _start_logging(spec: EngineSpec) -> None:
+    from dovetail.observability.logging import configure
 
-    setup(level)
+    configure(spec.log_level, config=spec.log_config)
 
 
 if __name__ == "__main__":

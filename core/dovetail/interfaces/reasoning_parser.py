@@ -10,13 +10,17 @@ from dovetail.interfaces.text import Markers, Sample
 
 
 class ReasoningParser(Plugin):
-    """Immutable and shared by all requests. Core finds the regions by `markers`."""
+    """Immutable and shared by all requests. Core finds the regions by `markers`.
+
+    `layout` are texts around the answer that are never content (<answer> tags, say).
+    """
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "implicit_start": "thinking may begin without the opening marker",
     }
     markers: ClassVar[Markers]
+    layout: ClassVar[tuple[str, ...]] = ()
     samples: ClassVar[tuple[Sample, ...]] = ()
 
     def __init__(self, options: Any) -> None:

@@ -64,7 +64,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
     torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
     `pins_threads` keeps each on one core. `is_eager` forbids recording or capturing steps.
-    `async_steps` says that a plan may arrive before the previous result was read.
+    `async_steps` says that a plan may arrive before the previous result was read. `logprobs_stage`
+    is "raw" (the model's own logits are reported) or "processed" (those that tokens are drawn
+    from), `logprobs_scale` "logprobs" or "logits".
     """
 
     model: ModelSpec
@@ -86,6 +88,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     pins_threads: bool = False
     is_eager: bool = False
     async_steps: bool = False
+    logprobs_stage: str = "raw"
+    logprobs_scale: str = "logprobs"
     shows_progress: bool = True
     load_options: dict[str, Any] = {}
 
@@ -147,4 +151,5 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     default_sampling: dict[str, Any] = {}
     log_level: str = "INFO"
+    log_config: dict[str, Any] | None = None
     checks_invariants: bool = False

@@ -8,10 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markers:
-    """The text that opens and closes a region. `end` empty: the region ends with the text."""
+    """The text that opens and closes a region. `end` empty: the region ends with the text.
+
+    `opens_answer`: it counts only where an answer begins, as for syntaxes that have no tag of
+    their own. `is_body`: the opening text belongs to the region's body (the "[" of a list, say).
+    """
 
     start: str
     end: str = ""
+    opens_answer: bool = False
+    is_body: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from dovetail.interfaces.form import Form, Repeat
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 
@@ -24,13 +25,19 @@ class UnfinishedToolCall(MalformedToolCall):
 
 
 class ToolParser(Plugin):
-    """Immutable and shared by all requests."""
+    """Immutable and shared by all requests.
+
+    `layout` are texts around regions that are never content (a turn's header, say).
+    """
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "parallel_calls": "several calls may follow each other",
+        "streams": "arguments are passed on while the model still writes them",
+        "has_form": "calls can be held to the tools' schemas",
     }
     markers: ClassVar[tuple[Markers, ...]]
+    layout: ClassVar[tuple[str, ...]] = ()
     samples: ClassVar[tuple[Sample, ...]] = ()
 
     def __init__(self, options: Any) -> None:
@@ -39,3 +46,24 @@ class ToolParser(Plugin):
     @abstractmethod
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in one region, markers excluded. Raises: MalformedToolCall."""
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls that the beginning of a region is sure to hold; arguments may be cut.
+
+        A longer body must give the same calls, names unchanged, arguments only longer, perhaps
+        more calls; and so must `parse`, if the whole body is well formed. If it is not, what this
+        says of the whole body stands. The default waits for the end of the region.
+        Raises: MalformedToolCall when no text that follows can make it a call.
+        """
+        return []
+
+    def form(self, tool: Tool) -> Form | None:
+        """Return the whole text of one call of this tool, markers included.
+
+        None where the syntax cannot be held to a schema; then no call can be required.
+        """
+        return None
+
+    def forms(self, calls: Form, most: int | None) -> Form:
+        """Return the text of one call or more, at most `most`, each in the form `calls`."""
+        return calls if most == 1 else Repeat(calls, 1, most)

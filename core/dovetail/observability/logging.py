@@ -1,13 +1,24 @@
-"""Log lines: plain, one line each, on standard error. Knows no handlers of other libraries.
+"""Log lines: plain, one line each, on standard error, or as --log-config-file has them.
 
-Modules log to loggers below "dovetail"; this file only sets their handler and level.
+Modules log to loggers below "dovetail"; this file only sets handlers and levels, of those and of
+uvicorn's. Source of a file's form: the Python documentation, logging.config.dictConfig.
 """
 
 from __future__ import annotations
 
 import logging
+import logging.config
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config.log_config import FLAG
+from dovetail.errors import ConfigError
+
+UVICORN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+TRACE = 5
+"""uvicorn's level below debug."""
 
 FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
@@ -26,6 +37,41 @@ class _LineFormatter(logging.Formatter):
         if record.exc_info:
             return text
         return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def configure(
+    level: str, *, uvicorn_level: str | None = None, config: Mapping[str, Any] | None = None
+) -> None:
+    """Set every logger of this process up: dovetail's, uvicorn's where there is one, a file's.
+
+    What the file does not name stays as it is without one. Mutates: loggers. Raises: ConfigError
+    """
+    setup(level)
+    if uvicorn_level is not None:
+        setup_uvicorn(uvicorn_level)
+    if config is not None:
+        _apply(config)
+
+
+def _apply(config: Mapping[str, Any]) -> None:
+    """Lay a dictConfig over what is set up; loggers that it does not name are not silenced."""
+    kept = {name: logging.getLogger(name).handlers for name in ("dovetail", "uvicorn")}
+    try:
+        logging.config.dictConfig({"disable_existing_loggers": False, **config})
+    except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+        cause = f": {error.__cause__}" if error.__cause__ else ""
+        raise ConfigError(
+            f"the logging setup cannot be used: {error}{cause}.",
+            where=FLAG,
+            fix="mend the file; its form is that of Python's logging.config.dictConfig.",
+        ) from error
+    goes_to_root = bool(config.get("root", {}).get("handlers"))
+    for name, handlers in kept.items():
+        entry = config.get("loggers", {}).get(name, {})
+        if not entry.get("handlers"):
+            logger = logging.getLogger(name)
+            logger.handlers = [] if goes_to_root else handlers
+            logger.propagate = entry.get("propagate", goes_to_root)
 
 
 def setup(level: str) -> None:
@@ -51,8 +97,8 @@ def shortened(text: str, max_chars: int | None) -> str:
 def setup_uvicorn(level: str) -> None:
     """Send uvicorn's lines to the same place in the same form. Mutates: uvicorn's loggers"""
     handlers = logging.getLogger("dovetail").handlers
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+    for name in UVICORN_LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers = list(handlers) if name == "uvicorn" else []
-        logger.setLevel({"trace": "DEBUG"}.get(level.lower(), level.upper()))
+        logger.setLevel(TRACE if level.lower() == "trace" else level.upper())
         logger.propagate = name != "uvicorn"

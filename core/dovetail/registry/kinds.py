@@ -65,10 +65,17 @@ def _kind(
 
 
 def _value(
-    name: str, flag: str, summary: str, *, default: str | None = "auto", is_open: bool = False
+    name: str,
+    flag: str,
+    summary: str,
+    *,
+    also: tuple[str, ...] = (),
+    default: str | None = "auto",
+    is_open: bool = False,
 ) -> Kind:
+    flags = (flag, *also)
     return Kind(
-        name=name, interface=VALUE, summary=summary, flags=(flag,), default=default, is_open=is_open
+        name=name, interface=VALUE, summary=summary, flags=flags, default=default, is_open=is_open
     )
 
 
@@ -104,7 +111,8 @@ _TABLE = (
     _kind("stat_logger", "stats:StatLogger", "receives the engine's numbers", "--stat-loggers"),
     _kind("bench_dataset", "bench_dataset:BenchDataset", "where a measurement's prompts come from",
           "--dataset-name", default="random"),
-    _value("dtype", "--dtype", "number type of weights and activations"),
+    _value("dtype", "--dtype", "number type of weights and activations",
+           also=("--override-attention-dtype",)),
     _value("kv_cache_dtype", "--kv-cache-dtype", "number type of the KV cache"),
     _value("hash_algorithm", "--prefix-caching-hash-algo", "hash by which equal prefixes are found",
            default="sha256"),
@@ -144,8 +152,10 @@ _TABLE = (
     _value("expert_placement", "--expert-placement-strategy", "which device holds which experts",
            default="linear"),
     _value("lora_dtype", "--lora-dtype", "number type of adapters"),
-    _value("mamba_cache_dtype", "--mamba-cache-dtype", "number type of Mamba states"),
-    _value("modality", "--limit-mm-per-prompt", "kinds of media", default=None),
+    _value("mamba_cache_dtype", "--mamba-cache-dtype", "number type of Mamba states",
+           also=("--mamba-ssm-cache-dtype",)),
+    _value("modality", "--limit-mm-per-prompt", "kinds of media", also=("--media-io-kwargs",),
+           default=None),
     _value("mm_cache", "--mm-processor-cache-type", "where processed media are kept",
            default="lru"),
     _value("mm_encoder_tp_mode", "--mm-encoder-tp-mode", "how encoders are divided",

@@ -13,6 +13,7 @@ _MEDIA = "media in prompts are not built yet"
 _LORA = "adapters are not built yet"
 _POOLING = "pooling models are not built yet"
 _MAMBA = "models with Mamba layers are not built yet"
+_SYNTAX = "this syntax is not read yet"
 
 KNOWN: dict[str, dict[str, str]] = {
     "attention_backend": {
@@ -87,6 +88,19 @@ KNOWN: dict[str, dict[str, str]] = {
         _NOT_READ,
     )
     | dict.fromkeys(("ipex", "neuron_quant", "tpu_int8"), _HARDWARE),
+    "reasoning_parser": dict.fromkeys(
+        (
+            "glm45",
+            "glm4_moe",
+            "granite",
+            "hunyuan_a13b",
+            "mistral",
+            "openai_gptoss",
+            "seed_oss",
+            "step3",
+        ),
+        _SYNTAX,
+    ),
     "runner": {
         "draft": "a model that only guesses for another is not built yet",
         "pooling": _POOLING,
@@ -101,6 +115,28 @@ KNOWN: dict[str, dict[str, str]] = {
         "mistral": "Mistral's own tokenizer files are not read yet",
     },
     "tokenizer_pool": {"ray": "prompts become tokens within the server"},
+    "tool_parser": dict.fromkeys(
+        (
+            "deepseek_v3",
+            "glm4_moe",
+            "granite",
+            "granite-20b-fc",
+            "hunyuan_a13b",
+            "internlm",
+            "jamba",
+            "kimi_k2",
+            "llama3_json",
+            "llama4_json",
+            "llama4_pythonic",
+            "minimax",
+            "mistral",
+            "phi4_mini_json",
+            "pythonic",
+            "qwen3_coder",
+            "xlam",
+        ),
+        _SYNTAX,
+    ),
     "tool_server": {"demo": "the server calls no tools itself; clients do"},
     "trace_module": dict.fromkeys(
         ("all", "model", "worker"), "traces have no spans within a step"

@@ -69,8 +69,14 @@ class ModelRunner:
             run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens
         )
         self._recorded = self._recorder()
-        self._sampler = Sampler(run.max_rows, processors)
-        self._prompt_logprobs = PromptLogprobs()
+        tells_logits = run.logprobs_scale == "logits"
+        self._sampler = Sampler(
+            run.max_rows,
+            processors,
+            tells_processed=run.logprobs_stage == "processed",
+            tells_logits=tells_logits,
+        )
+        self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
 
     def _recorder(self) -> RecordedForward | None:
         """Return what runs small steps as one call, where the run allows it."""

@@ -1,6 +1,7 @@
 """Prompt logprobs: how likely the model found each prompt token, a few hundred at a time.
 
-Knows no sampling; rows that do not ask cost nothing.
+Nothing is drawn from a prompt's logits, so they are told as the model gave them whatever
+--logprobs-mode says of the stage. Knows no sampling; rows that do not ask cost nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ CHUNK_TOKENS = 256
 
 
 class PromptLogprobs:
-    """The rows that want logprobs of their prompt, and how many candidates each."""
+    """The rows that want logprobs of their prompt, and how many candidates each.
 
-    def __init__(self) -> None:
+    `tells_logits`: logits stand where logprobs would.
+    """
+
+    def __init__(self, *, tells_logits: bool = False) -> None:
+        self._tells_logits = tells_logits
         self._num_top: dict[int, int] = {}
 
     def add_row(self, new: NewRow) -> None:
@@ -59,7 +64,13 @@ class PromptLogprobs:
                 continue
             first = int(inputs.query_start[index])
             wanted = batch.tokens[step.row, step.start + 1 : step.start + 1 + count].tolist()
-            part = _of_row(hidden[first : first + count], wanted, num_top, logits_of)
+            part = _of_row(
+                hidden[first : first + count],
+                wanted,
+                num_top,
+                logits_of,
+                tells_logits=self._tells_logits,
+            )
             if part is None:
                 faults[index] = NOT_FINITE
             else:
@@ -72,6 +83,8 @@ def _of_row(
     token_ids: list[int],
     num_top: int,
     logits_of: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    tells_logits: bool,
 ) -> tuple[TokenLogprobs, ...] | None:
     """Return the logprobs of one row's tokens, or None when its logits are not finite."""
     found: list[TokenLogprobs] = []
@@ -80,5 +93,7 @@ def _of_row(
         logits = logits_of(hidden[start : start + len(chunk)]).float()
         if not bool(logits.amax(dim=1).isfinite().all()):
             return None
-        found += token_logprobs(logits, chunk, [num_top] * len(chunk))
+        found += token_logprobs(
+            logits, chunk, [num_top] * len(chunk), tells_logits=tells_logits
+        )
     return tuple(found)

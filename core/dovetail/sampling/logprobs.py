@@ -1,8 +1,8 @@
-"""Logprobs: of given tokens with their ranks, and of the n most likely, from raw logits.
+"""Logprobs: of given tokens with their ranks, and of the n most likely, from logits.
 
 On a CPU the native kernels do it; the vocabulary is sorted only when all of it is asked for. Among
-equal logits the lower id comes first. Values are natural logarithms and always finite. Knows no row
-numbers and no requests.
+equal logits the lower id comes first. Values are natural logarithms, or the logits themselves, and
+always finite. Knows no row numbers, no requests, and not what was done to the logits before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import torch
 
@@ -28,10 +29,12 @@ def token_logprobs(
     num_top: Sequence[int],
     *,
     uses_kernels: bool = True,
+    tells_logits: bool = False,
 ) -> list[TokenLogprobs]:
     """Return each token's logprob, its rank (1: no token is likelier) and its row's top n.
 
-    `num_top` n is 0 for the token alone, -1 for the whole vocabulary.
+    `num_top` n is 0 for the token alone, -1 for the whole vocabulary. `tells_logits`: the logits
+    stand where logprobs would.
     Shapes: logits [S, V] float32 with finite row maxima, token_ids [S], num_top [S]
     """
     vocab = logits.shape[1]
@@ -39,9 +42,11 @@ def token_logprobs(
     is_short = max(sizes, default=0) <= MAX_TOP
     if uses_kernels and is_short and can_sample(logits) and library() is not None:
         tokens = np.array(token_ids, dtype=np.int64)
-        found = logprobs_of(logits, tokens, np.array(sizes, dtype=np.int64))
-        return listed(found, range(len(sizes)), token_ids, sizes)
-    return _by_torch(logits, token_ids, sizes)
+        made = logprobs_of(logits, tokens, np.array(sizes, dtype=np.int64))
+        found = listed(made, range(len(sizes)), token_ids, sizes)
+    else:
+        found = _by_torch(logits, token_ids, sizes)
+    return _with_logits(found, logits) if tells_logits else found
 
 
 def listed(
@@ -64,6 +69,16 @@ def listed(
         )
         for i, token_id, size in zip(indices, token_ids, sizes, strict=True)
     ]
+
+
+def _with_logits(found: Sequence[TokenLogprobs], logits: torch.Tensor) -> list[TokenLogprobs]:
+    """Return the entries with each token's own logit. Row i of the logits is entry i's."""
+    entries = []
+    for row, entry in zip(logits, found, strict=True):
+        ids = torch.tensor([entry.token_id, *entry.top_ids], device=logits.device)
+        own, *tops = row[ids].clamp(min=FLOOR).tolist()
+        entries.append(msgspec.structs.replace(entry, logprob=own, top_logprobs=tuple(tops)))
+    return entries
 
 
 def _by_torch(

@@ -29,14 +29,17 @@ class PlainDraws:
         self._params = params
         self._penalties = penalties
 
-    def pick(self, work: torch.Tensor, step: DrawStep, shape: Shape) -> list[int]:
+    def pick(
+        self, work: torch.Tensor, step: DrawStep, shape: Shape, *, keeps_processed: bool = False
+    ) -> list[int]:
         """Return each row's token and record it; rows that are not finite are faulted.
 
+        `keeps_processed`: `work` holds the logits that were drawn from afterwards.
         Mutates: work, step.faults, penalties
         """
         if step.union & bits.PENALISED:
             self._penalties.apply(work, step.row_list)
-        token_ids, tops = self._draw_all(work, step, shape)
+        token_ids, tops = self._draw_all(work, step, shape, keeps_processed)
         is_changed = bool(step.union & (bits.PROCESSED | bits.PENALISED))
         for i, top in enumerate(tops):
             step.blame(i, top, is_changed=is_changed)
@@ -44,49 +47,92 @@ class PlainDraws:
             self._penalties.record(step.row_list, token_ids)
         return token_ids
 
+    def processed(
+        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep
+    ) -> torch.Tensor:
+        """Return the logits that rows without filter processors will draw from; nothing is drawn.
+
+        Row i of logits is the step's row indices[i]. Mutates: logits
+        """
+        if step.union & bits.PENALISED:
+            self._penalties.apply(logits, step.rows[indices].tolist())
+        random = np.flatnonzero(step.features[indices] & bits.RANDOM)
+        if random.size:
+            at = torch.from_numpy(random).to(logits.device)
+            part = logits[at]
+            best, inverse = self._scale(part, step.rows[indices[random]])
+            self._filter(part, step.rows[indices[random]], step)
+            logits[at] = part.add_(best * inverse)
+        return logits
+
     def _draw_all(
-        self, work: torch.Tensor, step: DrawStep, shape: Shape
+        self, work: torch.Tensor, step: DrawStep, shape: Shape, keeps_processed: bool
     ) -> tuple[list[int], list[float]]:
         """Return each row's token and its largest logit. Mutates: work, step.faults"""
         random = np.flatnonzero(step.features & bits.RANDOM)
         if random.size == 0:
             return _best(work)
         if random.size == len(step.row_list):
-            return self._draw(work, random, step, shape)
+            return self._draw(work, random, step, shape, keeps_processed)
         ids, tops = _best(work)
-        part = work[torch.from_numpy(random).to(work.device)]
-        for i, token_id, top in zip(
-            random.tolist(), *self._draw(part, random, step, shape), strict=True
-        ):
+        at = torch.from_numpy(random).to(work.device)
+        part = work[at]
+        drawn = self._draw(part, random, step, shape, keeps_processed)
+        if keeps_processed:
+            work[at] = part
+        for i, token_id, top in zip(random.tolist(), *drawn, strict=True):
             ids[i], tops[i] = token_id, top
         return ids, tops
 
     def _draw(
-        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep, shape: Shape
+        self,
+        logits: torch.Tensor,
+        indices: np.ndarray,
+        step: DrawStep,
+        shape: Shape,
+        keeps_processed: bool,
     ) -> tuple[list[int], list[float]]:
         """Draw for rows that are not greedy. Row i of logits is the step's row indices[i].
 
         Mutates: logits, step.faults
         """
-        device, rows, tables = logits.device, step.rows[indices], self._params.tables
+        rows, tables = step.rows[indices], self._params.tables
+        best, inverse = self._scale(logits, rows)
+        shaped_best = None
+        if step.union & bits.SHAPED:
+            shape(logits, indices.tolist())
+            shaped_best = _repair(logits, indices.tolist(), step)
+        self._filter(logits, rows, step)
+        uniform = uniforms(tables.seed[rows], step.positions[indices])
+        token_ids = draw(logits, torch.from_numpy(uniform).to(logits.device))
+        if keeps_processed:
+            logits.add_(best * inverse + (0.0 if shaped_best is None else shaped_best))
+        return token_ids.tolist(), best.squeeze(1).tolist()
+
+    def _scale(self, logits: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make row maxima 0 and divide by the temperature; return the maxima that were and what
+        was multiplied by. Shapes: logits [S, V], rows [S] -> [S, 1] twice. Mutates: logits
+        """
+        factors = self._params.tables.inverse_temperature[rows]
+        inverse = torch.from_numpy(factors).to(logits.device).unsqueeze(1)
         best = logits.amax(dim=1, keepdim=True)
         # Rows that are not finite would spread NaN into the searches; their token is void anyway.
         logits.sub_(best).masked_fill_((best - best) != 0, 0.0)
-        logits.mul_(torch.from_numpy(tables.inverse_temperature[rows]).to(device).unsqueeze(1))
-        if step.union & bits.SHAPED:
-            shape(logits, indices.tolist())
-            _repair(logits, indices.tolist(), step)
+        logits.mul_(inverse)
+        return best, inverse
+
+    def _filter(self, logits: torch.Tensor, rows: np.ndarray, step: DrawStep) -> None:
+        """Set what min-p, top-k and top-p leave out to -inf. Mutates: logits"""
+        tables = self._params.tables
         if step.union & bits.FILTERED:
             filter_top(logits, tables.top_k[rows], tables.top_p[rows], tables.least[rows])
-        uniform = uniforms(tables.seed[rows], step.positions[indices])
-        token_ids = draw(logits, torch.from_numpy(uniform).to(device))
-        return token_ids.tolist(), best.squeeze(1).tolist()
 
 
-def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> None:
+def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> torch.Tensor:
     """Make row maxima 0 again after filters, and fault rows that have no finite maximum.
 
-    Faulty rows may hold anything; they are flattened so that the draw stays within bounds.
+    Returns the maxima that were. Faulty rows may hold anything; they are flattened so that the draw
+    stays within bounds.
     Mutates: logits, step.faults
     """
     tops = logits.amax(dim=1, keepdim=True)
@@ -95,6 +141,7 @@ def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> None:
         step.blame(indices[i], top, is_changed=True)
         if indices[i] in step.faults:
             logits[i] = 0.0
+    return tops
 
 
 def _best(logits: torch.Tensor) -> tuple[list[int], list[float]]:

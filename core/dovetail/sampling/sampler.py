@@ -1,8 +1,8 @@
 """Sampler: the logits of a step's rows become one token per row, in the fixed order.
 
-Raw logits are kept for logprobs, then: allowed ids, bans, biases, penalties; greedy rows take
+Raw logits are kept for logprobs where those are told, then: allowed ids, bans, biases, penalties; greedy rows take
 their best token and leave; temperature, filter processors, min-p, top-k and top-p, the draw;
-logprobs of what was drawn. What no row of the step uses is skipped. On a CPU everything from the
+logprobs of what was drawn, from the raw logits or from those drawn from. What no row of the step uses is skipped. On a CPU everything from the
 penalties on is one native call; `plain.py` does the same on other devices, and where a filter
 processor has to be called in between. Knows no model and no scheduler.
 """
@@ -32,7 +32,9 @@ __all__ = ["BROKEN", "NOTHING_LEFT", "NOT_FINITE", "Draws", "Sampler"]
 class Sampler:
     """The sampling state of all rows of one runner. One thread calls it.
 
-    `uses_kernels` false: torch operations on the CPU too.
+    `uses_kernels` false: torch operations on the CPU too. `tells_processed`: logprobs are those of
+    the logits that are drawn from; a greedy row's have no temperature and no filters.
+    `tells_logits`: logits stand where logprobs would.
     """
 
     def __init__(
@@ -41,7 +43,11 @@ class Sampler:
         processors: Mapping[str, LogitsProcessor],
         *,
         uses_kernels: bool = True,
+        tells_processed: bool = False,
+        tells_logits: bool = False,
     ) -> None:
+        self._tells_processed = tells_processed
+        self._tells_logits = tells_logits
         self._params = RowParams(max_rows)
         self._penalties = Penalties(self._params.tables)
         self._chain = ProcessorChain(processors)
@@ -112,31 +118,38 @@ class Sampler:
         """Run the whole pipeline. Mutates: logits, step.faults"""
         work = logits.float().contiguous()
         is_plain = self._native is None or step.union & bits.SHAPED or not can_sample(work)
-        raw = self._raw(work, step, is_plain=bool(is_plain))
+        told = self._raw(work, step, is_plain=bool(is_plain))
         if step.union & bits.PROCESSED:
             self._process(work, step, is_alone)
+        tells_processed = self._tells_processed and bool(step.union & bits.LOGPROBS)
         if not is_plain:
-            tells = raw is None and bool(step.union & bits.LOGPROBS)
+            if tells_processed:
+                told = self._plain.processed(_wanting(work, step), _wants(step), step)
+            tells = told is None and bool(step.union & bits.LOGPROBS)
             draws = self._draw_natively(work, step, tells_logprobs=tells)
         else:
-            draws = self._draw_plainly(work, step, is_alone)
-        if raw is not None:
-            self._add_logprobs(raw, step, draws)
+            draws = self._draw_plainly(work, step, is_alone, keeps_processed=tells_processed)
+            if tells_processed:
+                told = _wanting(work, step)
+        if told is not None:
+            self._add_logprobs(told, step, draws)
         return draws
 
     def _raw(self, work: torch.Tensor, step: DrawStep, *, is_plain: bool) -> torch.Tensor | None:
-        """Return the logits of rows whose logprobs are found after the draw, safe from changes."""
-        if not step.union & bits.LOGPROBS:
+        """Return the logits of rows whose logprobs are found after the draw, safe from changes.
+
+        None where none are, and where those drawn from are told.
+        """
+        if self._tells_processed or not step.union & bits.LOGPROBS:
             return None
         changing = bits.PROCESSED
         if is_plain:
             changing |= bits.RANDOM | bits.PENALISED
-        elif not step.union & (bits.PROCESSED | bits.MANY_LOGPROBS):
+        elif not (step.union & (bits.PROCESSED | bits.MANY_LOGPROBS) or self._tells_logits):
             return None
-        wants = np.flatnonzero(step.features & bits.LOGPROBS)
-        if len(wants) == len(step.rows) and not step.union & changing:
+        if (step.features & bits.LOGPROBS).all() and not step.union & changing:
             return work
-        return work[torch.from_numpy(wants).to(work.device)]
+        return _wanting(work, step)
 
     def _process(self, work: torch.Tensor, step: DrawStep, is_alone: bool) -> None:
         """Run the processors that may change the best token. Mutates: work, step.faults"""
@@ -183,7 +196,7 @@ class Sampler:
             self._blame(step, native.best[:count].tolist(), native.raw_best[:count].tolist())
         draws = self._finish(step, native.tokens[:count].tolist())
         if found is not None:
-            wants = np.flatnonzero(step.features & bits.LOGPROBS)
+            wants = _wants(step)
             indices, sizes = wants.tolist(), tables.num_top[step.rows[wants]].tolist()
             ids = [draws.token_ids[i] for i in indices]
             self._take_logprobs(draws, indices, listed(found, indices, ids, sizes))
@@ -196,7 +209,9 @@ class Sampler:
             step.blame(i, raw_top, is_changed=was_processed)
             step.blame(i, top, is_changed=True)
 
-    def _draw_plainly(self, work: torch.Tensor, step: DrawStep, is_alone: bool) -> Draws:
+    def _draw_plainly(
+        self, work: torch.Tensor, step: DrawStep, is_alone: bool, *, keeps_processed: bool
+    ) -> Draws:
         """Penalise and draw by torch operations. Mutates: work, self, step.faults"""
         if step.union & bits.PENALISED:
             for index, top in enumerate(work.amax(dim=1).tolist()):
@@ -205,7 +220,8 @@ class Sampler:
         def shape(logits: torch.Tensor, indices: list[int]) -> None:
             self._apply("filter", logits, indices, step, is_alone)
 
-        return self._finish(step, self._plain.pick(work, step, shape))
+        token_ids = self._plain.pick(work, step, shape, keeps_processed=keeps_processed)
+        return self._finish(step, token_ids)
 
     def _finish(self, step: DrawStep, token_ids: list[int]) -> Draws:
         """Condemn the rows that are at fault. Mutates: self, token_ids"""
@@ -214,15 +230,16 @@ class Sampler:
             self.condemn(step.row_list[i], fault)
         return Draws(token_ids=token_ids, faults=step.faults)
 
-    def _add_logprobs(self, raw: torch.Tensor, step: DrawStep, draws: Draws) -> None:
-        """Fill in the logprobs of rows that want them. Mutates: draws"""
-        wants = np.flatnonzero(step.features & bits.LOGPROBS)
+    def _add_logprobs(self, told: torch.Tensor, step: DrawStep, draws: Draws) -> None:
+        """Fill in the logprobs of rows that want them, from their logits. Mutates: draws"""
+        wants = _wants(step)
         indices = wants.tolist()
         found = token_logprobs(
-            raw,
+            told,
             [draws.token_ids[i] for i in indices],
             self._params.num_logprobs[step.rows[wants]].tolist(),
             uses_kernels=self._native is not None,
+            tells_logits=self._tells_logits,
         )
         self._take_logprobs(draws, indices, found)
 
@@ -231,3 +248,13 @@ class Sampler:
         draws.logprobs = {
             i: one for i, one in zip(indices, found, strict=True) if i not in draws.faults
         }
+
+
+def _wants(step: DrawStep) -> np.ndarray:
+    """Return the indices of the rows that want logprobs."""
+    return np.flatnonzero(step.features & bits.LOGPROBS)
+
+
+def _wanting(work: torch.Tensor, step: DrawStep) -> torch.Tensor:
+    """Return a copy of the logits of the rows that want logprobs."""
+    return work[torch.from_numpy(_wants(step)).to(work.device)]

@@ -8,18 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.config.convert import from_text, from_value, human_int
+from dovetail.config.convert import from_value, human_int
 from dovetail.config.field import Flag, Meta
 from dovetail.errors import ConfigError
 
 
-def make(shape: str, *, is_optional: bool = False, **meta: Any) -> Flag:
+def make(
+    shape: str, *, is_optional: bool = False, default: Any = None, **meta: Any
+) -> Flag:
     return Flag(
         name="some_flag",
         group="ModelConfig",
         shape=shape,
         is_optional=is_optional,
-        default=None,
+        default=default,
         meta=Meta(help="", **meta),
     )
 
@@ -74,8 +76,8 @@ def test_human_int_round_trip(number: int) -> None:
         ("json", '{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
     ],
 )
-def test_from_text(shape: str, text: str, value: Any) -> None:
-    found = from_text(make(shape), text)
+def test_text(shape: str, text: str, value: Any) -> None:
+    found = from_value(make(shape), text)
     assert found == value
     assert type(found) is type(value)
 
@@ -128,14 +130,27 @@ def test_wrong_values_name_the_flag(shape: str, value: Any) -> None:
     assert caught.value.where == "--some-flag"
 
 
-def test_none_needs_an_optional_flag() -> None:
-    assert from_value(make("int", is_optional=True), None) is None
-    assert from_text(make("int", is_optional=True), "none") is None
+@pytest.mark.parametrize("value", [None, "none", "None", "null"])
+def test_null_is_none_where_the_flag_allows_it(value: Any) -> None:
+    assert from_value(make("int", is_optional=True), value) is None
+    assert from_value(make("json", default={}), value) == {}
+    with pytest.raises(ConfigError, match="is not a whole number"):
+        from_value(make("int"), value)
+
+
+def test_null_among_words() -> None:
+    assert from_value(make("str", is_optional=True), "None") == "None"
+    assert from_value(make("str", is_optional=True, kind="quantization"), "None") is None
+    assert from_value(make("str", is_optional=True, kind="quantization"), "none") == "none"
+    assert from_value(make("list", default=()), None) == ()
+    assert from_value(make("list", default=()), "none") == ("none",)
+    with pytest.raises(ConfigError, match="null is not a list"):
+        from_value(make("list", default=("*",)), None)
 
 
 def test_words_stand_for_values() -> None:
     flag = make("int", is_optional=True, words={"auto": None})
-    assert from_text(flag, "auto") is None
+    assert from_value(flag, "auto") is None
 
 
 @pytest.mark.parametrize(("value", "is_fine"), [(0, False), (1, True), (9, True), (10, False)])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dovetail.config.docs import flags_page
 from dovetail.config.engine import flags
+from dovetail.config.older import older_flags
 
 
 def test_every_flag_has_an_entry() -> None:
     headings = [line for line in flags_page().splitlines() if line.startswith("### ")]
-    assert len(headings) == len(flags())
-    for flag in flags().values():
+    every = [*flags().values(), *older_flags().values()]
+    assert len(headings) == len(every)
+    for flag in every:
         assert any(flag.spelling in heading for heading in headings)

@@ -11,6 +11,7 @@ import pytest
 from dovetail.bench.settings import GROUPS_BY_COMMAND
 from dovetail.config.engine import GROUPS, flags
 from dovetail.config.field import Flag, flags_of
+from dovetail.config.older import older_flags
 from dovetail.registry import KINDS
 
 WITH_KIND = [flag for flag in flags().values() if flag.meta.kind]
@@ -27,7 +28,8 @@ def test_flag_and_kind_name_each_other(flag: Flag) -> None:
 def test_flags_of_kinds_exist(kind: object) -> None:
     measured = (group for groups in GROUPS_BY_COMMAND.values() for group in groups)
     bench = {flag.spelling for group in measured for flag in flags_of(group)}
-    spellings = {flag.spelling for flag in flags().values()} | bench
+    serve = {flag.spelling for flag in (*flags().values(), *older_flags().values())}
+    spellings = serve | bench
     assert set(kind.flags) <= spellings  # type: ignore[attr-defined]
 
 
@@ -40,15 +42,30 @@ def test_defaults_are_the_kinds_defaults(flag: Flag) -> None:
 
 def test_text_flags_without_a_kind_are_free_text() -> None:
     free = {
+        "allowed_local_media_path",
         "chat_template",
+        "code_revision",
+        "data_parallel_address",
         "download_dir",
+        "hf_config_path",
+        "hf_token",
         "host",
+        "log_config_file",
+        "logits_processor_pattern",
         "model",
+        "otlp_traces_endpoint",
+        "pt_load_map_location",
         "response_role",
         "revision",
         "root_path",
+        "show_hidden_metrics_for_version",
+        "ssl_ca_certs",
+        "ssl_certfile",
+        "ssl_keyfile",
         "tokenizer",
         "tokenizer_revision",
+        "uds",
+        "worker_extension_cls",
         *FILE_FLAGS,
     }
     found = {f.name for f in flags().values() if f.shape == "str" and f.meta.kind is None}
@@ -66,7 +83,8 @@ def test_every_name_and_spelling_is_unique() -> None:
 def test_help_is_written_in_one_style(flag: Flag) -> None:
     text = flag.meta.help
     assert text and text == text.strip() and not text.endswith(".")
-    assert text[0].islower() or text.split()[0].isupper() or text.startswith(("Python", "HTTP"))
+    first = text.split()[0]
+    assert text[0].islower() or first.isupper() or first in ("Python", "OpenTelemetry", "Unix")
 
 
 def test_importing_config_is_light() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dovetail.errors import ConfigError
 FLAGS = sorted(flags().values(), key=lambda flag: flag.name)
 
 
+@cache
 def parser() -> Parser:
     made = Parser(prog="dovetail serve", description="")
     made.add_argument("model_tag", nargs="?")
@@ -38,7 +40,7 @@ def sample(flag: Flag) -> Any:
         case "bool":
             return not flag.default
         case "int":
-            return int(low) + 3
+            return int(min(low + 3, flag.meta.le or low + 3))
         case "float":
             return 0.5 if (flag.meta.le or 1) <= 1 else low + 1.5
         case "list":

@@ -1,25 +1,20 @@
 """Session: one answer's text, fed in any pieces, as events that do not depend on the pieces.
 
 Reasoning and tool parsers only say their markers and parse one finished region; this file finds
-the regions. What the events are is a function of the joined text alone. Blanks beside a region are
-layout and are dropped; no other text is lost: a region that is no call comes out as content.
+the regions. What the events come to is a function of the joined text alone. Blanks beside a region
+are layout and are dropped; no other text is lost: a region that is no call comes out as content. A
+call that has begun is passed on as it grows, and stays one even if its text ends badly.
 """
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.events.matcher import find_first, partial_length
-from dovetail.server.events.types import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolCallArgsDelta,
-    ToolCallStart,
-)
+from dovetail.server.events.region import Region
+from dovetail.server.events.types import ContentDelta, Event, ReasoningDelta
 
 MAX_REGION_ENDS = 8
 """How many end markers may stand inside one call's strings before the region is given up."""
@@ -58,7 +53,7 @@ class Session:
         self._blank: list[str] = []
         self._has_said = False
         self._skips_blank = self._phase == "reasoning"
-        self._region: _Region | None = None
+        self._region: Region | None = None
         self._events: list[Event] = []
 
     @property
@@ -88,6 +83,8 @@ class Session:
                 more = self._step_region(is_final)
             elif self._phase == "reasoning":
                 more = self._step_reasoning(is_final)
+            elif self._phase == "verbatim":
+                more = self._step_verbatim(is_final)
             else:
                 more = self._step_content(is_final)
         return self._take()
@@ -114,18 +111,28 @@ class Session:
     def _step_content(self, is_final: bool) -> bool:
         reasoning = self.plan.reasoning
         opening = (reasoning.start,) if reasoning else ()
-        starts = tuple(region.start for region in self._regions)
+        regions = [r for r in self._regions if not (r.opens_answer and self._has_said)]
+        starts = tuple(region.start for region in regions)
         found = self._next_marker((*starts, *opening, *self.plan.dropped), is_final)
         if found is None:
             return False
         before, marker = found
         self._say(before)
-        if marker in starts:
-            self._region = _Region(markers=self._regions[starts.index(marker)])
+        which = starts.index(marker) if marker in starts else -1
+        if which >= 0 and regions[which].opens_answer and self._has_said:
+            self._say(marker)
+        elif which >= 0:
+            self._region = Region(regions[which])
             self._phase = "region"
         elif marker in opening:
             self._open_reasoning(marker)
         return True
+
+    def _step_verbatim(self, is_final: bool) -> bool:
+        found = self._next_marker(self.plan.dropped, is_final)
+        if found is not None:
+            self._say(found[0])
+        return found is not None
 
     def _open_reasoning(self, marker: str) -> None:
         if self._has_said:
@@ -180,95 +187,70 @@ class Session:
         text, self._pending = self._pending, ""
         rest = region.read(text)
         if rest is None and not is_final:
-            return False
+            return self._look(region)
         body = region.body() if rest is not None else region.whole()
         calls, can_grow = self._parse(body)
         if calls is None and rest is not None and can_grow and region.num_ends < MAX_REGION_ENDS:
             region.go_on()
             self._pending = rest
             return True
-        self._close_region(region, calls, rest or "")
+        self._close_region(region, calls or self._begun(body), rest or "")
         return bool(self._pending)
+
+    def _look(self, region: Region) -> bool:
+        """Pass on what has grown of the region's calls, or give it up as plain text."""
+        body = region.growing_body(self.plan.dropped)
+        if body is None:
+            return False
+        calls = self._begun(body)
+        if calls is not None:
+            self._tell(region, calls)
+        elif not region.markers.end and not region.has_told:
+            # No end is waited for, so nothing that follows can make it a call: let the text pass.
+            self._phase, self._region = "verbatim", None
+            text, self._pending = region.split_at_first_end("")
+            self._say(self._without_dropped(text))
+            return True
+        return False
 
     def _parse(self, body: str) -> tuple[list[ToolCall] | None, bool]:
         """Return (calls or None, whether more text could make the body a call)."""
         assert self.plan.tool_parser is not None
-        for dropped in self.plan.dropped:
-            body = body.replace(dropped, "")
         try:
-            return self.plan.tool_parser.parse(body, self.plan.tools), False
+            return self.plan.tool_parser.parse(self._without_dropped(body), self.plan.tools), False
         except UnfinishedToolCall:
             return None, True
         except MalformedToolCall:
             return None, False
 
-    def _close_region(self, region: _Region, calls: list[ToolCall] | None, rest: str) -> None:
+    def _begun(self, body: str) -> list[ToolCall] | None:
+        """Return the calls that a body begins with, or None when it can be none."""
+        assert self.plan.tool_parser is not None
+        try:
+            return self.plan.tool_parser.so_far(self._without_dropped(body), self.plan.tools)
+        except UnfinishedToolCall:
+            return []
+        except MalformedToolCall:
+            return None
+
+    def _without_dropped(self, text: str) -> str:
+        for dropped in self.plan.dropped:
+            text = text.replace(dropped, "")
+        return text
+
+    def _close_region(self, region: Region, calls: list[ToolCall] | None, rest: str) -> None:
         self._phase, self._region = "content", None
-        if calls is None:
+        if not calls and not region.has_told:
             text, self._pending = region.split_at_first_end(rest)
-            self._say(text)
+            self._say(self._without_dropped(text))
             return
+        self._tell(region, calls or [])
         self._leave()
         self._pending = rest
-        for call in calls:
-            self._emit_call(call)
 
-    def _emit_call(self, call: ToolCall) -> None:
-        if self.plan.max_calls is not None and self.num_calls >= self.plan.max_calls:
-            return
-        index, self.num_calls = self.num_calls, self.num_calls + 1
-        call_id = f"call_{secrets.token_hex(12)}"
-        self._events.append(ToolCallStart(index=index, call_id=call_id, name=call.name))
-        self._events.append(ToolCallArgsDelta(index=index, text=call.arguments))
-
-
-class _Region:
-    """The text of one open tool region, searched for its end marker once."""
-
-    def __init__(self, markers: Markers) -> None:
-        self.markers = markers
-        self.num_ends = 0
-        self._parts: list[str] = []
-        self._tail = ""
-        self._first_end: int | None = None
-        self._num_chars = 0
-
-    def read(self, text: str) -> str | None:
-        """Take text up to and with the end marker; return what follows it, or None."""
-        end = self.markers.end
-        window = self._tail + text
-        at = window.find(end) if end else -1
-        if at < 0:
-            self._add(text)
-            keep = len(end) - 1
-            self._tail = window[-keep:] if keep > 0 else ""
-            return None
-        cut = at + len(end) - len(self._tail)
-        self._add(text[:cut])
-        self._tail = ""
-        self.num_ends += 1
-        if self._first_end is None:
-            self._first_end = self._num_chars
-        return text[cut:]
-
-    def _add(self, text: str) -> None:
-        self._parts.append(text)
-        self._num_chars += len(text)
-
-    def go_on(self) -> None:
-        """Treat the end marker just read as part of the body."""
-        self._tail = ""
-
-    def whole(self) -> str:
-        """Return all text read so far, end markers included."""
-        return "".join(self._parts)
-
-    def body(self) -> str:
-        """Return the text before the end marker just read."""
-        return self.whole()[: -len(self.markers.end)]
-
-    def split_at_first_end(self, rest: str) -> tuple[str, str]:
-        """Return (the region as plain text, what follows): it ends at its first end marker."""
-        text = self.whole()
-        cut = len(text) if self._first_end is None else self._first_end
-        return self.markers.start + text[:cut], text[cut:] + rest
+    def _tell(self, region: Region, calls: list[ToolCall]) -> None:
+        before = self.num_calls - region.num_told
+        self._events += region.tell(calls, before, self.plan.max_calls)
+        self.num_calls = before + region.num_told
+        if region.has_told:
+            self._blank = []

@@ -10,7 +10,9 @@ import pytest
 
 from dovetail.interfaces.text import Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
+from dovetail.testing.contract import requires
 from dovetail.testing.cuts import Parsed, cuts, expected, letters, parse_in_pieces
+from dovetail.testing.forms import example
 
 BODIES = (
     "", " ", "\n", "{", "}", "{}", "[]", "[[[", "null", "42", '"text"', "<", "<<<>>>", "\x00",
@@ -36,6 +38,57 @@ def tools_of(sample: Sample) -> tuple[Tool, ...]:
 def run(parser: ToolParser, pieces: list[str], sample: Sample) -> Parsed:
     """Return what the pipeline makes of pieces of a sample's text."""
     return parse_in_pieces(pieces, tool_parser=parser, tools=tools_of(sample))
+
+
+FORM_SCHEMA = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "number": {"type": "integer"}},
+    "required": ["text", "number"],
+    "additionalProperties": False,
+}
+
+
+def bodies(parser: ToolParser, text: str) -> list[str]:
+    """Return the bodies of the regions that a text opens, as a parser would get them."""
+    found = []
+    for marker in parser.markers:
+        at = text.find(marker.start)
+        while at >= 0 and not (marker.opens_answer and text[:at].strip()):
+            begin = at if marker.is_body else at + len(marker.start)
+            end = text.find(marker.end, begin) if marker.end else -1
+            found.append(text[begin : end if end >= 0 else len(text)])
+            at = text.find(marker.start, at + len(marker.start))
+    return found
+
+
+def is_cut(parser: ToolParser, text: str) -> bool:
+    """Return whether a text ends within a region that has an end."""
+    last = max(((text.rfind(m.start), m) for m in parser.markers), key=lambda pair: pair[0])
+    return last[0] >= 0 and bool(last[1].end) and text.find(last[1].end, last[0]) < 0
+
+
+def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall]:
+    """Return what the parser says of a beginning; none where it can be no call."""
+    try:
+        return parser.so_far(body, tools)
+    except MalformedToolCall:
+        return []
+
+
+def parsed(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall] | None:
+    """Return the calls of a whole body, or None where it is none."""
+    try:
+        return parser.parse(body, tools)
+    except MalformedToolCall:
+        return None
+
+
+def grows(before: list[ToolCall], now: list[ToolCall]) -> bool:
+    """Return whether the calls are the earlier ones, arguments longer or the same, or more."""
+    return len(now) >= len(before) and all(
+        b.name == n.name and n.arguments.startswith(b.arguments)
+        for b, n in zip(before, now, strict=False)
+    )
 
 
 class TestToolParser:
@@ -67,9 +120,45 @@ class TestToolParser:
             for pieces in cuts(sample.text):
                 assert run(parser, pieces, sample) == whole, pieces
 
-    def test_arguments_are_json_objects(self, parser: ToolParser) -> None:
-        """The arguments of every call are the text of a JSON object."""
+    def test_calls_only_grow(self, parser: ToolParser) -> None:
+        """What `so_far` says of a beginning holds for every longer one, and for `parse`."""
         for sample in parser.samples:
+            tools = tools_of(sample)
+            for body in bodies(parser, sample.text):
+                before: list[ToolCall] = []
+                for end in range(len(body) + 1):
+                    now = so_far(parser, body[:end], tools)
+                    assert grows(before, now), (body[:end], before, now)
+                    before = now
+                assert grows(before, parsed(parser, body, tools) or before), body
+
+    @requires("streams")
+    def test_arguments_come_while_they_are_written(self, parser: ToolParser) -> None:
+        """Of some sample's call the name is known before the region ends."""
+        begun = [
+            so_far(parser, body[: len(body) * 3 // 4], tools_of(sample))
+            for sample in parser.samples
+            for body in bodies(parser, sample.text)
+        ]
+        assert any(begun)
+
+    @requires("has_form")
+    def test_forms_are_calls(self, parser: ToolParser) -> None:
+        """A text of the form of a tool's call is a call of that tool, with those arguments."""
+        tool = Tool(name="find_it", parameters=FORM_SCHEMA)
+        form = parser.form(tool)
+        assert form is not None
+        for arguments in ({"text": "a b", "number": 3}, {"text": 'say "no"\n', "number": -1}):
+            text = example(form, arguments)
+            got = parse_in_pieces([text], tool_parser=parser, tools=(tool,))
+            assert [call.name for call in got.calls] == ["find_it"], text
+            assert json.loads(got.calls[0].arguments) == arguments, text
+
+    def test_arguments_are_json_objects(self, parser: ToolParser) -> None:
+        """The arguments of every call that is not cut off are the text of a JSON object."""
+        whole = [s for s in parser.samples if not is_cut(parser, s.text)]
+        assert any(sample.calls for sample in whole)
+        for sample in whole:
             for call in run(parser, [sample.text], sample).calls:
                 assert isinstance(json.loads(call.arguments), dict)
 

@@ -1,0 +1,31 @@
+"""The file of --log-config-file: a logging setup in the form of Python's dictConfig, as JSON.
+
+Read once, in the parent; every process gets its content. What it means is decided in
+`observability.logging`. Source of the form: the Python documentation, logging.config.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+
+FLAG = "--log-config-file"
+
+
+def read_log_config(path: str | None) -> dict[str, Any] | None:
+    """Return the file's content, None without a file. Raises: ConfigError"""
+    if path is None:
+        return None
+    fix = "name a JSON file in the form of Python's logging dictConfig."
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}.", where=FLAG, fix=fix) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}.", where=FLAG, fix=fix) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no JSON object.", where=FLAG, fix=fix)
+    return content

@@ -1,0 +1,1 @@
+"""Building blocks of tool parsers: reading JSON calls, whole and half written. Knows no family."""

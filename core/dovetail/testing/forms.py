@@ -1,0 +1,57 @@
+"""example(form, values): one text that has a form, written without any grammar library."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from dovetail.interfaces.form import (
+    Choice,
+    Form,
+    Free,
+    Grammar,
+    Json,
+    Literal,
+    Pattern,
+    Repeat,
+    Sequence,
+)
+
+
+def example(form: Form, value: Any) -> str:
+    """Return a text of this form; `value` fills it.
+
+    A Json of an object gets `value`, one of a member's schema gets the member it is titled after.
+    A pattern must match the string, or the JSON text, of a member. Raises: ValueError
+    """
+    match form:
+        case Literal(text):
+            return text
+        case Json(schema):
+            return json.dumps(_filling(schema, value))
+        case Pattern(regex):
+            return _matching(regex, value)
+        case Free():
+            return ""
+        case Sequence(parts):
+            return "".join(example(part, value) for part in parts)
+        case Choice(parts):
+            return example(parts[0], value)
+        case Repeat(part, least, most):
+            return "".join(example(part, value) for _ in range(max(least, 0 if most == 0 else 1)))
+        case Grammar():
+            raise ValueError("a grammar has no example here")
+
+
+def _filling(schema: dict[str, Any], value: Any) -> Any:
+    title = schema.get("title")
+    return value[title] if isinstance(value, dict) and title in value else value
+
+
+def _matching(regex: str, value: Any) -> str:
+    for item in value.values() if isinstance(value, dict) else (value,):
+        for text in (item, json.dumps(item)):
+            if isinstance(text, str) and re.fullmatch(regex, text):
+                return text
+    raise ValueError(f"nothing in {value!r} matches {regex!r}")
