@@ -178,6 +178,22 @@ def bench_page() -> str:
     return "\n".join([*parts, "", *group_sections(groups)])
 
 
+def batch_page() -> str:
+    """Return the flags of run-batch, and which of the HTTP server's it takes."""
+    from dovetail.batch.settings import BatchFlags, answer_flags
+    from dovetail.config.docs import group_sections
+
+    taken = ", ".join(f"`{flag.spelling}`" for flag in answer_flags())
+    parts = [
+        "# Flags of `dovetail run-batch`\n",
+        NOTE,
+        "\nHow to use them is told in [run_a_batch.md](../how_to/run_a_batch.md). It also takes the "
+        "flags of [`dovetail serve`](flags.md), of those of its HTTP server these alone: "
+        f"{taken}.\n",
+    ]
+    return "\n".join([*parts, *group_sections([BatchFlags])])
+
+
 def _anchor(group: type[object]) -> str:
     """Return the link target that Markdown viewers make of the group's heading."""
     from dovetail.config.field import group_title
@@ -194,6 +210,7 @@ def pages() -> dict[str, str]:
         "flags.md": flags_page(),
         "variables.md": variables_page(),
         "bench.md": bench_page(),
+        "batch.md": batch_page(),
         "plugins.md": plugins_page(),
         "http.md": http_page(),
         "metrics.md": metrics_page(),

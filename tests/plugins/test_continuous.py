@@ -118,6 +118,34 @@ def test_long_prefills_are_capped() -> None:
     assert tokens(rig.step()) == [4, 4]
 
 
+def test_so_many_prompts_are_in_parts_and_no_more() -> None:
+    for max_partial, first in ((None, [6, 6, 6]), (2, [6, 6]), (1, [6])):
+        rig = Rig(max_step_tokens=20, long_prefill_tokens=6, max_partial=max_partial)
+        for name in "abc":
+            rig.add(name, 10)
+        assert tokens(rig.step()) == first
+
+
+def test_a_prompt_that_one_step_finishes_needs_no_turn() -> None:
+    rig = Rig(max_step_tokens=20, long_prefill_tokens=6, max_partial=1)
+    rig.add("a", 10)
+    rig.add("short", 5)
+    rig.add("b", 10)
+    assert tokens(rig.step()) == [6, 5]
+    assert tokens(rig.step()) == [4, 1, 6]  # a is whole now, so b may begin
+
+
+def test_short_prompts_overtake_a_long_one_that_waits_for_its_turn() -> None:
+    turns = {"max_partial": 2, "max_long_partial": 1, "long_prompt_tokens": 6}
+    rig = Rig(max_step_tokens=20, long_prefill_tokens=6, **turns)
+    requests = {name: rig.add(name, n) for name, n in (("a", 14), ("b", 14), ("c", 4), ("d", 3))}
+    assert tokens(rig.step()) == [6, 4, 3]
+    assert requests["b"].status == WAITING
+    assert tokens(rig.step()) == [6, 1, 1]
+    assert tokens(rig.step()) == [2, 1, 1, 6]
+    assert requests["b"].status == RUNNING
+
+
 def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     rig = Rig(max_step_tokens=10, uses_chunked_prefill=False)
     rig.add("a", 6)
@@ -447,6 +475,13 @@ def test_freed_rows_wait_for_a_plan_that_runs() -> None:
 
 PLAIN: dict[str, Any] = {}
 GROUPS = {"windows": (None, None, 9, 9, 6), "num_blocks": 90}
+LONG_TURNS = {
+    "max_partial": 2,
+    "max_long_partial": 1,
+    "long_prompt_tokens": 15,
+    "long_prefill_tokens": 6,
+    "num_blocks": 30,
+}
 SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]] = [
     ("fcfs", Fcfs, PLAIN),
     ("priority", PriorityFirst, PLAIN),
@@ -457,6 +492,9 @@ SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]]
     ("window-only-ahead", Fcfs, {"windows": (5,), "num_blocks": 14, "async_steps": True}),
     ("whole-prompts", Fcfs, {"uses_chunked_prefill": False, "max_step_tokens": 40}),
     ("no-prefix-ahead", PriorityFirst, {"uses_prefix_cache": False, "async_steps": True}),
+    ("one-in-parts", Fcfs, {"max_partial": 1, "max_step_tokens": 12, "num_blocks": 30}),
+    ("long-turns", PriorityFirst, LONG_TURNS),
+    ("long-turns-ahead", Fcfs, {**LONG_TURNS, "async_steps": True, "draft_rate": 0.3}),
     ("tiny", Fcfs, {"num_blocks": 12, "max_step_tokens": 10, "long_prefill_tokens": 5}),
     ("drafts", PriorityFirst, {"draft_rate": 0.8, "num_blocks": 30}),
     ("drafts-ahead", Fcfs, {"draft_rate": 0.5, "async_steps": True}),

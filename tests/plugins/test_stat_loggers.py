@@ -1,31 +1,28 @@
-"""Stat loggers: the metrics carry vLLM's names, and the log line adds up."""
+"""Stat loggers: every metric of the reference under two names, and the log line adds up."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from dovetail.interfaces.stats import StepStats
+from dovetail.interfaces.stats import StepStats, TokenStats
 from dovetail.observability import metrics
 from dovetail.testing.fakes import request_stats
 from dovetail_plugins.stat_loggers.log import LogStats
 from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
 
-NAMES = """\
-cpu_cache_usage_perc cpu_prefix_cache_hit_rate e2e_request_latency_seconds
-generation_tokens_total gpu_cache_usage_perc gpu_prefix_cache_hit_rate gpu_prefix_cache_hits
-gpu_prefix_cache_queries iteration_tokens_total lora_requests_info
-model_execute_time_milliseconds model_forward_time_milliseconds num_preemptions_total
-num_requests_running num_requests_swapped num_requests_waiting prompt_tokens_total
-request_decode_time_seconds request_generation_tokens request_inference_time_seconds
-request_max_num_generation_tokens request_params_max_tokens request_params_n
-request_prefill_time_seconds request_prompt_tokens request_queue_time_seconds
-request_success_total spec_decode_draft_acceptance_rate spec_decode_efficiency
-spec_decode_num_accepted_tokens_total spec_decode_num_draft_tokens_total
-spec_decode_num_emitted_tokens_total spec_decode_num_drafts_total
-time_in_queue_requests time_per_output_token_seconds
-time_to_first_token_seconds"""
+REFERENCE = json.loads(
+    (Path(__file__).resolve().parents[1] / "reference" / "metrics.json").read_text()
+)
+STATED_BUCKETS = {"iteration_tokens_total": [1, 8, 16, 32, 64, 128, 256, 512]}
 
 
 def step(**counts: int) -> StepStats:
@@ -35,23 +32,85 @@ def step(**counts: int) -> StepStats:
     )  # fmt: skip
 
 
-def test_metrics_carry_the_known_names() -> None:
-    stats = PrometheusStats(None, "a model", 4096)
-    stats.step(step())
-    stats.request(request_stats())
+def families() -> dict[str, Any]:
+    """Return what a Prometheus server reads, by family; counters without _total."""
     text = metrics.exposition().decode()
-    for name in NAMES.split():
-        assert f"# TYPE vllm:{name}" in text, name
-    assert 'vllm:prompt_tokens_total{model_name="a model"} 8.0' in text
-    assert 'vllm:gpu_cache_usage_perc{model_name="a model"} 0.25' in text
-    assert 'vllm:gpu_prefix_cache_hit_rate{model_name="a model"} 0.5' in text
-    assert 'finished_reason="stop",model_name="a model"} 1.0' in text
-    assert 'vllm:iteration_tokens_total_bucket{le="512.0",model_name="a model"} 1.0' in text
-    assert 'vllm:time_to_first_token_seconds_count{model_name="a model"} 1.0' in text
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def family_of(row: dict[str, Any]) -> str:
+    name: str = row["name"]
+    return name.removesuffix("_total") if row["type"] == "counter" else name
+
+
+def values(family: Any, model: str) -> dict[str, float]:
+    """Return sample name -> value for one model."""
+    return {s.name: s.value for s in family.samples if s.labels.get("model_name") == model}
+
+
+@pytest.mark.parametrize("prefix", ["dovetail:", "vllm:"])
+def test_every_metric_of_the_reference_is_there_under_both_names(prefix: str) -> None:
+    PrometheusStats(PrometheusStats.Options(shows_hidden=True), "a model", 4096)
+    found = families()
+    assert len(REFERENCE) == 35
+    for row in REFERENCE:
+        family = found[family_of(row).replace("vllm:", prefix)]
+        assert family.type == row["type"], family.name
+        if family.name != f"{prefix}lora_requests_info":
+            assert all("model_name" in s.labels for s in family.samples), family.name
+        assert family.samples, family.name
+    for name, bounds in STATED_BUCKETS.items():
+        samples = found[prefix + name].samples
+        ends = [float(s.labels["le"]) for s in samples if s.name.endswith("_bucket")]
+        assert sorted(set(ends)) == [*bounds, math.inf]
+
+
+def test_deprecated_metrics_are_shown_only_when_asked_for() -> None:
+    code = (
+        "from dovetail.observability import metrics\n"
+        "from dovetail_plugins.stat_loggers.prometheus import PrometheusStats as P\n"
+        "from dovetail.testing.fakes import request_stats, step_stats\n"
+        "p = P(P.Options(), 'm', 64)\n"
+        "p.step(step_stats(step_tokens=1)); p.request(request_stats())\n"
+        "print(metrics.exposition().decode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=True, env={"PYTHONPATH": ":".join(sys.path)})  # fmt: skip
+    found = {family.name for family in text_string_to_metric_families(done.stdout)}
+    for row in REFERENCE:
+        assert (family_of(row) in found) is not row["deprecated"], row["name"]
+
+
+def test_numbers_stand_under_both_names() -> None:
+    stats = PrometheusStats(PrometheusStats.Options(shows_hidden=True), "vllm: dovetail:", 4096)
+    stats.step(step())
+    stats.tokens(TokenStats(prompt_tokens=8, generated_tokens=3))
+    stats.request(request_stats())
+    stats.request(request_stats("r2", "error"))
+    found = families()
+    for prefix in ("dovetail:", "vllm:"):
+        for name, value in {
+            "prompt_tokens_total": 8, "generation_tokens_total": 3,
+            "gpu_cache_usage_perc": 0.25, "gpu_prefix_cache_hit_rate": 0.5,
+            "request_success_total": 0,  # the last sample: no request was aborted
+        }.items():  # fmt: skip
+            family = found[prefix + name.removesuffix("_total")]
+            assert values(family, "vllm: dovetail:")[prefix + name] == value
+        first = values(found[prefix + "time_to_first_token_seconds"], "vllm: dovetail:")
+        assert first[f"{prefix}time_to_first_token_seconds_count"] == 2
+        reasons = {
+            s.labels["finished_reason"]: s.value
+            for s in found[f"{prefix}request_success"].samples
+            if s.labels["model_name"] == "vllm: dovetail:"
+        }
+        assert reasons == {"stop": 1, "length": 0, "abort": 0}
+    faults = values(found["dovetail:faults"], "vllm: dovetail:")
+    assert faults == {"dovetail:faults_total": 1}
+    assert "vllm:faults" not in found
 
 
 def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    stats, line = PrometheusStats(None, "drafting", 4096), LogStats(LogStats.Options(), "m", 4096)
+    stats, line = PrometheusStats(PrometheusStats.Options(), "drafting", 4096), LogStats(LogStats.Options(), "m", 4096)
     line._since_s -= 60
     with caplog.at_level(logging.INFO, "dovetail.stats"):
         for target in (stats, line):

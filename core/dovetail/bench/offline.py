@@ -45,6 +45,8 @@ def load(config: Config) -> Any:
     log_setup.configure(
         config.observability.log_level,
         config=read_log_config(config.observability.log_config_file),
+        prefix=config.observability.log_prefix,
+        is_wanted=config.observability.configure_logging,
     )
     return LLM.from_spec(resolve(config))
 

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from dovetail.errors import DovetailError
 
 HELP = "chat with a running server"
+PROMPT, MORE = "> ", "... "
+QUOTES = '"""'
+COMMANDS_HELP = """/clear         forget the conversation, not the system message
+/system TEXT   begin anew with this system message; without TEXT with none
+/exit          leave, as Ctrl-D does
+/help          show this
+\"\"\"            begins and ends a message of several lines"""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of chat. Mutates: parser."""
-    from dovetail.cli.client import add_client_arguments
+    from dovetail.cli.client import add_server_arguments
 
-    add_client_arguments(parser, quick="MESSAGE", quick_help="ask once, print the answer, leave")
+    add_server_arguments(parser)
+    add_talk_arguments(parser)
+
+
+def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add the options that `dovetail run` has too. Mutates: parser."""
+    from dovetail.cli.client import add_answer_arguments
+
+    add_answer_arguments(parser, quick="MESSAGE", text="ask once, print the answer, leave")
     parser.add_argument("--system-prompt", metavar="TEXT", help="system message to begin with")
 
 
@@ -25,73 +42,156 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.cli.client import client_of
 
     client, fields = client_of(args)
-    history: list[dict[str, str]] = []
-    if args.system_prompt:
-        history.append({"role": "system", "content": args.system_prompt})
-    if args.quick is not None:
-        answer(client, fields, history, args.quick)
+    return talk(Chat(client, fields, args.system_prompt), args.quick)
+
+
+def talk(chat: Chat, quick: str | None) -> int:
+    """Ask once, or converse; return the exit status. Raises: ServerError."""
+    if quick is not None:
+        chat.ask(quick)
         return 0
-    print(f"Chatting with {fields['model']}. Ctrl-C stops an answer, Ctrl-D leaves.")
-    converse(client, fields, history)
+    print(f"Chatting with {chat.model}. Ctrl-C stops an answer, Ctrl-D leaves, /help tells more.")
+    chat.converse()
     return 0
 
 
-def converse(client: Any, fields: dict[str, Any], history: list[dict[str, str]]) -> None:
-    """Ask, answer, repeat; an error ends one answer only. Mutates: history."""
-    _use_line_editing()
-    while True:
+class Chat:
+    """One conversation. `history` are the messages so far."""
+
+    def __init__(self, client: Any, fields: dict[str, Any], system_prompt: str | None) -> None:
+        self.model = str(fields["model"])
+        self.history: list[dict[str, str]] = []
+        self._client = client
+        self._fields = fields
+        self._begin(system_prompt)
+
+    def _begin(self, system_prompt: str | None) -> None:
+        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        self.history = list(self._system)
+
+    def converse(self) -> None:
+        """Ask, answer, repeat; an error ends one answer only. Mutates: self"""
+        use_line_editing()
+        while (message := read_message()) is not None:
+            command, _, text = message.strip().partition(" ")
+            if command == "/exit":
+                return
+            if command in self._commands():
+                self._commands()[command](text.strip())
+            elif command.startswith("/") and command[1:].isalpha():
+                print(f"there is no command {command}; /help lists them.")
+            elif command:
+                self._try(message)
+
+    def _commands(self) -> dict[str, Callable[[str], None]]:
+        return {"/clear": self._clear, "/system": self._set_system, "/help": self._show_help}
+
+    def _clear(self, text: str) -> None:
+        self.history = list(self._system)
+        print("The conversation is forgotten.")
+
+    def _set_system(self, text: str) -> None:
+        self._begin(text)
+        print("A new conversation." if text else "A new conversation without a system message.")
+
+    def _show_help(self, text: str) -> None:
+        print(COMMANDS_HELP)
+
+    def _try(self, message: str) -> None:
         try:
-            message = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        if not message.strip():
-            continue
-        try:
-            answer(client, fields, history, message)
+            self.ask(message)
         except DovetailError as error:
+            sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr)
 
-
-def answer(client: Any, fields: dict[str, Any], history: list[dict[str, str]], message: str) -> str:
-    """Print the streamed answer and return it. Mutates: history (only when one came)."""
-    messages = [*history, {"role": "user", "content": message}]
-    parts: list[str] = []
-    try:
-        for chunk in client.stream("/chat/completions", {**fields, "messages": messages}):
-            parts.append(_show(chunk))
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
-    print()
-    text = "".join(parts)
-    history[:] = [*messages, {"role": "assistant", "content": text}]
-    return text
-
-
-def _show(chunk: dict[str, Any]) -> str:
-    """Print what a chunk brings and return its content."""
-    choices = chunk.get("choices") or [{}]
-    delta = choices[0].get("delta") or {}
-    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    if reasoning:
-        _write(f"{_DIM}{reasoning}{_PLAIN}" if sys.stdout.isatty() else reasoning)
-    for call in delta.get("tool_calls") or []:
-        function = call.get("function") or {}
-        _write((function.get("name") or "") + (function.get("arguments") or ""))
-    content = delta.get("content") or ""
-    _write(content)
-    return str(content)
+    def ask(self, message: str) -> str:
+        """Print the streamed answer and return it. Mutates: history (only when one came)."""
+        messages = [*self.history, {"role": "user", "content": message}]
+        parts: list[str] = []
+        screen = Screen()
+        body = {**self._fields, "messages": messages}
+        with contextlib.closing(self._client.stream("/chat/completions", body)) as chunks:
+            try:
+                for chunk in chunks:
+                    parts.append(screen.show(chunk))
+            except KeyboardInterrupt:
+                screen.stop()
+        screen.end()
+        text = "".join(parts)
+        self.history = [*messages, {"role": "assistant", "content": text}]
+        return text
 
 
-def _write(text: str) -> None:
+class Screen:
+    """Shows one answer as it comes: reasoning dimmed and set apart, tool calls as they are."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._is_reasoning = False
+
+    def show(self, chunk: dict[str, Any]) -> str:
+        """Print what a chunk brings and return its content."""
+        choices = chunk.get("choices") or [{}]
+        delta = choices[0].get("delta") or {}
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        if reasoning:
+            self._is_reasoning = True
+            write(f"{_DIM}{reasoning}{_PLAIN}" if self._is_terminal else reasoning)
+        for call in delta.get("tool_calls") or []:
+            function = call.get("function") or {}
+            self._say((function.get("name") or "") + (function.get("arguments") or ""))
+        content = delta.get("content") or ""
+        self._say(content)
+        return str(content)
+
+    def _say(self, text: str) -> None:
+        if text and self._is_reasoning:
+            self._is_reasoning = False
+            write("\n\n")
+        write(text)
+
+    def stop(self) -> None:
+        """Say that the rest is not wanted."""
+        write(" [stopped]")
+
+    def end(self) -> None:
+        """End the answer's line."""
+        write("\n")
+
+
+def read_message() -> str | None:
+    """Return the next message, several lines between triple quotes; None at the end of input."""
+    is_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            line = input(PROMPT if is_terminal else "")
+            if not line.lstrip().startswith(QUOTES):
+                return line
+            return _read_quoted(line.lstrip().removeprefix(QUOTES), is_terminal)
+        except EOFError:
+            if is_terminal:
+                print()
+            return None
+        except KeyboardInterrupt:
+            print("\nCtrl-D leaves.")
+
+
+def _read_quoted(line: str, is_terminal: bool) -> str:
+    lines = [line]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        lines.append(input(MORE if is_terminal else ""))
+    lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+    return "\n".join(lines).strip("\n")
+
+
+def write(text: str) -> None:
+    """Print at once, without a line's end."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def _use_line_editing() -> None:
-    """Give input() a history and cursor keys where the platform has them."""
+def use_line_editing() -> None:
+    """Give input() cursor keys and this session's history where the platform has them."""
     if sys.stdin.isatty():
-        from contextlib import suppress
-
-        with suppress(ImportError):
+        with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (importing it is what switches it on)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from dovetail.cli.parser import add_argument_table
 from dovetail.errors import ConfigError, DovetailError
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -93,30 +92,32 @@ class Client:
         return ServerError(f"status {response.status}: {reason}", where=self._url, fix=fix)
 
 
-def add_client_arguments(parser: argparse.ArgumentParser, *, quick: str, quick_help: str) -> None:
-    """Add what chat and complete share. Mutates: parser."""
-    add_argument_table(
-        parser,
-        {
-            "--url": {"default": DEFAULT_URL, "help": f"base address; default {DEFAULT_URL}"},
-            "--model-name": {"metavar": "NAME", "help": "model; default the first one served"},
-            "--api-key": {"metavar": "KEY", "help": "key; default $OPENAI_API_KEY"},
-            "--max-tokens": {"type": int, "metavar": "N", "help": "most tokens per answer"},
-            "--temperature": {"type": float, "metavar": "X", "help": "0 is greedy"},
-            "-q, --quick": {"metavar": quick, "help": quick_help},
-        },
-    )
+def add_server_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add which server to ask, and as whom. Mutates: parser."""
+    text = f"base address; default {DEFAULT_URL}"
+    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=text)
+    text = "model; default the first one served"
+    parser.add_argument("--model-name", metavar="NAME", help=text)
+    parser.add_argument("--api-key", metavar="KEY", help="key; default $OPENAI_API_KEY")
+
+
+def add_answer_arguments(parser: argparse._ActionsContainer, *, quick: str, text: str) -> None:
+    """Add what is asked of every answer; `quick` names what -q takes. Mutates: parser."""
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens per answer")
+    parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
+    parser.add_argument("-q", "--quick", metavar=quick, help=text)
 
 
 def client_of(args: argparse.Namespace) -> tuple[Client, dict[str, Any]]:
     """Return the client and the body fields that every request carries."""
     client = Client(args.url, args.api_key or os.environ.get("OPENAI_API_KEY"))
-    fields = {
-        "model": args.model_name or client.first_model(),
-        "max_tokens": args.max_tokens,
-        "temperature": args.temperature,
-    }
-    return client, {name: value for name, value in fields.items() if value is not None}
+    return client, fields_of(args, args.model_name or client.first_model())
+
+
+def fields_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """Return the body fields that every request carries."""
+    asked = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {"model": model} | {name: value for name, value in asked.items() if value is not None}
 
 
 def read_events(lines: Any) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import Any
 
@@ -13,42 +14,44 @@ HELP = "complete text with a running server"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of complete. Mutates: parser."""
-    from dovetail.cli.client import add_client_arguments
+    from dovetail.cli.client import add_answer_arguments, add_server_arguments
 
-    add_client_arguments(parser, quick="PROMPT", quick_help="complete once, print, leave")
+    add_server_arguments(parser)
+    add_answer_arguments(parser, quick="PROMPT", text="complete once, print, leave")
 
 
 def run(args: argparse.Namespace) -> int:
     """Complete until the end of input; return the exit status. Raises: ServerError."""
+    from dovetail.cli.chat import read_message, use_line_editing
     from dovetail.cli.client import client_of
 
     client, fields = client_of(args)
     if args.quick is not None:
         complete(client, fields, args.quick)
         return 0
-    print(f"Completing with {fields['model']}. Ctrl-D leaves.")
-    while True:
-        try:
-            prompt = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return 0
+    print(f"Completing with {fields['model']}. Ctrl-C stops a completion, Ctrl-D leaves.")
+    use_line_editing()
+    while (prompt := read_message()) is not None:
         try:
             complete(client, fields, prompt)
         except DovetailError as error:
+            sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr)
+    return 0
 
 
 def complete(client: Any, fields: dict[str, Any], prompt: str) -> str:
     """Print the streamed completion and return it."""
+    from dovetail.cli.chat import write
+
     parts: list[str] = []
-    try:
-        for chunk in client.stream("/completions", {**fields, "prompt": prompt}):
-            choices = chunk.get("choices") or [{}]
-            parts.append(str(choices[0].get("text") or ""))
-            sys.stdout.write(parts[-1])
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
-    print()
+    with contextlib.closing(client.stream("/completions", {**fields, "prompt": prompt})) as chunks:
+        try:
+            for chunk in chunks:
+                choices = chunk.get("choices") or [{}]
+                parts.append(str(choices[0].get("text") or ""))
+                write(parts[-1])
+        except KeyboardInterrupt:
+            write(" [stopped]")
+    write("\n")
     return "".join(parts)

@@ -11,12 +11,22 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
 
-COMMANDS = ("serve", "chat", "complete", "plugins", "bench")
+COMMANDS = (
+    "serve",
+    "run",
+    "chat",
+    "complete",
+    "run-batch",
+    "plugins",
+    "bench",
+    "config",
+    "collect-env",
+)
 SUMMARY = "Serve large language models. Every part that has a choice is a plugin."
 TAIL = "dovetail COMMAND --help describes a command. dovetail --version prints the version."
 
@@ -25,8 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0, 1 (failed), 2 (asked for wrongly)."""
     words = list(sys.argv[1:] if argv is None else argv)
     is_verbose = "--verbose" in words or _is_set(os.environ.get("DOVETAIL_VERBOSE"))
+    return guarded(lambda: _dispatch(words), is_verbose=is_verbose)
+
+
+def guarded(call: Callable[[], int], *, is_verbose: bool = False) -> int:
+    """Return what `call` returns; an error becomes its report and an exit status."""
     try:
-        return _dispatch(words)
+        return call()
     except ConfigError as error:
         _report(error, is_verbose)
         return 2
@@ -70,7 +85,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _run_module(command: Any, prog: str, words: list[str]) -> int:
-    from dovetail.cli.helptext import first_screen, topic
+    from dovetail.cli.helptext import show
     from dovetail.cli.parser import Parser, take_help, take_switch
 
     parser = Parser(prog=prog, description=command.HELP)
@@ -79,8 +94,7 @@ def _run_module(command: Any, prog: str, words: list[str]) -> int:
     if asked is None:
         rest, _ = take_switch(words, "--verbose")
         return int(command.run(parser.parse(rest)))
-    common = getattr(command, "COMMON", ())
-    print(topic(parser, asked) if asked else first_screen(parser, common))
+    show(parser, asked, getattr(command, "COMMON", ()))
     return 0
 
 
@@ -95,7 +109,7 @@ def _parts_screen(name: str, summary: str, parts: dict[str, str]) -> str:
 def load_command(name: str) -> Any:
     """Import the module of a subcommand. Raises: ConfigError with the nearest name."""
     if name in COMMANDS:
-        return importlib.import_module(f"dovetail.cli.{name}")
+        return importlib.import_module(f"dovetail.cli.{name.replace('-', '_')}")
     from dovetail.cli.extra import extra_commands
 
     extras = extra_commands()

@@ -45,9 +45,20 @@ def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
 
     `share` is the user's own wish; without one a modest part of the free memory is taken.
     """
+    free = f"of {available / 2**30:.1f} GiB free"
     if share is not None:
-        return int(available * share)
-    return min(CPU_CACHE_BYTES, int(available * CPU_MEMORY_SHARE), useful)
+        chosen, reason = (
+            int(available * share),
+            f"{share:.0%} {free}, as --gpu-memory-utilization asks",
+        )
+    else:
+        chosen, reason = min(
+            (useful, f"all that the most and longest requests can fill, {free}"),
+            (CPU_CACHE_BYTES, f"the most a CPU engine takes unasked, {free}"),
+            (int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} {free}"),
+        )
+    log.info("KV cache memory auto: %.4g MiB, %s.", chosen / 2**20, reason)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

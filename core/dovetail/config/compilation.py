@@ -26,6 +26,25 @@ class EngineConfig:
     additional_config: Mapping[str, Any] = flag(
         {}, help="options of the worker, as --plugin-options.worker gives them"
     )
+    engine_step_timeout: float | None = flag(
+        None,
+        ge=1,
+        unit="seconds",
+        help="how long a step may take; an engine in a longer one counts as dead and is ended",
+        default_note="no limit",
+    )
+    engine_reply_timeout: float = flag(
+        10.0,
+        ge=0.001,
+        unit="seconds",
+        help="how long to wait for the engine's answer to an operator's question",
+    )
+    socket_dir: str | None = flag(
+        None,
+        metavar="FOLDER",
+        help="folder for the socket between the server and its engine",
+        default_note="TMPDIR, or /tmp",
+    )
     kv_transfer_config: Mapping[str, Any] = flag(
         {}, kind="kv_connector", help="how blocks of the KV cache move between engines"
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dovetail import registry
 from dovetail.config.convert import from_value
 from dovetail.config.engine import Config, flags
@@ -24,5 +27,13 @@ def is_eager(config: Config) -> bool:
             )
     level = asked.get("level", DEFAULT_LEVEL)
     is_recorded = bool(registry.value_of("compilation_level", str(level), where=f"{FLAG}.level"))
-    may_record = from_value(flags()["enforce_eager"], asked.get("use_cudagraph", True))
-    return config.model.enforce_eager or not is_recorded or not may_record
+    return config.model.enforce_eager or not is_recorded or not _may_record(asked)
+
+
+def _may_record(asked: Mapping[str, Any]) -> bool:
+    try:
+        return bool(from_value(flags()["enforce_eager"], asked.get("use_cudagraph", True)))
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, where=f"{FLAG}.use_cudagraph", fix="give true or false."
+        ) from error

@@ -56,6 +56,8 @@ def from_value(flag: Flag, value: Any) -> Any:
     """
     if isinstance(value, str) and value in flag.meta.words:
         return flag.meta.words[value]
+    if value is True and flag.meta.bare is not None:
+        return flag.meta.bare
     if value is None or _is_null(flag, value):
         return _nothing(flag, value)
     converted = _CONVERTERS[flag.shape](flag, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dovetail.config.engine import Config
 
+ORIGIN = "demo model"
 DEMO_FIELDS = {
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",
@@ -16,4 +17,4 @@ def with_demo_fields(config: Config) -> Config:
     if config.model.model is not None:
         return config
     fields = {name: v for name, v in DEMO_FIELDS.items() if not config.is_given(name)}
-    return config.with_fields(fields, origin="demo model")
+    return config.with_fields(fields, origin=ORIGIN)

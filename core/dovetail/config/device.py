@@ -18,6 +18,13 @@ class DeviceConfig:
         le=1024,
         help="CPU threads of one worker; 0 takes OMP_NUM_THREADS or the cores this process may use",
     )
+    cpu_cores: str | None = flag(
+        None,
+        metavar="LIST",
+        help="processors that the engine may run on, as 0-3,8; without --num-threads it gets a "
+        "thread for each of their cores",
+        default_note="all that this process may use",
+    )
     thread_spin_us: int = flag(
         50,
         ge=0,

@@ -7,17 +7,18 @@ from collections.abc import Iterable
 from dovetail.config.convert import bounds_text
 from dovetail.config.describe import choices, default_text, state_of, usage
 from dovetail.config.engine import GROUPS, flags
-from dovetail.config.environment import (
+from dovetail.config.environment import today
+from dovetail.config.field import Flag, flags_of, group_title
+from dovetail.config.older import OlderFlags, older_flags
+from dovetail.config.variables import (
     FOREIGN,
     OWN,
     NoEffect,
+    ReadBy,
     Refused,
     Row,
     Setting,
-    today,
 )
-from dovetail.config.field import Flag, flags_of, group_title
-from dovetail.config.older import OlderFlags, older_flags
 
 _HEAD = """# Flags of `dovetail serve`
 
@@ -88,7 +89,9 @@ knows is warned about with the nearest. `dovetail config show --origin` tells wh
 {own}
 
 Names of other servers: *mapped* ones set a flag, with a note; *no effect* asks for what always
-happens; *refused* ones are an error unless they are empty, 0 or false.
+happens, which a note tells; *read* ones are the affair of whoever is named; *refused* ones are an
+error unless they are empty or ask for nothing, mostly by 0 or false. Two variables that give one
+flag different values are an error.
 
 | variable | state | what |
 |---|---|---|
@@ -111,5 +114,7 @@ def row_words(row: Row) -> tuple[str, str]:
             return "mapped", today(row)
         case NoEffect():
             return "no effect", row.always
+        case ReadBy():
+            return "read", f"by {row.who}"
         case Refused():
             return "refused", row.missing

@@ -47,6 +47,19 @@ def weight_dtype(asked: str, config: Mapping[str, Any], device: str) -> str:
     return asked if asked != "auto" else stored_dtype(config) or "float32"
 
 
+def tell_dtypes(asked: str, config: Mapping[str, Any], device: str) -> None:
+    """Log what "auto" came to and why; nothing where a type was asked for."""
+    if asked != "auto":
+        return
+    stored = stored_dtype(config)
+    kept = weight_dtype(asked, config, device)
+    computed = compute_dtype(asked, config, device)
+    reason = "as the checkpoint stores them" if kept == stored else "the device's own type"
+    if stored is None:
+        reason = "since the checkpoint states no type"
+    log.info("dtype auto: weights %s, %s; %s computes in %s.", kept, reason, device, computed)
+
+
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
     """Return the type that config.json states, or None."""
     stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")

@@ -114,8 +114,9 @@ class Config:
         )
 
     def tell(self, stream: TextIO) -> None:
-        """Write warnings and notes, a line each."""
-        for word, lines in (("warning", self.warnings), ("note", self.notes)):
+        """Write warnings and notes, a line each; --no-show-notes hides the notes."""
+        notes = self.notes if self.observability.show_notes else ()
+        for word, lines in (("warning", self.warnings), ("note", notes)):
             for line in lines:
                 print(f"dovetail: {word}: {line}", file=stream)
 

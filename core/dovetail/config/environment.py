@@ -27,7 +27,9 @@ from dovetail.config.variables import (
 )
 from dovetail.errors import ConfigError
 
-_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)$")
+_SERVICE = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)$"
+)
 _SERVICE_URL = re.compile(r"(tcp|udp)://\S+")
 
 
@@ -122,5 +124,13 @@ def today(row: Setting) -> str:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"{name} is no variable of dovetail's" + (f"; did you mean {near[0]}?" if near else ".")
+    """Return a warning with the nearest name; prefixes, which are alike, do not count."""
+    alike = sorted(known, key=lambda other: other[0] == name[0])  # of one stem the last counts
+    by_stem = {_stem(other): other for other in alike}
+    near = difflib.get_close_matches(_stem(name), by_stem, n=1, cutoff=0.6)
+    hint = f"; did you mean {by_stem[near[0]]}?" if near else "."
+    return f"{name} is no variable of dovetail's{hint}"
+
+
+def _stem(name: str) -> str:
+    return name.removeprefix(PREFIX).removeprefix(FOREIGN_PREFIX)

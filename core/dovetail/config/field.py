@@ -27,7 +27,8 @@ class Meta:
 
     `kind` is the plugin kind whose entries are the choices. `words` maps a spelling such as
     "auto" to the value it stands for. `default_note` replaces the default in help texts. `key` is
-    the entry of a JSON flag that a bare value sets.
+    the entry of a JSON flag that a bare value sets. `bare` is the value of a flag that stands alone
+    (None: it cannot).
     """
 
     help: str
@@ -42,6 +43,7 @@ class Meta:
     words: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     default_note: str | None = None
     key: str | None = None
+    bare: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ def flag(
     words: Mapping[str, Any] | None = None,
     default_note: str | None = None,
     key: str | None = None,
+    bare: str | None = None,
 ) -> Any:
     """Return a dataclass field that is also a flag. A dict default is copied per instance."""
     meta = Meta(
@@ -97,6 +100,7 @@ def flag(
         words=dict(words or {}),
         default_note=default_note,
         key=key,
+        bare=bare,
     )
     metadata = {_KEY: meta}
     if isinstance(default, dict):

@@ -27,7 +27,7 @@ class FlagAction(argparse.Action):
         super().__init__(
             option_strings,
             dest,
-            nargs=_NARGS.get(flag.shape),
+            nargs=_NARGS.get(flag.shape) if flag.meta.bare is None else "?",
             default=argparse.SUPPRESS,
             metavar=metavar(flag),
             help=flag.meta.help.replace("%", "%%"),
@@ -46,6 +46,8 @@ class FlagAction(argparse.Action):
             value: Any = not str(option_string).startswith("--no-")
         elif self.flag.shape == "list":
             value = getattr(namespace, self.dest, ()) + _items(self.flag, values)
+        elif values is None:
+            value = self.flag.meta.bare
         else:
             value = from_value(self.flag, values)
         setattr(namespace, self.dest, value)
@@ -78,9 +80,16 @@ def add_flags(
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) -> None:
     """Add the flags of these groups alone. Mutates: parser."""
     for group in groups:
-        section = parser.add_argument_group(group.__name__, group_title(group))
-        for flag in flags_of(group):
-            section.add_argument(*_options(flag), dest=flag.name, action=FlagAction, flag=flag)
+        add_section(parser, group.__name__, group_title(group), flags_of(group))
+
+
+def add_section(
+    parser: argparse.ArgumentParser, title: str, description: str, flags: Iterable[Flag]
+) -> None:
+    """Add these flags alone as a section of the help. Mutates: parser."""
+    section = parser.add_argument_group(title, description)
+    for flag in flags:
+        section.add_argument(*_options(flag), dest=flag.name, action=FlagAction, flag=flag)
 
 
 def group_of(namespace: argparse.Namespace, group: type[Group]) -> Group:

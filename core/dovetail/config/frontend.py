@@ -137,6 +137,12 @@ class FrontendConfig:
     exclude_tools_when_tool_choice_none: bool = flag(
         False, help="leave tools out of the prompt where tool_choice is none"
     )
+    enable_dev_endpoints: bool = flag(
+        False, help="offer /reset_prefix_cache and /server_info, for those who develop and measure"
+    )
+    keep_alive_on_engine_death: bool = flag(
+        False, help="go on answering, with errors, when the engine has died, instead of ending"
+    )
     enable_tokenizer_info_endpoint: bool = flag(
         False, help="offer /get_tokenizer_info, which tells the chat template too"
     )

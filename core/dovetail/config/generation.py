@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 
+log = logging.getLogger(__name__)
+
+FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """Sampling fields that a checkpoint may give defaults for."""
 
@@ -25,11 +29,25 @@ def default_sampling(
     Raises: ConfigError for a folder without the file and for a value out of range.
     """
     stored: dict[str, Any] = {}
+    place = str(Path(model_path if source == "model" else source or "") / FILE)
     if source == "model":
-        stored = read_json(Path(model_path) / "generation_config.json", is_required=False)
+        stored = read_json(Path(model_path) / FILE, is_required=False)
     elif source is not None:
-        stored = read_json(Path(source).expanduser() / "generation_config.json")
-    return _sampling(stored, is_strict=False) | _sampling(overrides, is_strict=True)
+        stored = read_json(Path(source).expanduser() / FILE)
+    found, laid = _sampling(stored, is_strict=False), _sampling(overrides, is_strict=True)
+    _tell(found, laid, None if source is None else place)
+    return found | laid
+
+
+def _tell(found: Mapping[str, Any], laid: Mapping[str, Any], place: str | None) -> None:
+    """Log which defaults requests get that say nothing, and whence."""
+    parts = [
+        ", ".join(f"{name} {value:g}" for name, value in values.items()) + f" ({origin})"
+        for values, origin in ((found, place), (laid, "--override-generation-config"))
+        if values
+    ]
+    nothing = "as asked" if place is None else f"none in {place}"
+    log.info("default sampling settings: %s.", "; ".join(parts) or f"dovetail's own ({nothing})")
 
 
 def _sampling(values: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:

@@ -52,19 +52,25 @@ DEFAULT_POSITIONS = 2048
 
 
 def load_model_facts(
-    path: str | Path, *, overrides: Mapping[str, Any] | None = None, dtype: str = "auto"
+    path: str | Path,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    dtype: str = "auto",
+    config_path: str | Path | None = None,
 ) -> ModelSpec:
     """Return the facts of the checkpoint folder at `path`; `dtype` is passed through.
 
+    `config_path` is the folder of config.json where that is another.
     Raises: ConfigError naming the file and the field that is missing or wrong.
     """
+    model_path, path = path, config_path or path
     raw = read_config(path, overrides)
     text = text_config(raw)
-    generation = read_json(Path(path) / "generation_config.json", is_required=False)
+    generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
     num_heads = _count(path, text, "num_heads")
     hidden_size = _count(path, text, "hidden_size")
     return ModelSpec(
-        path=str(path),
+        path=str(model_path),
         architecture=architecture(path, raw),
         hf_config=text,
         dtype=dtype,

@@ -47,8 +47,8 @@ REFUSED: dict[str, Refused] = {
         "dovetail never runs code that comes with a checkpoint.",
         "leave the flag out; --revision chooses the checkpoint itself.",
     ),
-    "collect_detailed_traces": Refused(
-        "traces have spans for the queue, the prefill and the decoding, none within a step."
+    "config_format": Refused(
+        "config.json, as transformers writes it, is the only layout that is read.", passing=("hf",)
     ),
     "convert": _POOLING,
     "cpu_offload_gb": Refused("weights are not divided between device and host memory yet."),
@@ -96,16 +96,8 @@ REFUSED: dict[str, Refused] = {
     "mamba_cache_dtype": _MAMBA,
     "mamba_ssm_cache_dtype": _MAMBA,
     "max_cpu_loras": _LORA,
-    "max_long_partial_prefills": Refused(
-        "prompts in parts are not counted; a step's tokens are what is shared out.",
-        "use --long-prefill-token-threshold, which bounds a long prompt's share of a step.",
-    ),
     "max_lora_rank": _LORA,
     "max_loras": _LORA,
-    "max_num_partial_prefills": Refused(
-        "prompts in parts are not counted; a step's tokens are what is shared out.",
-        "use --max-num-batched-tokens.",
-    ),
     "max_parallel_loading_workers": Refused("one worker reads the weights.", passing=(1,)),
     "media_io_kwargs": _MEDIA,
     "allowed_local_media_path": _MEDIA,
@@ -126,14 +118,15 @@ REFUSED: dict[str, Refused] = {
     ),
     "ray_workers_use_nsight": Refused("there are no Ray workers."),
     "runner": _POOLING,
-    "safetensors_load_strategy": Refused("safetensors files are mapped."),
-    "skip_tokenizer_init": Refused("the server needs the tokenizer to find ends and stops."),
-    "structured_outputs_config": Refused("answers are not held to a grammar yet."),
     "swap_space": Refused(
         "a preempted request is computed again; nothing is swapped to host memory.",
         passing=(0.0,),
     ),
     "tensor_parallel_size": Refused("dividing a layer over devices is not built yet.", "use 1."),
+    "trust_remote_code": Refused(
+        "dovetail never runs code that comes with a checkpoint.",
+        "leave the flag out; give the architecture as a model plugin (dotted path).",
+    ),
     "tool_server": Refused("the server calls no tools itself; clients do."),
     "video_pruning_rate": _MEDIA,
     "worker_extension_cls": Refused(

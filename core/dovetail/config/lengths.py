@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 _ALREADY_SCALED = ("gemma3", "gemma3_text")
 """Model types whose max_position_embeddings is the length after scaling."""
@@ -46,16 +49,21 @@ def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def model_tokens(asked: int | None, model: ModelSpec) -> int:
-    """Return the context length to serve. Raises: ConfigError when more than the checkpoint's."""
+def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = False) -> int:
+    """Return the context length to serve. Raises: ConfigError when more than the checkpoint's,
+    unless it `may_exceed` that."""
     longest = checkpoint_tokens(model)
     if asked is None:
+        log.info("max_model_len auto: %d tokens, what the checkpoint was made for.", longest)
         return longest
-    if asked > longest:
+    if asked > longest and may_exceed:
+        log.warning("%d tokens are more than the %d that the model was made for.", asked, longest)
+    elif asked > longest:
         raise ConfigError(
             f"{asked} tokens is more than the checkpoint's {longest}.",
             where="--max-model-len",
             fix=f"give at most {longest}, or stretch the context with "
-            '--hf-overrides.rope_scaling \'{"rope_type": "yarn", "factor": 4.0, ...}\'.',
+            '--hf-overrides.rope_scaling \'{"rope_type": "yarn", "factor": 4.0, ...}\', or go '
+            "beyond it at your own risk with --allow-long-max-model-len.",
         )
     return asked

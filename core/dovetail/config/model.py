@@ -53,14 +53,22 @@ class ModelConfig:
         help="longest prompt plus answer",
         default_note="the checkpoint's own length",
     )
+    allow_long_max_model_len: bool = flag(
+        False, help="accept a max-model-len above the checkpoint's own length, at your own risk"
+    )
     revision: str | None = flag(None, help="branch, tag or commit of the model on the hub")
     tokenizer_revision: str | None = flag(
         None, help="branch, tag or commit of the tokenizer", default_note="the model's"
     )
-    seed: int = flag(0, ge=0, le=2**63 - 1, help="seed of everything random that has no own seed")
-    trust_remote_code: bool = flag(
-        False, help="refused: dovetail never runs code that comes with a checkpoint"
+    seed: int | None = flag(
+        None,
+        ge=0,
+        le=2**63 - 1,
+        help="seed of made-up weights, and of requests that bring none: each gets its own from "
+        "this one and its place in the order of arrival",
+        default_note="a new one at each start",
     )
+    trust_remote_code: bool = flag(False, help="run code that comes with a checkpoint")
     config_format: str = flag("auto", kind="config_format", help="layout of the model's settings")
     hf_overrides: Mapping[str, Any] = flag(
         {}, help="values that replace entries of config.json, nested keys merged"
@@ -89,8 +97,8 @@ class ModelConfig:
     logprobs_mode: str = flag(
         "raw_logprobs",
         kind="logprobs_mode",
-        help="what is reported as logprobs: before (raw) or after (processed) penalties, "
-        "temperature and filters, as logprobs or as logits",
+        help="what is reported as logprobs: before (raw) or after (processed) processors, "
+        "penalties, temperature and filters, as logprobs or as logits; prompts are always raw",
     )
     logits_processor_pattern: str | None = flag(
         None,
@@ -98,23 +106,30 @@ class ModelConfig:
         default_note="none",
     )
     hf_config_path: str | None = flag(
-        None, metavar="FOLDER", help="folder whose config.json is read instead of the model's own"
+        None,
+        metavar="FOLDER",
+        help="folder or hub id whose config.json is read instead of the model's own",
     )
     hf_token: str | None = flag(
         None,
         secret=True,
         metavar="TOKEN",
-        help="token for gated models on the hub",
-        default_note="HF_TOKEN, or the login that the hub's client has saved",
+        bare="",
+        help="token for gated models on the hub; without a value a saved login must be there. "
+        "Other users see command lines, so HF_TOKEN is the safer place",
+        default_note="HF_TOKEN, or a login that the hub's client has saved",
     )
     code_revision: str | None = flag(
         None, help="commit of the code that comes with a checkpoint, which is never run"
     )
     rope_theta: float | None = flag(
-        None, ge=0, help="base of the rotary embedding", default_note="the checkpoint's"
+        None, ge=1, help="base of the rotary embedding", default_note="the checkpoint's"
     )
     rope_scaling: Mapping[str, Any] = flag(
-        {}, kind="rope_type", help="how the rotary embedding is stretched; replaces the checkpoint's"
+        {},
+        kind="rope_type",
+        help="how the rotary embedding is stretched; replaces the checkpoint's own way",
+        default_note="the checkpoint's",
     )
     disable_sliding_window: bool = flag(
         False, help="attend to everything and allow no more tokens than the sliding window has"
@@ -124,7 +139,9 @@ class ModelConfig:
     pooler_config: Mapping[str, Any] = flag(
         {}, kind="pooling_type", help="how a row of hidden states becomes one vector"
     )
-    skip_tokenizer_init: bool = flag(False, help="load no tokenizer; requests carry token ids")
+    skip_tokenizer_init: bool = flag(False,
+        help="load no tokenizer: prompts and answers are token ids, chats and stop strings are "
+        "refused",)
     enable_prompt_embeds: bool = flag(False, help="accept embeddings in place of a prompt")
     enable_sleep_mode: bool = flag(False, help="let the engine give its device memory back")
     override_attention_dtype: str | None = flag(

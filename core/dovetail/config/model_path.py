@@ -10,7 +10,9 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dovetail.config.weights_check import has_weights
 from dovetail.errors import ConfigError
@@ -31,11 +33,32 @@ _TOKENIZER_FILES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    """How the hub is asked: the folder of its cache, and who asks.
+
+    `token` None lets the hub's client find one (HF_TOKEN, or a saved login); empty means that a
+    login must have been saved.
+    """
+
+    cache: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def login(self) -> str | bool | None:
+        """Return what the hub's client takes as its token."""
+        return True if self.token == "" else self.token
+
+    def masked(self, text: str) -> str:
+        """Return the text without the token."""
+        return text.replace(self.token, "***") if self.token else text
+
+
 def find_model(
     model: str | None,
     *,
     revision: str | None = None,
-    cache: str | None = None,
+    hub: Hub | None = None,
     needs_weights: bool = True,
 ) -> Path:
     """Return the folder of a model, fetching it only when it is neither local nor cached.
@@ -49,7 +72,16 @@ def find_model(
         return folder
     patterns = [*_SETTINGS, "*.safetensors"] if needs_weights else _SETTINGS
     is_whole = has_weights if needs_weights else _has_config
-    return _from_hub(model, revision, cache, patterns, is_whole)
+    return _from_hub(_Wanted("--model", model, revision), hub or Hub(), patterns, is_whole)
+
+
+def find_config(name: str, *, hub: Hub | None = None) -> Path:
+    """Return the folder of another config.json, local or the hub's. Raises: ConfigError"""
+    folder = local_folder(name, flag="--hf-config-path")
+    if folder is not None:
+        return folder
+    wanted = _Wanted("--hf-config-path", name, None)
+    return _from_hub(wanted, hub or Hub(), ["config.json"], _has_config)
 
 
 def find_tokenizer(
@@ -57,14 +89,15 @@ def find_tokenizer(
     model_path: Path,
     *,
     revision: str | None = None,
-    cache: str | None = None,
+    hub: Hub | None = None,
 ) -> Path:
     """Return the folder of the tokenizer. Raises: ConfigError when it holds no tokenizer file."""
     if tokenizer is None:
         folder = model_path
     else:
         local = local_folder(tokenizer, flag="--tokenizer")
-        folder = local or _from_hub(tokenizer, revision, cache, _SETTINGS, has_tokenizer)
+        wanted = _Wanted("--tokenizer", tokenizer, revision)
+        folder = local or _from_hub(wanted, hub or Hub(), _SETTINGS, has_tokenizer)
     if not has_tokenizer(folder):
         raise ConfigError(
             "the folder has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, ...).",
@@ -114,60 +147,66 @@ def _demo() -> Path:
     return DEMO_PATH
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is looked for on the hub, and the flag that names it."""
+
+    flag: str
+    name: str
+    revision: str | None
+
+    def snapshot(self, hub: Hub, **how: Any) -> Path:
+        """Return the folder of the snapshot. Raises: as huggingface_hub does."""
+        from huggingface_hub import snapshot_download
+
+        found = snapshot_download(
+            self.name, revision=self.revision, cache_dir=hub.cache, token=hub.login, **how
+        )
+        return Path(str(found))
+
+
 def _from_hub(
-    name: str,
-    revision: str | None,
-    cache: str | None,
-    patterns: list[str],
-    is_whole: Callable[[Path], bool],
+    wanted: _Wanted, hub: Hub, patterns: list[str], is_whole: Callable[[Path], bool]
 ) -> Path:
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        cached = snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True)
-        if is_whole(Path(cached)):
-            return Path(cached)
+        cached = wanted.snapshot(hub, local_files_only=True)
+        if is_whole(cached):
+            return cached
     except LocalEntryNotFoundError:
-        log.debug("%s is not in the hub's cache.", name)
+        log.debug("%s is not in the hub's cache.", wanted.name)
     if _is_offline():
         raise ConfigError(
-            f"{name} is neither a folder nor complete in the hub's cache, and HF_HUB_OFFLINE "
-            "forbids fetching it.",
-            where="--model",
+            f"{wanted.name} is neither a folder nor complete in the hub's cache, and "
+            "HF_HUB_OFFLINE forbids fetching it.",
+            where=wanted.flag,
             fix="check the name, or unset HF_HUB_OFFLINE.",
         )
-    return _fetch(name, revision, cache, patterns, is_whole)
+    return _fetch(wanted, hub, patterns, is_whole)
 
 
 def _fetch(
-    name: str,
-    revision: str | None,
-    cache: str | None,
-    patterns: list[str],
-    is_whole: Callable[[Path], bool],
+    wanted: _Wanted, hub: Hub, patterns: list[str], is_whole: Callable[[Path], bool]
 ) -> Path:
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    log.info("Fetching %s from the hub.", name)
+    log.info("Fetching %s from the hub.", wanted.name)
     try:
-        folder = Path(
-            snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=patterns)
-        )
+        folder = wanted.snapshot(hub, allow_patterns=patterns)
         if is_whole(folder):
             return folder
-        patterns = [*patterns, "*.bin", "*.pt"]
-        return Path(
-            snapshot_download(name, revision=revision, cache_dir=cache, allow_patterns=patterns)
-        )
+        return wanted.snapshot(hub, allow_patterns=[*patterns, "*.bin", "*.pt"])
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = hub.masked(str(error).strip()) or type(error).__name__
+        # The cause would carry the token's header into a traceback.
         raise ConfigError(
-            f"there is no folder {name} here, and the hub did not give it: {reason}",
-            where="--model",
-            fix="check the name and the connection; gated models need `hf auth login`.",
-        ) from error
+            f"there is no folder {wanted.name} here, and the hub did not give it: "
+            f"{reason.splitlines()[0]}",
+            where=wanted.flag,
+            fix="check the name and the connection; gated models need --hf-token, HF_TOKEN or "
+            "`hf auth login`.",
+        ) from None
 
 
 def _is_offline() -> bool:

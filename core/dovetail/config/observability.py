@@ -28,6 +28,13 @@ class ObservabilityConfig:
     show_hidden_metrics_for_version: str | None = flag(
         None, metavar="VERSION", help="show the metrics hidden since that version"
     )
+    log_prefix: str = flag("", metavar="TEXT", help="text before every line of the log")
+    configure_logging: bool = flag(
+        True, help="set up the log; off leaves it to whoever embeds dovetail, and to plugins"
+    )
+    show_notes: bool = flag(
+        True, help="tell at the start which older names were translated, and what has no effect"
+    )
     log_config_file: str | None = flag(
         None, metavar="FILE.json", help="logging setup in the form of Python's dictConfig"
     )

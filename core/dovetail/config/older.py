@@ -181,6 +181,9 @@ def _reasoning(value: Any) -> Fields:
 _ADAPTERS = _settled("there are no prompt adapters", None, False, 0, ())
 _LORA = _settled("low-rank adapters are not built", None, ())
 _TYPICAL = _settled("a guess is kept by rejection sampling", None)
+_WHATEVER_THE_CONTEXT = Mapped(
+    f"{_NOTHING}steps are recorded by their number of rows, whatever the context", lambda value: {}
+)
 _POOL = _settled("prompts become tokens within the server", 0, "ray", {})
 
 MAPPED: dict[str, Mapped] = {
@@ -223,12 +226,8 @@ MAPPED: dict[str, Mapped] = {
     "skip_mm_profiling": _settled("there are no encoders to measure", True, False),
     "disable_cascade_attn": _settled("attention never takes that shortcut", True, False),
     "disable_custom_all_reduce": _settled("nothing is summed over devices yet", True, False),
-    "max_context_len_to_capture": _settled(
-        "steps are recorded by their number of rows, whatever the context", None, 8192
-    ),
-    "max_seq_len_to_capture": _settled(
-        "steps are recorded by their number of rows, whatever the context", None, 8192
-    ),
+    "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
+    "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
     "enable_prompt_adapter": _ADAPTERS,
     "prompt_adapters": _ADAPTERS,
     "max_prompt_adapters": _settled("there are no prompt adapters", 1),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from collections.abc import Iterable
 from importlib import util
 from pathlib import Path
 
@@ -51,27 +53,39 @@ def torch_cuda_version() -> str | None:
     return match.group(1) if match else None
 
 
+def memory_limit_bytes() -> int | None:
+    """Return the memory the container may take; None: no such limit."""
+    return _number(_CGROUP / "memory.max")
+
+
 def available_bytes() -> int:
     """Return the main memory this process may still take, container limits included."""
     import psutil  # in the parent only, and only while resolving
 
     free = int(psutil.virtual_memory().available)
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
+    limit, used = memory_limit_bytes(), _number(_CGROUP / "memory.current")
     return free if limit is None or used is None else max(0, min(free, limit - used))
 
 
-def usable_cores() -> int:
-    """Return the physical cores this process may use, container quotas included; at least 1."""
-    cpus = os.sched_getaffinity(0) if os.name == "posix" else set(range(os.cpu_count() or 1))
-    cores = {_siblings(cpu) for cpu in cpus}
-    return max(1, min(len(cores), _quota_cores() or len(cores)))
+def usable_cores(processors: Iterable[int] = ()) -> int:
+    """Return the physical cores this process may use, container quotas included; at least 1.
+
+    `processors` are those it will be kept to, where that is less.
+    """
+    cores = {_siblings(cpu) for cpu in processors or usable_processors()}
+    return max(1, min(len(cores), quota_cores() or len(cores)))
 
 
-def default_threads(device: str) -> int:
+def usable_processors() -> set[int]:
+    """Return the processors (hardware threads) this process may use, by number."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
+
+
+def default_threads(device: str, processors: Iterable[int] = ()) -> int:
     """Return the threads of a worker nobody set; 0 leaves torch's (OMP_NUM_THREADS, a GPU)."""
     if device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
         return 0
-    return usable_cores()
+    return usable_cores(processors)
 
 
 def _siblings(cpu: int) -> str:
@@ -82,7 +96,8 @@ def _siblings(cpu: int) -> str:
         return str(cpu)
 
 
-def _quota_cores() -> int | None:
+def quota_cores() -> int | None:
+    """Return how many cores' time the container may take, rounded down; None: no such limit."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):

@@ -19,17 +19,22 @@ from dovetail.config.cache_size import (
     kv_bytes,
     window_tokens,
 )
-from dovetail.config.drafting import draft_spec
 from dovetail.config.compile_level import is_eager
-from dovetail.config.dtypes import compute_dtype, weight_dtype
+from dovetail.config.cores import chosen_cores
+from dovetail.config.drafting import draft_spec
+from dovetail.config.dtypes import compute_dtype, tell_dtypes, weight_dtype
 from dovetail.config.engine import Config
 from dovetail.config.generation import default_sampling
+from dovetail.config.guided import guided_spec
 from dovetail.config.hf import load_model_facts
 from dovetail.config.lengths import model_tokens
 from dovetail.config.log_config import read_log_config
-from dovetail.config.model_path import DEMO_NAME, find_model, find_tokenizer
+from dovetail.config.model_path import DEMO_NAME, Hub, find_config, find_model, find_tokenizer
 from dovetail.config.platform import available_bytes, default_threads, pick_device
+from dovetail.config.rope import with_rope
+from dovetail.config.scheduler import SchedulerConfig
 from dovetail.config.weights_check import check_weights, has_weights, no_weights
+from dovetail.config.window import within_window, without_window
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
 from dovetail.interfaces.spec import (
@@ -59,6 +64,8 @@ def resolve(config: Config) -> EngineSpec:
     folder = _find_model(config)
     model = _model(config, folder, device)
     schedule = schedule_spec(config, model, device)
+    if config.model.disable_sliding_window:
+        model = without_window(model)
     asked = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = asked or model.weight_dtype
     cache = cache_spec(config, model, schedule, kv_dtype, device)
@@ -72,12 +79,6 @@ def resolve(config: Config) -> EngineSpec:
 def refuse(config: Config) -> None:
     """Raise ConfigError for settings that dovetail does not do, with the reason."""
     ledger.refuse(config)
-    if config.model.trust_remote_code:
-        raise ConfigError(
-            "dovetail never runs code that comes with a checkpoint.",
-            where="--trust-remote-code",
-            fix="leave the flag out; give the architecture as a model plugin (dotted path).",
-        )
     if config.frontend.enable_auto_tool_choice and not config.frontend.tool_call_parser:
         raise ConfigError(
             "a parser is needed to see the model's tool calls.",
@@ -107,7 +108,11 @@ def _is_template_text(text: str) -> bool:
 def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:
     """Return the limits of a step. Raises: ConfigError when they exclude each other."""
     asked = config.scheduler
-    length = model_tokens(config.model.max_model_len, model)
+    length = model_tokens(
+        config.model.max_model_len, model, may_exceed=config.model.allow_long_max_model_len
+    )
+    if config.model.disable_sliding_window:
+        length = within_window(config.model.max_model_len, length, model)
     step_tokens = asked.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
     if not asked.enable_chunked_prefill:
         step_tokens = _whole_prompt_tokens(asked.max_num_batched_tokens, step_tokens, length)
@@ -125,7 +130,28 @@ def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec
         uses_chunked_prefill=asked.enable_chunked_prefill,
         long_prefill_tokens=asked.long_prefill_token_threshold,
         async_steps=asked.async_scheduling,
+        max_partial=_max_partial(asked),
+        max_long_partial=asked.max_long_partial_prefills,
+        long_prompt_tokens=asked.long_prefill_token_threshold or step_tokens,
     )
+
+
+def _max_partial(asked: SchedulerConfig) -> int | None:
+    """Return how many prompts may be in parts. Raises: ConfigError for limits that clash."""
+    most, most_long = asked.max_num_partial_prefills, asked.max_long_partial_prefills
+    if not asked.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
+        raise ConfigError(
+            "without chunked prefill no prompt is computed in parts.",
+            where="--max-num-partial-prefills",
+            fix="leave it and --max-long-partial-prefills out, or allow chunked prefill.",
+        )
+    if most is not None and most_long is not None and most_long > most:
+        raise ConfigError(
+            f"{most_long} long prompts in parts are more than the {most} of any length.",
+            where="--max-long-partial-prefills",
+            fix=f"give at most {most}, or raise --max-num-partial-prefills.",
+        )
+    return most
 
 
 def _whole_prompt_tokens(asked: int | None, default: int, length: int) -> int:
@@ -200,17 +226,29 @@ def _find_model(config: Config) -> Path:
     return find_model(
         config.model.model,
         revision=config.model.revision,
-        cache=config.load.download_dir,
+        hub=_hub(config),
         needs_weights=config.load.load_format != "dummy",
     )
 
 
+def _hub(config: Config) -> Hub:
+    return Hub(cache=config.load.download_dir, token=config.model.hf_token)
+
+
 def _model(config: Config, folder: Path, device: str) -> ModelSpec:
     """Return the checkpoint's facts with the compute type decided."""
-    model = load_model_facts(folder, overrides=config.model.hf_overrides)
+    asked_path = config.model.hf_config_path
+    model = load_model_facts(
+        folder,
+        overrides=config.model.hf_overrides,
+        config_path=find_config(asked_path, hub=_hub(config)) if asked_path else None,
+    )
+    rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
     asked = registry.value_of("dtype", config.model.dtype) or "auto"
+    tell_dtypes(asked, model.hf_config, device)
     return msgspec.structs.replace(
         model,
+        hf_config=rope,
         dtype=compute_dtype(asked, model.hf_config, device),
         weight_dtype=weight_dtype(asked, model.hf_config, device),
     )
@@ -227,6 +265,9 @@ def _engine_spec(
     run = _run_spec(config, model, schedule, cache, kv_dtype, device)
     _check_checkpoint(config, run)
     tokenizer_path = _tokenizer_path(config, Path(model.path))
+    tokenizer = _tokenizer(config, tokenizer_path)
+    guided = guided_spec(config, model, tokenizer, str(tokenizer_path))
+    run = msgspec.structs.replace(run, guided=guided)
     scheduler = selections.select_scheduler(config)
     return EngineSpec(
         run=run,
@@ -241,16 +282,23 @@ def _engine_spec(
         ),
         executor=selections.select_executor(config),
         worker=selections.select_worker(config, device),
-        tokenizer=_tokenizer(config, tokenizer_path),
+        tokenizer=tokenizer,
         tokenizer_path=str(tokenizer_path),
         drafting=draft_spec(config, schedule, scheduler),
         stat_loggers=selections.select_stat_loggers(config),
         hooks=registry.hooks.selections() if registry.hook_entries() else (),
         served_names=served_names(config),
+        request_seed=config.model.seed,
         max_logprobs=config.model.max_logprobs,
         default_sampling=_default_sampling(config, model.path),
         log_level=registry.value_of("log_level", config.observability.log_level),
         log_config=read_log_config(config.observability.log_config_file),
+        log_prefix=config.observability.log_prefix,
+        sets_up_log=config.observability.configure_logging,
+        step_timeout_s=config.engine.engine_step_timeout,
+        reply_timeout_s=config.engine.engine_reply_timeout,
+        socket_dir=config.engine.socket_dir,
+        times_steps=bool(config.observability.collect_detailed_traces),
     )
 
 
@@ -262,6 +310,8 @@ def _run_spec(
     kv_dtype: str,
     device: str,
 ) -> RunSpec:
+    processors = chosen_cores(config.device.cpu_cores)
+    stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
     return RunSpec(
         model=model,
         device=device,
@@ -270,14 +320,17 @@ def _run_spec(
         max_rows=schedule.max_rows,
         max_step_tokens=schedule.max_step_tokens,
         max_model_tokens=schedule.max_model_tokens,
-        seed=config.model.seed,
+        seed=config.model.seed or 0,
         model_plugin=selections.select_model(config, model.architecture),
         load_format=selections.select_load_format(config),
         quantization=selections.select_quantization(config, model),
         attention=_attention(config, model, kv_dtype, cache.block_tokens, device),
         logits_processors=selections.select_logits_processors(config),
-        num_threads=config.device.num_threads or default_threads(device),
+        num_threads=config.device.num_threads or default_threads(device, processors),
+        processors=processors,
         thread_spin_us=config.device.thread_spin_us,
+        logprobs_stage=stage,
+        logprobs_scale=scale,
         pins_threads=config.device.pin_threads,
         is_eager=is_eager(config),
         async_steps=schedule.async_steps,
@@ -319,7 +372,7 @@ def _check_checkpoint(config: Config, run: RunSpec) -> None:
     if run.load_format.name == "dummy":
         return
     if has_weights(run.model.path):
-        check_weights(run.model.path)
+        check_weights(run.model.path, config.load.ignore_patterns)
         return
     plugin = registry.load_selection(run.model_plugin)
     if "no_weights" not in plugin.capabilities:
@@ -327,15 +380,19 @@ def _check_checkpoint(config: Config, run: RunSpec) -> None:
 
 
 def _tokenizer_path(config: Config, model_path: Path) -> Path:
+    if config.model.skip_tokenizer_init:
+        return model_path
     return find_tokenizer(
         config.model.tokenizer,
         model_path,
         revision=config.model.tokenizer_revision or config.model.revision,
-        cache=config.load.download_dir,
+        hub=_hub(config),
     )
 
 
 def _tokenizer(config: Config, path: Path) -> Selection:
+    if config.model.skip_tokenizer_init:
+        return selections.no_tokenizer(config)
     return selections.select(
         "tokenizer",
         config.model.tokenizer_mode,

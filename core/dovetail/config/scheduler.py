@@ -16,7 +16,7 @@ class SchedulerConfig:
         ge=1,
         unit="tokens",
         help="most tokens computed in one step",
-        default_note="512 on CPUs, 2048 on GPUs",
+        default_note="256 on CPUs, 2048 on GPUs",
     )
     max_num_seqs: int | None = flag(
         None,
@@ -48,11 +48,20 @@ class SchedulerConfig:
         help="most requests that may wait; beyond it clients get 503 at once",
         default_note="four times max-num-seqs",
     )
-    max_num_partial_prefills: int = flag(
-        1, ge=1, unit="requests", help="most prompts that are in parts at the same time"
+    max_num_partial_prefills: int | None = flag(
+        None,
+        ge=1,
+        unit="requests",
+        help="most prompts that are computed in parts at the same time; others wait their turn",
+        default_note="no limit",
     )
-    max_long_partial_prefills: int = flag(
-        1, ge=1, unit="requests", help="most long prompts that are in parts at the same time"
+    max_long_partial_prefills: int | None = flag(
+        None,
+        ge=1,
+        unit="requests",
+        help="most prompts above long-prefill-token-threshold (without one: above a step) that "
+        "are computed in parts at the same time; shorter ones overtake those that wait for it",
+        default_note="no limit",
     )
     num_lookahead_slots: int = flag(
         0, ge=0, unit="slots", help="cache slots kept free for the tokens of a draft"

@@ -7,18 +7,20 @@ not load torch, and their classes are checked again where they are loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 from dovetail import registry
+from dovetail.config import demo, observers
 from dovetail.config.engine import Config, flags
 from dovetail.config.field import Flag
 from dovetail.config.ledger import REFUSED
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
-from dovetail.interfaces.spec import ModelSpec, Selection
+from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ _TAKEN_OVER = {
 }
 """Class paths in taken-over command lines and dovetail's own names for them."""
 
+STRATEGY = "--safetensors-load-strategy"
+LOADER_OPTIONS = "--model-loader-extra-config"
 _NO_CHOICE = (None, "", "auto")
 
 
@@ -111,6 +115,21 @@ def check_parsers(config: Config) -> None:
         registry.load("reasoning_parser", frontend.reasoning_parser, where="--reasoning-parser")
 
 
+def no_tokenizer(config: Config) -> Selection:
+    """Return what stands in for a tokenizer. Raises: ConfigError for flags that need one."""
+    for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
+        if config.value(name) and config.origins.get(name) != demo.ORIGIN:
+            raise ConfigError(
+                "a server without a tokenizer has no use for it.",
+                where=flags()[name].spelling,
+                fix="leave it or --skip-tokenizer-init out.",
+            )
+    target = "dovetail.engine.no_tokenizer:NoTokenizer"
+    return Selection(
+        kind="tokenizer", name=NO_TOKENIZER, target=target, distribution=registry.BUILT_IN
+    )
+
+
 def select_scheduler(config: Config) -> Selection:
     """Return the scheduler; class paths of another server's scheduler mean dovetail's own."""
     spec = _TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
@@ -185,12 +204,58 @@ def stored_quantization(model: ModelSpec) -> str | None:
 
 
 def select_load_format(config: Config) -> Selection:
-    """Return the load format with the options of both flags that can give them."""
+    """Return the load format with the options of the flags that can give them.
+
+    Raises: ConfigError for an option that the format does not have, naming the flag.
+    """
     options = {
         **config.plugin.options_of("load_format"),
         **config.load.model_loader_extra_config,
     }
-    return select("load_format", config.load.load_format, where="--load-format", options=options)
+    strategy = _reading(config)
+    if strategy != "lazy" or "reading" in options:
+        options["reading"] = strategy
+    try:
+        with _blaming("load_format", config.load.model_loader_extra_config, LOADER_OPTIONS):
+            return select(
+                "load_format", config.load.load_format, where="--load-format", options=options
+            )
+    except ConfigError as error:
+        if error.where == "--plugin-options.load_format.reading":
+            raise ConfigError(
+                f'the load format "{config.load.load_format}" reads no safetensors files.',
+                where=STRATEGY,
+                fix="leave the flag out.",
+            ) from error
+        raise
+
+
+def _reading(config: Config) -> str:
+    """Return how safetensors files are read. Raises: ConfigError when two flags disagree."""
+    name = config.load.safetensors_load_strategy
+    chosen = str(registry.value_of("safetensors_load_strategy", name, where=STRATEGY))
+    other = config.load.model_loader_extra_config.get("reading")
+    if not config.is_given("safetensors_load_strategy"):
+        return str(other or config.plugin.options_of("load_format").get("reading", chosen))
+    if other not in (None, chosen):
+        raise ConfigError(
+            f'asks for "{chosen}", but {LOADER_OPTIONS}.reading for "{other}".',
+            where=STRATEGY,
+            fix="leave one of them out.",
+        )
+    return chosen
+
+
+@contextmanager
+def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]:
+    """Let errors about these options name the flag that gave them."""
+    try:
+        yield
+    except ConfigError as error:
+        for name in options:
+            if error.where == f"--plugin-options.{kind}.{name.replace('-', '_')}":
+                error.where = f"{flag}.{name}"
+        raise
 
 
 def select_executor(config: Config) -> Selection:
@@ -207,9 +272,9 @@ def select_worker(config: Config, device: str) -> Selection:
     """Return the worker of the device's name, or the one asked for."""
     spec = config.parallel.worker_cls
     options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
-    return select(
-        "worker", device if spec in _NO_CHOICE else spec, where="--worker-cls", options=options
-    )
+    name = device if spec in _NO_CHOICE else spec
+    with _blaming("worker", config.engine.additional_config, "--additional-config"):
+        return select("worker", name, where="--worker-cls", options=options)
 
 
 def select_logits_processors(config: Config) -> tuple[Selection, ...]:
@@ -233,14 +298,11 @@ def select_logits_processors(config: Config) -> tuple[Selection, ...]:
 
 
 def select_stat_loggers(config: Config) -> tuple[Selection, ...]:
-    """Return the receivers of statistics; --disable-log-stats takes the log line out."""
-    names = [
-        name
-        for name in dict.fromkeys(config.observability.stat_loggers)
-        if not (name == "log" and config.observability.disable_log_stats)
-    ]
-    options = config.plugin.options_of("stat_logger")
+    """Return the receivers of statistics and traces. Raises: ConfigError, PluginError"""
+    flags_about = {observers.TRACES: observers.TRACES_FLAG}
     return tuple(
-        select("stat_logger", name, where="--stat-loggers", options=options.get(name))
-        for name in names
+        select(
+            "stat_logger", name, where=flags_about.get(name, "--stat-loggers"), options=options
+        )
+        for name, options in observers.stat_loggers(config).items()
     )

@@ -7,6 +7,8 @@ Format: safetensors (8 bytes header length, JSON header with data_offsets, data)
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,17 @@ _SUFFIXES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin")
 
 
-def check_weights(path: str | Path) -> None:
-    """Raise ConfigError naming the file when an indexed file is missing or one is damaged."""
+def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
+    """Raise ConfigError naming the file when an indexed file is missing or one is damaged.
+
+    Files whose name matches one of the `ignored` glob patterns are not looked at.
+    """
     folder = Path(path)
     for index in sorted(folder.glob("*.safetensors.index.json")):
         _check_index(folder, index)
     for file in sorted(folder.glob("*.safetensors")):
-        _check_file(file)
+        if not any(fnmatch(file.name, pattern) for pattern in ignored):
+            _check_file(file)
 
 
 def has_weights(path: str | Path) -> bool:

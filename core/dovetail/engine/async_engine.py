@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -25,7 +26,9 @@ from dovetail.engine.messages import (
     Phase,
     Ping,
     Pong,
+    PrefixCacheReset,
     Ready,
+    ResetPrefixCache,
     StartFailed,
     Updates,
 )
@@ -33,10 +36,12 @@ from dovetail.engine.output import OutputProcessor, Processed
 from dovetail.engine.outputs import RequestOutput
 from dovetail.engine.transport import ClientEnd, ZmqClientEnd
 from dovetail.errors import EngineDead, Overloaded, RequestError
+from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.observability.caller import CALLER
 from dovetail.observability.stats import StatLoggers
 from dovetail.registry import hooks
 
@@ -79,8 +84,11 @@ class AsyncEngine:
         self._is_draining = False
         self._is_shut_down = False
         self._ticker: asyncio.Task[None] | None = None
+        self._resets: deque[asyncio.Future[None]] = deque()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
+        guided = spec.run.guided
+        self.guides = GuideCompiler(guided) if guided is not None else None
 
     @classmethod
     async def start(cls, spec: EngineSpec, *, in_process: bool = False) -> AsyncEngine:
@@ -122,11 +130,7 @@ class AsyncEngine:
         """Introduce this process, load the tokenizer meanwhile, and wait for the engine."""
         self._end.attach(self._loop, self._hear, self._note_loss)
         self._end.send(Hello())
-        self._stats = StatLoggers.build(
-            self.spec.stat_loggers,
-            self.spec.served_names[0] if self.spec.served_names else self.spec.run.model.path,
-            self.spec.run.max_model_tokens,
-        )
+        self._stats = StatLoggers.build(self.spec)
         self._hooks = hooks.manager_of(self.spec.hooks)
         self.tokenizer = await self._loop.run_in_executor(None, load_tokenizer, self.spec)
         self._input = InputProcessor(self.spec, self.tokenizer, name=self._end.name)
@@ -207,14 +211,14 @@ class AsyncEngine:
         """Send a request to the engine; return where its outputs will arrive."""
         mailbox = self._mailboxes[key] = Mailbox()
         self._keys.setdefault(prepared.request_id, set()).add(key)
-        self._output.add(key, prepared)
+        self._output.add(key, prepared, CALLER.get())
         try:
             self._end.send(AddRequests(prepared.requests))
-        except OverflowError as error:
+        except BaseException as error:
+            self._output.drop(key)  # never sent: it is refused, not ended
             self._forget(key, prepared.request_id)
-            raise RequestError(f"a number is too large: {error}") from None
-        except BaseException:
-            self._forget(key, prepared.request_id)
+            if isinstance(error, OverflowError):
+                raise RequestError(f"a number is too large: {error}") from None
             raise
         return mailbox
 
@@ -243,6 +247,22 @@ class AsyncEngine:
         for key in tuple(self._keys.get(request_id, ())):
             self._abort_in_engine(self._output.unfinished_ids(key))
 
+    async def reset_prefix_cache(self) -> None:
+        """Have the engine find no prefix that it has cached so far.
+
+        Raises: EngineDead; Overloaded when it does not answer within `reply_timeout_s`.
+        """
+        self._verify_open()
+        done = self._loop.create_future()
+        self._resets.append(done)  # the engine answers in the order it was asked
+        self._end.send(ResetPrefixCache())
+        limit_s = self.spec.reply_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await done
+        except TimeoutError:
+            raise Overloaded(f"the engine gave no answer within {limit_s:g} s.") from None
+
     def client_gone(self, name: str) -> None:
         """Tell the engine that the API process of this name has died."""
         if self.is_alive:
@@ -268,6 +288,10 @@ class AsyncEngine:
             case Pong():
                 self._num_steps = message.num_steps
                 self._counts = (message.num_running, message.num_waiting)
+            case PrefixCacheReset():
+                done = self._resets.popleft()
+                if not done.done():
+                    done.set_result(None)
             case Phase(name, duration_s):
                 self.phases.append(message)
                 logger.info("engine start-up: %s took %.2f s", name, duration_s)
@@ -289,8 +313,19 @@ class AsyncEngine:
             mailbox = self._mailboxes.get(key)
             if mailbox is not None:
                 mailbox.fail(error)
+        tokens = processed.tokens()
+        if tokens is not None:
+            self._stats.tokens(tokens)
         for stats in processed.stats:
             self._record(stats)
+
+    def _end_all(self, error: EngineDead) -> None:
+        """End every request of this process with an error; their generators tidy up."""
+        for key, mailbox in self._mailboxes.items():
+            mailbox.fail(error)
+            _, stats = self._output.drop(key, error.what)
+            if stats is not None:
+                self._record(stats)
 
     def _record(self, stats: RequestStats) -> None:
         self._stats.request(stats)
@@ -325,14 +360,17 @@ class AsyncEngine:
             self._loop.call_later(0.2, self._fail_start, EngineDead(reason, fix=START_FIX))
             return
         logger.error("the engine is dead: %s", reason)
-        for mailbox in self._mailboxes.values():
-            mailbox.fail(EngineDead(reason))
+        self._end_all(EngineDead(reason))
+        for done in self._resets:
+            if not done.done():
+                done.set_exception(EngineDead(reason))
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
 
     async def _tick(self) -> None:
         """Ask for signs of life, and let stat loggers write now and then."""
-        flushed_s = time.monotonic()
+        flushed_s = due_s = time.monotonic()
         while self.is_alive:
+            self._check_step(late_s=time.monotonic() - due_s)
             try:
                 self._end.send(Ping())
             except EngineDead as error:
@@ -340,7 +378,20 @@ class AsyncEngine:
             if time.monotonic() - flushed_s >= FLUSH_PERIOD_S:
                 flushed_s = time.monotonic()
                 self._stats.flush()
+            due_s = time.monotonic() + PING_PERIOD_S
             await asyncio.sleep(PING_PERIOD_S)
+
+    def _check_step(self, late_s: float) -> None:
+        """Give an engine up that has been in one step for longer than it may be.
+
+        When this loop itself was held up, what the engine said may still wait to be heard.
+        """
+        limit_s = self.spec.step_timeout_s
+        if limit_s is None or late_s > PING_PERIOD_S or sum(self.load()) == 0:
+            return
+        age_s = self.heartbeat_age_s()
+        if age_s > limit_s:
+            self._die(f"a step has taken {age_s:.0f} s, --engine-step-timeout is {limit_s:g} s.")
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for those under way; return whether all have finished."""
@@ -360,11 +411,13 @@ class AsyncEngine:
         self._is_shut_down = True
         if self._ticker is not None:
             self._ticker.cancel()
-        for mailbox in self._mailboxes.values():
-            mailbox.fail(EngineDead("the engine was shut down."))
+        self._end_all(EngineDead("the engine was shut down."))
+        if self.guides is not None:
+            await self.guides.close()
         if self._host is not None:
             await closed(self._host, STOP_WAIT_S)
         self._end.close()
         self._stats.flush()
+        await self._loop.run_in_executor(None, self._stats.close)
         if self.death_reason is None:
             hooks.tell(hooks.engine_stopped, {"reason": None}, using=self._hooks)

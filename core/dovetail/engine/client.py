@@ -61,7 +61,7 @@ class EngineProcess:
     """An engine in a child process. The caller is its parent: when it dies, the child does."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        folder = make_socket_folder()
+        folder = make_socket_folder(spec.socket_dir)
         self.address: str | None = address_in(folder)
         self._folder_address = self.address
         atexit.register(self._tidy)

@@ -11,10 +11,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from dovetail import registry
 from dovetail.engine import kv_groups
+from dovetail.engine.affinity import keep_to
 from dovetail.engine.drafting import Drafting
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
@@ -48,12 +50,35 @@ class StepOutput:
 class _Live:
     """A request that is not finished, and when it first took a row."""
 
-    __slots__ = ("has_token", "request", "scheduled_s")
+    __slots__ = ("execute_s", "forward_s", "has_token", "request", "scheduled_s")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.scheduled_s = 0.0
+        self.forward_s = 0.0
+        self.execute_s = 0.0
         self.has_token = False
+
+
+class _Flight:
+    """A step handed over; its times are added to its riders when it has landed."""
+
+    __slots__ = ("_pending", "_riders", "_submitted_s", "plan")
+
+    def __init__(self, plan: StepPlan, riders: tuple[_Live, ...], executor: Executor) -> None:
+        self.plan = plan
+        self._riders = riders
+        self._submitted_s = time.monotonic()
+        self._pending: PendingStep = executor.submit(plan)
+
+    def result(self) -> StepResult:
+        """Wait for the step's result. Mutates: the riders' times"""
+        result = self._pending.result()
+        execute_s = time.monotonic() - self._submitted_s
+        for live in self._riders:
+            live.forward_s += result.forward_s
+            live.execute_s += execute_s
+        return result
 
 
 class EngineCore:
@@ -66,6 +91,7 @@ class EngineCore:
         """
         self.spec = spec
         self.num_steps = 0
+        keep_to(spec.run.processors)
         watch = _Watch(report)
         self._executor = _build_executor(spec)
         try:
@@ -83,22 +109,46 @@ class EngineCore:
             self._executor.shutdown()
             raise
         self._depth = 2 if spec.schedule.async_steps else 1
-        self._flights: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._flights: deque[_Flight] = deque()
         self._live: dict[str, _Live] = {}
+        self._preparing: dict[str, tuple[EngineRequest, Future[None]]] = {}
         self._updates: list[RequestUpdate] = []
         self._stalled_since_s: float | None = None
 
     @property
     def has_work(self) -> bool:
         """Return whether a step has anything to do or to tell."""
-        return bool(self._live or self._flights or self._updates)
+        return bool(self._live or self._flights or self._updates or self._preparing)
 
     def counts(self) -> tuple[int, int]:
         """Return (running, waiting)."""
         return self._scheduler.counts()
 
     def add(self, message: EngineRequest) -> None:
-        """Queue a request. One that cannot run ends with an error, told by the next step."""
+        """Queue a request. One that cannot run ends with an error, told by the next step.
+
+        A request that is held to a form waits until the form is loaded; others pass it.
+        """
+        if message.sampling.guide is not None:
+            self._preparing[message.request_id] = (
+                message,
+                self._executor.prepare(message.sampling.guide),
+            )
+        else:
+            self._queue(message)
+
+    def _admit_prepared(self) -> None:
+        """Queue the requests whose forms are loaded. Mutates: self"""
+        ready = [name for name, (_, pending) in self._preparing.items() if pending.done()]
+        for name in ready:
+            message, pending = self._preparing.pop(name)
+            error = pending.exception()
+            if error is None:
+                self._queue(message)
+            else:
+                self._updates.append(_refusal(name, _as_refusal(error)))
+
+    def _queue(self, message: EngineRequest) -> None:
         request = Request(
             request_id=message.request_id,
             prompt_ids=message.prompt_ids,
@@ -124,6 +174,9 @@ class EngineCore:
         """End these requests; unknown ids are ignored. The next step tells of those ended."""
         for ended in self._scheduler.abort(request_ids):
             self._note(ended.request_id)
+        for request_id in request_ids:
+            if self._preparing.pop(request_id, None) is not None:
+                self._updates.append(RequestUpdate(request_id=request_id, finish_reason="abort"))
 
     def step(self) -> StepOutput:
         """Plan a step and hand it over, then record the oldest one when enough are under way.
@@ -131,16 +184,18 @@ class EngineCore:
         Raises: EngineDead, or what a scheduler or executor raised: then the engine is lost.
         """
         started_s = time.monotonic()
+        if self._preparing:
+            self._admit_prepared()
         plan = self._scheduler.plan()
         if plan.rows:
             self._note_plan(plan, started_s)
-            self._flights.append((plan, self._executor.submit(plan)))
+            self._flights.append(_Flight(plan, self._riders(plan), self._executor))
             if len(self._flights) < self._depth:
                 return StepOutput(updates=self._take_updates())
         if not self._flights:
             return self._stalled()
-        plan, pending = self._flights.popleft()
-        result = pending.result()
+        flight = self._flights.popleft()
+        plan, result = flight.plan, flight.result()
         changed = self._scheduler.update(plan, result)
         if self._drafting is not None:
             self._drafting.update(changed, sum(self._scheduler.counts()))
@@ -152,6 +207,10 @@ class EngineCore:
         self._stalled_since_s = None
         stats = self._stats(plan, result, time.monotonic() - started_s)
         return StepOutput(updates=self._take_updates(), stats=stats)
+
+    def reset_prefix_cache(self) -> None:
+        """Make no cached prefix findable any more; requests under way keep what they have."""
+        self.cache.forget_all()
 
     def check_idle(self) -> None:
         """Check what must hold when no request lives. Raises: AssertionError."""
@@ -182,6 +241,13 @@ class EngineCore:
             else:
                 live.scheduled_s = now_s
 
+    def _riders(self, plan: StepPlan) -> tuple[_Live, ...]:
+        """Return the requests in a step just planned, if their steps are timed."""
+        if not self.spec.times_steps:
+            return ()
+        rows = {row.row for row in plan.rows}
+        return tuple(live for live in self._live.values() if live.request.row in rows)
+
     def _note(self, request_id: str) -> None:
         """Take what is new about a request into the next update; forget it once it is finished."""
         live = self._live.get(request_id)
@@ -194,6 +260,7 @@ class EngineCore:
             live.has_token = True
             self._counter.prompt_tokens += request.num_prompt_tokens
         if request.is_finished:
+            self._counter.finished += 1
             self._counter.faults += request.finish_reason == "error"
             del self._live[request_id]
             if self._drafting is not None:
@@ -219,7 +286,9 @@ class EngineCore:
         elif now_s - self._stalled_since_s > STALL_LIMIT_S:
             self._end_all("the scheduler found no step in which this request could run.")
         return StepOutput(
-            updates=self._take_updates(), stats=self._idle_stats(), is_stalled=bool(self._live)
+            updates=self._take_updates(),
+            stats=self._idle_stats(),
+            is_stalled=bool(self._live or self._preparing),
         )
 
     def _idle_stats(self) -> StepStats | None:
@@ -262,8 +331,15 @@ def _update_of(live: _Live, now_s: float) -> RequestUpdate:
         error=request.error if is_error else None,
         error_status=request.error_status,
         num_cached_tokens=request.num_cached_tokens,
-        timings=Timings(live.scheduled_s, now_s),
+        timings=Timings(live.scheduled_s, now_s, live.forward_s, live.execute_s),
     )
+
+
+def _as_refusal(error: BaseException) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    logger.error("a form could not be loaded", exc_info=error)
+    return RequestError(f"the form could not be loaded: {error}", status=500)
 
 
 def _refusal(request_id: str, error: RequestError) -> RequestUpdate:

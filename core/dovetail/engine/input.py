@@ -15,6 +15,7 @@ import msgspec
 from dovetail import registry
 from dovetail.engine.fanout import child_params, child_seed, root_seed
 from dovetail.engine.messages import EngineRequest
+from dovetail.engine.no_tokenizer import text_refused
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -43,6 +44,8 @@ class InputProcessor:
         self._max_model_tokens = spec.run.max_model_tokens
         self._vocab_size = spec.run.model.vocab_size
         self._max_logprobs = spec.max_logprobs
+        self._has_tokenizer = spec.has_tokenizer
+        self._request_seed = spec.request_seed
         self._eos_token_ids = _eos_token_ids(spec, tokenizer)
         self._name = name
         self._processors: dict[str, type[LogitsProcessor]] = {
@@ -73,7 +76,7 @@ class InputProcessor:
         self._verify(params)
         prompt_ids = self._truncated(self._token_ids(prompt), params)
         params = self._completed(params, len(prompt_ids))
-        seed = root_seed(params.seed)
+        seed = self._seed(params, serial)
         requests = tuple(
             EngineRequest(
                 request_id=f"{request_id}/{self._name}{serial}.{index}",
@@ -93,6 +96,12 @@ class InputProcessor:
             requests=requests,
             arrival_s=arrival_s,
         )
+
+    def _seed(self, params: SamplingParams, serial: int) -> int:
+        """Return the request's own seed, one by its place in line under --seed, or a new one."""
+        if params.seed is None and self._request_seed is not None:
+            return child_seed(self._request_seed, serial + 1)
+        return root_seed(params.seed)
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the prompt as token ids within the vocabulary."""
@@ -148,6 +157,9 @@ class InputProcessor:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
         for text in (*params.stop, *params.bad_words):
             _verify_text("stop or bad_words", text)
+        for field in ("stop", "bad_words"):
+            if getattr(params, field) and not self._has_tokenizer:
+                raise text_refused(field)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings need detokenize to be true.", where="stop")
         self._verify_ids("stop_token_ids", params.stop_token_ids)

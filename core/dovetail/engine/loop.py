@@ -25,8 +25,10 @@ from dovetail.engine.messages import (
     Phase,
     Ping,
     Pong,
+    PrefixCacheReset,
     Ready,
     RequestUpdate,
+    ResetPrefixCache,
     Shutdown,
     StartFailed,
     ToEngine,
@@ -174,6 +176,9 @@ class EngineLoop:
                 self._core.abort(request_ids)
             case Ping():
                 self._send(client, self._pong())
+            case ResetPrefixCache():
+                self._core.reset_prefix_cache()
+                self._send(client, PrefixCacheReset())
             case Hello():
                 self._greet(client)
             case Goodbye():

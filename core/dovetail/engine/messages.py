@@ -30,10 +30,16 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """When a request first took a row, and when this update was made. Monotonic seconds."""
+    """When a request first took a row, and when this update was made. Monotonic seconds.
+
+    `forward_s` and `execute_s` add up, over the request's steps so far, the model's time and the
+    time from handing a step over to its result; 0 unless the EngineSpec asks for them.
+    """
 
     scheduled_s: float = 0.0
     updated_s: float = 0.0
+    forward_s: float = 0.0
+    execute_s: float = 0.0
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,6 +91,10 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Ask for a sign of life."""
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
+    """Ask that no cached prefix be used again; answered with PrefixCacheReset."""
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """An API process leaves; what it still has running is aborted."""
 
@@ -99,7 +109,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process now."""
 
 
-ToEngine = Hello | AddRequests | Abort | Ping | Goodbye | ClientGone | Shutdown
+ToEngine = Hello | AddRequests | Abort | Ping | ResetPrefixCache | Goodbye | ClientGone | Shutdown
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
@@ -141,10 +151,14 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
     num_waiting: int
 
 
+class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset"):
+    """From now on no prefix is found that was cached before."""
+
+
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
     """The engine ends because of a fault of the whole."""
 
     reason: str
 
 
-FromEngine = Phase | Ready | StartFailed | Updates | Pong | Dead
+FromEngine = Phase | Ready | StartFailed | Updates | Pong | PrefixCacheReset | Dead

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dovetail.engine.clock import RequestClock
 from dovetail.engine.detokenizer import Detokenizer
 from dovetail.engine.input import PreparedRequest
 from dovetail.engine.logprobs import shaped
@@ -17,11 +18,10 @@ from dovetail.engine.messages import RequestUpdate
 from dovetail.engine.outputs import (
     CompletionDelta,
     PromptLogprobs,
-    RequestMetrics,
     RequestOutput,
 )
 from dovetail.errors import DovetailError, RequestError, RequestFault
-from dovetail.interfaces.stats import RequestStats
+from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
 
@@ -41,17 +41,18 @@ class _Child:
 class LiveRequest:
     """One client's request that is not finished. `key` is what the caller knows it by."""
 
-    def __init__(self, key: int, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, key: int, prepared: PreparedRequest, tokenizer: Tokenizer, caller: Caller | None
+    ) -> None:
         self.key = key
         self.request_id = prepared.request_id
         self.prompt_ids = prepared.prompt_ids
         self.params = prepared.params
-        self.arrival_s = prepared.arrival_s
+        self.clock = RequestClock(prepared.arrival_s, len(prepared.requests))
         self.num_cached_tokens = 0
-        self.scheduled_s = 0.0
-        self.first_token_s = 0.0
-        self.last_token_s = 0.0
-        self.gaps_s: list[float] = []
+        self.has_token = False
+        self.error = ""
+        self._caller = caller
         self.children = [
             _Child(request.request_id, index, self._detokenizer(tokenizer))
             for index, request in enumerate(prepared.requests)
@@ -69,63 +70,60 @@ class LiveRequest:
         """Return the engine's ids of the completions still running."""
         return tuple(c.request_id for c in self.children if c.finish_reason is None)
 
-    def note_times(self, update: RequestUpdate) -> None:
-        """Record when this update's tokens were drawn. Mutates: times, gaps_s
-
-        Tokens that came together share the time since the one before them.
-        """
-        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
-        timings = update.timings
-        if not self.scheduled_s:
-            self.scheduled_s = timings.scheduled_s
-        if not update.token_ids:
-            return
-        if self.first_token_s:
-            count = len(update.token_ids)
-            self.gaps_s += [(timings.updated_s - self.last_token_s) / count] * count
-        else:
-            self.first_token_s = timings.updated_s
-        self.last_token_s = timings.updated_s
-
-    def metrics(self) -> RequestMetrics:
-        """Return the times known so far."""
-        return RequestMetrics(
-            arrival_s=self.arrival_s,
-            first_scheduled_s=self.scheduled_s,
-            first_token_s=self.first_token_s,
-            last_token_s=self.last_token_s,
-        )
-
     def stats(self) -> RequestStats:
-        """Return the finished request's numbers."""
+        """Return the request's numbers, ended now."""
         now_s = time.monotonic()
-        first_s = self.first_token_s or now_s
-        scheduled_s = self.scheduled_s or first_s
+        clock = self.clock
+        first_s = clock.first_token_s or now_s
+        scheduled_s = clock.scheduled_s or first_s
+        counts = [child.detokenizer.num_tokens for child in self.children]
+        reasons = tuple(child.finish_reason or "abort" for child in self.children)
         return RequestStats(
             request_id=self.request_id,
-            finish_reason=self.children[0].finish_reason or "abort",
+            finish_reason="error" if self.error else reasons[0],
+            finish_reasons=reasons,
+            error=self.error,
             prompt_tokens=len(self.prompt_ids),
-            generated_tokens=sum(c.detokenizer.num_tokens for c in self.children),
+            generated_tokens=sum(counts),
+            longest_tokens=max(counts),
             cached_tokens=self.num_cached_tokens,
             max_tokens=self.params.max_tokens or 0,
             n=self.params.n,
-            queue_s=max(0.0, scheduled_s - self.arrival_s),
+            sampling=self.params,
+            queue_s=max(0.0, scheduled_s - clock.arrival_s),
             prefill_s=max(0.0, first_s - scheduled_s),
-            decode_s=max(0.0, self.last_token_s - first_s),
-            ttft_s=max(0.0, first_s - self.arrival_s),
-            e2e_s=max(0.0, now_s - self.arrival_s),
-            inter_token_s=tuple(self.gaps_s),
+            decode_s=max(0.0, clock.last_token_s - first_s),
+            ttft_s=max(0.0, first_s - clock.arrival_s),
+            e2e_s=max(0.0, now_s - clock.arrival_s),
+            inter_token_s=tuple(clock.gaps_s),
+            times=clock.times(now_s),
+            forward_s=clock.forward_s,
+            execute_s=clock.execute_s,
+            caller=self._caller,
         )
 
 
 @dataclass(slots=True, kw_only=True)
 class Processed:
-    """What a batch of updates came to, per caller's key. `aborts` are engine ids to end."""
+    """What a batch of updates came to, per caller's key. `aborts` are engine ids to end.
+
+    The counts are of tokens as clients count them: see TokenStats.
+    """
 
     outputs: list[tuple[int, RequestOutput]] = field(default_factory=list)
     errors: list[tuple[int, DovetailError]] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     stats: list[RequestStats] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    def tokens(self) -> TokenStats | None:
+        """Return the tokens that came, or None when none did."""
+        if not self.num_generated_tokens:
+            return None
+        return TokenStats(
+            prompt_tokens=self.num_prompt_tokens, generated_tokens=self.num_generated_tokens
+        )
 
 
 class OutputProcessor:
@@ -144,9 +142,11 @@ class OutputProcessor:
         """Return the completions that are not finished."""
         return len(self._owners)
 
-    def add(self, key: int, prepared: PreparedRequest) -> LiveRequest:
+    def add(
+        self, key: int, prepared: PreparedRequest, caller: Caller | None = None
+    ) -> LiveRequest:
         """Expect updates of a request. `key` is the caller's, unique among live requests."""
-        live = LiveRequest(key, prepared, self._tokenizer)
+        live = LiveRequest(key, prepared, self._tokenizer, caller)
         self._live[key] = live
         for child in live.children:
             self._owners[child.request_id] = (live, child)
@@ -157,14 +157,23 @@ class OutputProcessor:
         live = self._live.get(key)
         return () if live is None else live.unfinished_ids()
 
-    def drop(self, key: int) -> tuple[tuple[str, ...], RequestStats | None]:
-        """Forget a request; return the engine ids to abort, and its numbers if it was live."""
+    def drop(
+        self, key: int, error: str | None = None
+    ) -> tuple[tuple[str, ...], RequestStats | None]:
+        """Forget a request; return the engine ids to abort, and its numbers if it was live.
+
+        `error` is why it ends, None when its client ended it.
+        """
         live = self._live.pop(key, None)
         if live is None:
             return (), None
         ids = live.unfinished_ids()
         for request_id in ids:
             self._owners.pop(request_id, None)
+        if error is not None:
+            live.error = error
+            for child in live.children:
+                child.finish_reason = child.finish_reason or "error"
         return ids, live.stats()
 
     def process(self, updates: Sequence[RequestUpdate]) -> Processed:
@@ -186,13 +195,15 @@ class OutputProcessor:
     def _take(
         self, live: LiveRequest, child: _Child, update: RequestUpdate, processed: Processed
     ) -> None:
-        live.note_times(update)
+        live.clock.note(update)
+        live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
         if update.error is not None:
             self._owners.pop(child.request_id)
             child.finish_reason = "error"
             self._fail(live, _error_of(update, live.request_id), processed)
             return
         delta = _delta_of(live, child, update)
+        self._count(live, child, len(delta.token_ids), update, processed)
         if child.finish_reason is not None:
             self._owners.pop(child.request_id)
             if update.finish_reason is None:
@@ -206,10 +217,28 @@ class OutputProcessor:
             self._live.pop(live.key, None)
             processed.stats.append(live.stats())
 
+    def _count(
+        self,
+        live: LiveRequest,
+        child: _Child,
+        num_tokens: int,
+        update: RequestUpdate,
+        processed: Processed,
+    ) -> None:
+        """Record that tokens came, and when. Mutates: live, processed"""
+        if not num_tokens:
+            return
+        live.clock.note_tokens(child.index, num_tokens, update.timings.updated_s)
+        processed.num_generated_tokens += num_tokens
+        if not live.has_token:
+            live.has_token = True
+            processed.num_prompt_tokens += len(live.prompt_ids)
+
     def _fail(self, live: LiveRequest, error: DovetailError, processed: Processed) -> None:
         """End the whole request with an error, its other completions too."""
-        live.children[0].finish_reason = "error"
+        live.error = error.what
         for child in live.children:
+            child.finish_reason = child.finish_reason or "error"
             if self._owners.pop(child.request_id, None) is not None:
                 processed.aborts.append(child.request_id)
         self._live.pop(live.key, None)
@@ -267,7 +296,7 @@ def _output_of(
         is_finished=live.is_finished,
         prompt_logprobs=prompt_logprobs,
         num_cached_tokens=live.num_cached_tokens,
-        metrics=live.metrics(),
+        metrics=live.clock.metrics(),
     )
 
 

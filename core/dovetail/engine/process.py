@@ -95,7 +95,12 @@ def _leave_signals_to_parent() -> None:
 def _start_logging(spec: EngineSpec) -> None:
     from dovetail.observability.logging import configure
 
-    configure(spec.log_level, config=spec.log_config)
+    configure(
+        spec.log_level,
+        config=spec.log_config,
+        prefix=spec.log_prefix,
+        is_wanted=spec.sets_up_log,
+    )
 
 
 if __name__ == "__main__":

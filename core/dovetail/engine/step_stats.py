@@ -20,6 +20,7 @@ class StepCounter:
         "draft_tokens",
         "drafts",
         "faults",
+        "finished",
         "generated_tokens",
         "preemptions",
         "prompt_tokens",
@@ -35,6 +36,7 @@ class StepCounter:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.preemptions = 0
+        self.finished = 0
         self.faults = 0
         self.drafts = 0
         self.draft_tokens = 0
@@ -61,6 +63,7 @@ class StepCounter:
             preemptions=self.preemptions,
             prefix_queried_tokens=queried - self._queried_tokens,
             prefix_hit_tokens=hit - self._hit_tokens,
+            finished=self.finished,
             faults=self.faults,
             drafts=self.drafts,
             draft_tokens=self.draft_tokens,

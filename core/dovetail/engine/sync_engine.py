@@ -15,6 +15,7 @@ from dovetail.engine.outputs import RequestOutput
 from dovetail.errors import DovetailError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability.stats import StatLoggers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class SyncEngine:
         self.core = EngineCore(spec)
         self._input = InputProcessor(spec, self.tokenizer)
         self._output = OutputProcessor(self.tokenizer)
+        self._stats = StatLoggers.build(spec, is_offline=True)
         self._serials = itertools.count()
 
     @property
@@ -72,14 +74,18 @@ class SyncEngine:
 
     def abort(self, key: int) -> None:
         """End a request; nothing more is told of it."""
-        ids, _ = self._output.drop(key)
+        ids, stats = self._output.drop(key)
         self.core.abort(ids)
+        if stats is not None:
+            self._stats.request(stats)
 
     def step(self) -> SyncStep:
         """Run one step; return what it brought. Raises: EngineDead"""
         processed = self._output.process(self.core.step().updates)
         if processed.aborts:
             self.core.abort(processed.aborts)
+        for stats in processed.stats:
+            self._stats.request(stats)
         return SyncStep(outputs=processed.outputs, errors=processed.errors)
 
     def settle(self) -> None:
@@ -90,3 +96,4 @@ class SyncEngine:
     def shutdown(self) -> None:
         """Give everything back. May be called twice."""
         self.core.shutdown()
+        self._stats.close()

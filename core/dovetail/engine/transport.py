@@ -68,12 +68,14 @@ class ClientEnd(Protocol):
         """Say goodbye and give sockets back. May be called twice."""
 
 
-def make_socket_folder() -> Path:
+def make_socket_folder(parent: str | None = None) -> Path:
     """Return a new folder that only this user can enter, with a path short enough for a socket.
 
-    Raises: ConfigError when no temporary folder has a short path.
+    Raises: ConfigError when no temporary folder has a short path, or `parent` cannot hold it.
     """
     longest = MAX_SOCKET_PATH_BYTES - len("/dovetail-xxxxxxxx/engine.sock")
+    if parent is not None:
+        return _make_in(parent, longest)
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
         if len(os.fsencode(parent)) <= longest:
             return Path(tempfile.mkdtemp(prefix="dovetail-", dir=parent))
@@ -82,6 +84,21 @@ def make_socket_folder() -> Path:
         where="TMPDIR",
         fix=f"set TMPDIR to a path of at most {longest} bytes.",
     )
+
+
+def _make_in(parent: str, longest: int) -> Path:
+    """Return a new folder in the one that --socket-dir names. Raises: ConfigError."""
+    where, path = "--socket-dir", Path(parent).expanduser().resolve()
+    if len(os.fsencode(path)) > longest:
+        raise ConfigError(
+            "the path is too long for a socket.", where=where, fix=f"use at most {longest} bytes."
+        )
+    try:
+        return Path(tempfile.mkdtemp(prefix="dovetail-", dir=path))
+    except OSError as error:
+        raise ConfigError(
+            f"no socket can be made there: {error}.", where=where, fix="name a folder of your own."
+        ) from error
 
 
 def address_in(folder: Path) -> str:

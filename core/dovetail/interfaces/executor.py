@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
 
+from dovetail.errors import RequestError
+from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
@@ -45,6 +48,15 @@ class Executor(Plugin):
     @abstractmethod
     def submit(self, plan: StepPlan) -> PendingStep:
         """Hand a step to every rank."""
+
+    def prepare(self, guide: Guide) -> Future[None]:
+        """Load a form on every rank, beside the steps. The future raises RequestError.
+
+        The default: no worker of this executor holds an answer to a form.
+        """
+        refused: Future[None] = Future()
+        refused.set_exception(RequestError("this executor holds no answer to a form."))
+        return refused
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -6,62 +6,59 @@ no tokenizer and no library's grammar language.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+
+class Literal(msgspec.Struct, frozen=True, tag=True):
     """Exactly this text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Json:
-    """A JSON value that meets a schema; {} is any value, {"type": "object"} any object."""
+class Json(msgspec.Struct, frozen=True, tag=True):
+    """A JSON value that meets a schema; {} is any value, {"type": "object"} any object.
 
-    schema: dict[str, Any] = field(default_factory=dict)
+    `blanks` is the pattern of white space between its parts; empty: none at all.
+    """
+
+    schema: dict[str, Any] = {}
+    blanks: str = r"[ \n\r\t]{0,8}"
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(msgspec.Struct, frozen=True, tag=True):
     """Text that a regular expression matches whole."""
 
     regex: str
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
+class Grammar(msgspec.Struct, frozen=True, tag=True):
     """Text of a context-free grammar. `language` is "ebnf", "gbnf" or "lark"."""
 
     text: str
     language: str = "ebnf"
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(msgspec.Struct, frozen=True, tag=True):
     """Any text without these words in it, so that what follows is seen when it begins."""
 
     without: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(msgspec.Struct, frozen=True, tag=True):
     """One part after the other."""
 
     parts: tuple[Form, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, tag=True):
     """One of the parts."""
 
     parts: tuple[Form, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True, tag=True):
     """A part several times, `most` None without limit."""
 
     part: Form
@@ -78,6 +75,24 @@ def sequence(*parts: Form | str) -> Form:
     return made[0] if len(made) == 1 else Sequence(made)
 
 
+def divided(part: Form, between: str, most: int | None) -> Form:
+    """Return a part once to `most` times, with a text between any two."""
+    if most == 1:
+        return part
+    more = Repeat(sequence(between, part), 0, None if most is None else most - 1)
+    return Sequence((part, more))
+
+
 def optional(part: Form) -> Repeat:
     """Return a part that may be left out."""
     return Repeat(part, 0, 1)
+
+
+def encode_form(form: Form) -> bytes:
+    """Return a form as JSON bytes, equal for equal forms."""
+    return msgspec.json.encode(form, order="deterministic")
+
+
+def decode_form(data: bytes) -> Form:
+    """Return the form that `encode_form` wrote."""
+    return msgspec.json.decode(data, type=Form)  # type: ignore[no-any-return]

@@ -33,6 +33,14 @@ class NoOptions:
     """The options of a plugin that has none."""
 
 
+def _is_installed(name: str) -> bool:
+    """Return whether a module can be found. Of "a.b" the package a is imported, b is not."""
+    try:
+        return util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 class Plugin(ABC):
     """Base of every plugin class, whatever its kind.
 
@@ -58,7 +66,7 @@ class Plugin(ABC):
 
         Does not import the packages it looks for. The text ends with the command that helps.
         """
-        missing = [name for name in cls.info.requires if util.find_spec(name) is None]
+        missing = [name for name in cls.info.requires if not _is_installed(name)]
         if not missing:
             return None
         remedy = f"dovetail-llm[{cls.info.extra}]" if cls.info.extra else " ".join(missing)
@@ -89,7 +97,7 @@ class Value:
 
     def unavailable_reason(self) -> str | None:
         """Return why this value cannot be used on this machine, or None."""
-        missing = [name for name in self.requires if util.find_spec(name) is None]
+        missing = [name for name in self.requires if not _is_installed(name)]
         if not missing:
             return None
         remedy = f"dovetail-llm[{self.extra}]" if self.extra else " ".join(missing)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.guided import Guide
 
 MAX_N = 128
 MAX_STOPS = 64
@@ -26,7 +27,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `seed` None
     draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
     for the n most likely tokens beside the drawn one (-1: the whole vocabulary).
-    `logits_processors` maps a registered processor's name to its JSON options.
+    `logits_processors` maps a registered processor's name to its JSON options. `guide` holds the
+    answer to a form.
     """
 
     n: int = 1
@@ -56,6 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
     logits_processors: dict[str, dict[str, Any]] = {}
     eos_token_ids: tuple[int, ...] = ()
+    guide: Guide | None = None
 
     def verify(self) -> None:
         """Check every bound. Raises: RequestError naming the first field that is out of range."""

@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 
 
+NO_TOKENIZER = "none"
+"""Name of the Selection that stands in for a tokenizer that was not wanted."""
+
+
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """One chosen plugin as data: children load `target`, they never search for the name again.
 
@@ -58,13 +62,35 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_size: int = 1
 
 
+class GuidedSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How answers are held to forms: the backends that may be, and the bounds of compiling.
+
+    `backend` is the one to use where a request names none, "auto" for the best that enforces all
+    of its form; `falls_back` lets others try what that one cannot. `blanks` is the pattern of white
+    space within JSON. `closes_objects` forbids members that a schema does not name.
+    """
+
+    tokenizer: Selection
+    tokenizer_path: str
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    backends: tuple[Selection, ...]
+    backend: str = "auto"
+    falls_back: bool = True
+    blanks: str = r"[ \n\r\t]{0,8}"
+    closes_objects: bool = False
+    compile_limit_s: float = 10.0
+    compile_memory_bytes: int = 2 << 30
+    cache_bytes: int = 256 << 20
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
     `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
     torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
-    `pins_threads` keeps each on one core. `is_eager` forbids recording or capturing steps.
-    `async_steps` says that a plan may arrive before the previous result was read. `logprobs_stage`
+    `pins_threads` keeps each on one core; `processors` are all that the engine may run on (none: no
+    such limit). `is_eager` forbids recording or capturing steps. `async_steps` says that a plan may arrive before the previous result was read. `logprobs_stage`
     is "raw" (the model's own logits are reported) or "processed" (those that tokens are drawn
     from), `logprobs_scale` "logprobs" or "logits".
     """
@@ -86,12 +112,14 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 0
     thread_spin_us: int = 50
     pins_threads: bool = False
+    processors: tuple[int, ...] = ()
     is_eager: bool = False
     async_steps: bool = False
     logprobs_stage: str = "raw"
     logprobs_scale: str = "logprobs"
     shows_progress: bool = True
     load_options: dict[str, Any] = {}
+    guided: GuidedSpec | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +139,12 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the scheduler. Counts of requests and tokens;"""
+    """Limits of the scheduler. Counts of requests and tokens.
+
+    `long_prefill_tokens` is the most prompt tokens of one request in a step (0: no such limit).
+    `max_partial` prompts may be computed in parts at the same time, `max_long_partial` of those
+    with more than `long_prompt_tokens` (None: no limit).
+    """
 
     max_rows: int
     max_step_tokens: int
@@ -119,6 +152,9 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
     uses_chunked_prefill: bool
     long_prefill_tokens: int
     async_steps: bool
+    max_partial: int | None = None
+    max_long_partial: int | None = None
+    long_prompt_tokens: int = 0
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +169,13 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine, resolved: shipped whole to the engine process."""
+    """One engine, resolved: shipped whole to the engine process.
+
+    Requests without a seed get theirs from `request_seed` (None: from chance).
+    An engine in a step longer than `step_timeout_s` counts as dead; `reply_timeout_s` is how long
+    an API process waits for an answer that needs no step. The socket lies in `socket_dir`.
+    `times_steps` adds up what each request's steps have cost.
+    """
 
     run: RunSpec
     cache: CacheSpec
@@ -148,8 +190,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     stat_loggers: tuple[Selection, ...] = ()
     hooks: tuple[Selection, ...] = ()
     served_names: tuple[str, ...] = ()
+    request_seed: int | None = None
     max_logprobs: int = 20
     default_sampling: dict[str, Any] = {}
     log_level: str = "INFO"
     log_config: dict[str, Any] | None = None
+    log_prefix: str = ""
+    sets_up_log: bool = True
+    step_timeout_s: float | None = None
+    reply_timeout_s: float = 10.0
+    socket_dir: str | None = None
     checks_invariants: bool = False
+    times_steps: bool = False
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Return whether text can be read and written; else prompts and answers are token ids."""
+        return self.tokenizer.name != NO_TOKENIZER

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
 
 from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.sampling_params import SamplingParams
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """The engine after one step. Counts since the previous StepStats unless named `num_`.
 
-    `drafts` counts verified runs of guesses, `draft_tokens` the guesses in them, and
-    `accepted_tokens` the guesses that came true.
+    `prompt_tokens` and `generated_tokens` are what the engine computed, once per completion; what
+    clients count is in TokenStats. `finished` counts completions, `faults` those of them that ended
+    with an error. `drafts` counts verified runs of guesses, `draft_tokens` the guesses in them, and
+    `accepted_tokens` those that came true.
     """
 
     num_running: int
@@ -23,6 +27,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    finished: int = 0
     preemptions: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
@@ -34,9 +39,48 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0
 
 
+class TokenStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that reached requests of this process, as clients count them.
+
+    `prompt_tokens` comes once per request, with its first token, however many completions it has;
+    `generated_tokens` holds none that came after a stop string.
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP request behind a request: its path, and its W3C trace headers where it has them."""
+
+    path: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """When things happened to a request; 0 is never.
+
+    `arrival_s` and `ended_s` are read in the API process, the others in the engine: `scheduled_s`
+    when the first completion took a row, `first_token_s` and `last_token_s` when tokens were known.
+    """
+
+    arrival_s: float = 0.0
+    scheduled_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    ended_s: float = 0.0
+
+
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     """One finished request. Durations: `queue_s` arrival to first step, `prefill_s` first step
-    to first token, `decode_s` first to last token; `ttft_s` and `e2e_s` from arrival."""
+    to first token, `decode_s` first to last token; `ttft_s` and `e2e_s` from arrival.
+
+    `finish_reason` is that of the first completion, `finish_reasons` has one per completion that
+    has ended; `error` says why for "error". `generated_tokens` adds the completions up,
+    `longest_tokens` is the longest; `sampling` is as the request asked. `forward_s` and `execute_s` are the summed times of the model
+    and of the executor in the steps that had this request in them, 0 unless asked for.
+    """
 
     request_id: str
     finish_reason: str
@@ -51,12 +95,23 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     e2e_s: float
     inter_token_s: tuple[float, ...] = ()
+    longest_tokens: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    error: str = ""
+    sampling: SamplingParams = SamplingParams()
+    times: RequestTimes = RequestTimes()
+    forward_s: float = 0.0
+    execute_s: float = 0.0
+    caller: Caller | None = None
 
 
 class StatLogger(Plugin):
-    """Lives in the API process; every call must return quickly and never raise."""
+    """Lives in the API process; every call but `close` must return quickly, and none may raise."""
 
     interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "offline": "is told of the requests of an engine without a server, too",
+    }
 
     @abstractmethod
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:
@@ -70,5 +125,12 @@ class StatLogger(Plugin):
     def request(self, stats: RequestStats) -> None:
         """Record a finished request."""
 
+    def tokens(self, stats: TokenStats) -> None:
+        """Record tokens as they reach their requests."""
+
     def flush(self) -> None:
         """Write what is held back; called on shutdown and every few seconds."""
+
+    def close(self) -> None:
+        """Write what is held back and let go of everything, within a few seconds. The last call;
+        it comes from another thread than the others."""

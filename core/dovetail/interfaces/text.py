@@ -31,10 +31,15 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call the model made. `arguments` is JSON text, the model's own where it wrote JSON."""
+    """A call the model made. `arguments` is JSON text, the model's own where it wrote JSON.
+
+    `id` is what the model called the call, if its syntax has a place for that; empty: core makes
+    one. It is no part of what makes two calls equal.
+    """
 
     name: str
     arguments: str
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,11 @@ class Tokenizer(Plugin):
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return each id's own text (for logprobs); bytes of no character become U+FFFD."""
 
+    def token_bytes(self) -> list[bytes]:
+        """Return the bytes that each id writes, by id. The default is right for ids whose own
+        text is whole characters."""
+        return [text.encode() for text in self.tokens(range(self.facts().vocab_size))]
+
     @abstractmethod
     def facts(self) -> TokenizerFacts:
         """Return the fixed facts of this tokenizer."""

@@ -27,7 +27,10 @@ class UnfinishedToolCall(MalformedToolCall):
 class ToolParser(Plugin):
     """Immutable and shared by all requests.
 
-    `layout` are texts around regions that are never content (a turn's header, say).
+    `layout` are texts around regions that are never content (a turn's header, say). `inner` are
+    texts within regions that `parse` needs to see even where they are special tokens. Ids of calls
+    that the model did not name are `id_prefix` and `id_digits` hexadecimal digits: some templates
+    take only ids of one length.
     """
 
     interface_version: ClassVar[int] = 1
@@ -38,6 +41,9 @@ class ToolParser(Plugin):
     }
     markers: ClassVar[tuple[Markers, ...]]
     layout: ClassVar[tuple[str, ...]] = ()
+    inner: ClassVar[tuple[str, ...]] = ()
+    id_prefix: ClassVar[str] = "call_"
+    id_digits: ClassVar[int] = 24
     samples: ClassVar[tuple[Sample, ...]] = ()
 
     def __init__(self, options: Any) -> None:
@@ -57,13 +63,21 @@ class ToolParser(Plugin):
         """
         return []
 
+    def region_end(self, body: str) -> int | None:
+        """Return where a region that no marker ends is over by its own syntax (a list is closed,
+        say), or None while more of it may follow. A longer body must give the same place.
+
+        `body` is then cut there, and what follows is read as content again.
+        """
+        return None
+
     def form(self, tool: Tool) -> Form | None:
-        """Return the whole text of one call of this tool, markers included.
+        """Return the text of one call of this tool, without what several calls share (`forms`).
 
         None where the syntax cannot be held to a schema; then no call can be required.
         """
         return None
 
-    def forms(self, calls: Form, most: int | None) -> Form:
-        """Return the text of one call or more, at most `most`, each in the form `calls`."""
-        return calls if most == 1 else Repeat(calls, 1, most)
+    def forms(self, call: Form, most: int | None) -> Form:
+        """Return the whole text, markers included, of one to `most` calls in the form `call`."""
+        return call if most == 1 else Repeat(call, 1, most)

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from dovetail.errors import RequestError
+from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
@@ -40,6 +42,13 @@ class Worker(Plugin):
     @abstractmethod
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step. A fault of one row is reported in its RowResult, not raised."""
+
+    def prepare(self, guide: Guide) -> None:
+        """Load a form before a row needs it. May be called by a thread of its own, beside a step.
+
+        Raises: RequestError. The default: this worker holds no answer to a form.
+        """
+        raise RequestError("this worker holds no answer to a form.")
 
     def shutdown(self) -> None:
         """Give memory and threads back. May be called twice."""

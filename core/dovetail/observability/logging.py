@@ -40,24 +40,43 @@ class _LineFormatter(logging.Formatter):
 
 
 def configure(
-    level: str, *, uvicorn_level: str | None = None, config: Mapping[str, Any] | None = None
+    level: str,
+    *,
+    uvicorn_level: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    prefix: str = "",
+    is_wanted: bool = True,
 ) -> None:
     """Set every logger of this process up: dovetail's, uvicorn's where there is one, a file's.
 
-    What the file does not name stays as it is without one. Mutates: loggers. Raises: ConfigError
+    What the file does not name stays as it is without one. Where it is not wanted, all stays as
+    it is. Mutates: loggers. Raises: ConfigError
     """
-    setup(level)
+    if not is_wanted:
+        _check_unused(config)
+        return
+    setup(level, prefix)
     if uvicorn_level is not None:
         setup_uvicorn(uvicorn_level)
     if config is not None:
         _apply(config)
 
 
+def _check_unused(config: Mapping[str, Any] | None) -> None:
+    if config is not None:
+        raise ConfigError(
+            "the file sets the log up, which --no-configure-logging leaves to others.",
+            where=FLAG,
+            fix="leave one of the two out.",
+        )
+
+
 def _apply(config: Mapping[str, Any]) -> None:
     """Lay a dictConfig over what is set up; loggers that it does not name are not silenced."""
-    kept = {name: logging.getLogger(name).handlers for name in ("dovetail", "uvicorn")}
+    kept = {name: list(logging.getLogger(name).handlers) for name in ("dovetail", "uvicorn")}
     try:
-        logging.config.dictConfig({"disable_existing_loggers": False, **config})
+        named: dict[str, Any] = dict(config.get("loggers", {}))
+        logging.config.dictConfig({"disable_existing_loggers": False, **config, "loggers": named})
     except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
         raise ConfigError(
@@ -67,21 +86,23 @@ def _apply(config: Mapping[str, Any]) -> None:
         ) from error
     goes_to_root = bool(config.get("root", {}).get("handlers"))
     for name, handlers in kept.items():
-        entry = config.get("loggers", {}).get(name, {})
+        entry = named.get(name, {})
         if not entry.get("handlers"):
             logger = logging.getLogger(name)
             logger.handlers = [] if goes_to_root else handlers
             logger.propagate = entry.get("propagate", goes_to_root)
 
 
-def setup(level: str) -> None:
+def setup(level: str, prefix: str = "") -> None:
     """Send the log of dovetail to standard error at this level. May be called again.
+
+    Every line begins with `prefix`.
 
     Mutates: the logger "dovetail"
     """
     logger = logging.getLogger("dovetail")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(FORMAT))
+    handler.setFormatter(_LineFormatter(prefix.replace("%", "%%") + FORMAT))
     logger.handlers = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False

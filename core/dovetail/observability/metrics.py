@@ -1,73 +1,135 @@
 """The process's Prometheus metrics: one registry, declared by name, shown by /metrics.
 
-With several API processes the numbers are merged through files in a private folder, which the
-parent names in the environment before any metric exists (see prometheus_client's multiprocess
+A metric that `vllm serve` has too is kept once and shown under both names, so that its dashboards
+work. With several API processes the numbers are merged through files in a private folder, which
+the parent names in the environment before any metric exists (see prometheus_client's multiprocess
 mode). Knows no engine.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "dovetail:"
+ALIAS = b"vllm:"
+_LINE_START = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + PREFIX.encode(), re.MULTILINE)
 
+# When a series began doubles every scrape, is missing from merged metrics, and nobody reads it.
+disable_created_metrics()
 REGISTRY = CollectorRegistry()
 _declared: dict[str, Counter | Gauge | Histogram] = {}
+_aliased: set[str] = set()
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 
-def counter(name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
+def counter(
+    name: str, help_text: str, labels: Sequence[str] = (), *, has_alias: bool = False
+) -> Counter:
     """Return the counter of this name, made when it is first asked for."""
-    return _once(name, Counter, lambda: Counter(name, help_text, labels, registry=REGISTRY))
+    return _once(
+        name, Counter, has_alias, lambda: Counter(name, help_text, labels, registry=REGISTRY)
+    )
 
 
 def gauge(
-    name: str, help_text: str, labels: Sequence[str] = (), *, merge: str = "mostrecent"
+    name: str,
+    help_text: str,
+    labels: Sequence[str] = (),
+    *,
+    merge: str = "mostrecent",
+    has_alias: bool = False,
 ) -> Gauge:
     """Return the gauge of this name. `merge` says how the API processes' values are merged:
     "mostrecent" for numbers of the engine, "livesum" for numbers of a process."""
     return _once(
         name,
         Gauge,
+        has_alias,
         lambda: Gauge(name, help_text, labels, registry=REGISTRY, multiprocess_mode=merge),  # type: ignore[arg-type]
     )
 
 
 def histogram(
-    name: str, help_text: str, buckets: Sequence[float], labels: Sequence[str] = ()
+    name: str,
+    help_text: str,
+    buckets: Sequence[float],
+    labels: Sequence[str] = (),
+    *,
+    has_alias: bool = False,
 ) -> Histogram:
     """Return the histogram of this name."""
     return _once(
         name,
         Histogram,
+        has_alias,
         lambda: Histogram(name, help_text, labels, registry=REGISTRY, buckets=tuple(buckets)),
     )
 
 
-def _once(name: str, wanted: type[Metric], make: object) -> Metric:
+def _once(
+    name: str, wanted: type[Metric], has_alias: bool, make: Callable[[], Metric]
+) -> Metric:
     found = _declared.get(name)
     if found is None:
-        assert callable(make)
         found = _declared[name] = make()
+        if has_alias:
+            _aliased.add(name)
     if not isinstance(found, wanted):
         raise TypeError(f"metric {name} is declared as {type(found).__name__}")
     return found
 
 
+def alias_of(name: str) -> str | None:
+    """Return the second name of a family, or None."""
+    return ALIAS.decode() + name.removeprefix(PREFIX) if name in _aliased else None
+
+
+class _Families(Collector):
+    """Families that were collected already, as generate_latest takes them."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Iterable[Family]:
+        """Return the families."""
+        return self._families
+
+
 def exposition() -> bytes:
-    """Return all metrics as Prometheus text, those of sibling processes merged in."""
+    """Return all metrics as Prometheus text, those of sibling processes merged in.
+
+    A family with a second name follows once more under it, with the same numbers.
+    """
+    families = list(_merged().collect())
+    own = generate_latest(_Families(f for f in families if f.name not in _aliased))
+    shared = generate_latest(_Families(f for f in families if f.name in _aliased))
+    return own + shared + _LINE_START.sub(rb"\1" + ALIAS, shared)
+
+
+def _merged() -> CollectorRegistry:
     if FOLDER_VARIABLE not in os.environ:
-        return generate_latest(REGISTRY)
+        return REGISTRY
     merged = CollectorRegistry()
     MultiProcessCollector(merged)  # type: ignore[no-untyped-call]
-    return generate_latest(merged)
+    return merged
 
 
 IGNORED_FIELDS = counter(

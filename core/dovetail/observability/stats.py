@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from dovetail import registry
-from dovetail.interfaces.spec import Selection
-from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
+from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, TokenStats
 
 logger = logging.getLogger("dovetail.stats")
 
@@ -19,21 +20,28 @@ class StatLoggers:
         self._loggers = list(loggers)
 
     @classmethod
-    def build(
-        cls, selections: Sequence[Selection], model_name: str, max_model_tokens: int
-    ) -> StatLoggers:
-        """Return the loggers that were chosen. Raises: PluginError"""
-        made = [
-            registry.load_selection(selection)(
-                registry.build_options(selection), model_name, max_model_tokens
-            )
-            for selection in selections
-        ]
-        return cls(made)
+    def build(cls, spec: EngineSpec, *, is_offline: bool = False) -> Self:
+        """Return the loggers that were chosen, or those of them that want offline requests.
+
+        Raises: PluginError
+        """
+        name = spec.served_names[0] if spec.served_names else spec.run.model.path
+        chosen = [(s, registry.load_selection(s)) for s in spec.stat_loggers]
+        return cls(
+            [
+                _made(selection, plugin, name, spec.run.max_model_tokens)
+                for selection, plugin in chosen
+                if not is_offline or "offline" in plugin.capabilities
+            ]
+        )
 
     def step(self, stats: StepStats) -> None:
         """Record a step."""
         self._each(lambda target: target.step(stats))
+
+    def tokens(self, stats: TokenStats) -> None:
+        """Record tokens that reached their requests."""
+        self._each(lambda target: target.tokens(stats))
 
     def request(self, stats: RequestStats) -> None:
         """Record a finished request."""
@@ -43,6 +51,11 @@ class StatLoggers:
         """Write what is held back."""
         self._each(lambda target: target.flush())
 
+    def close(self) -> None:
+        """Let every logger write what is left, which may take seconds. Mutates: none is left"""
+        self._each(lambda target: target.close())
+        self._loggers.clear()
+
     def _each(self, call: Callable[[StatLogger], None]) -> None:
         for target in tuple(self._loggers):
             try:
@@ -50,3 +63,7 @@ class StatLoggers:
             except Exception:
                 logger.exception("stat logger %s raised and is left out", type(target).__name__)
                 self._loggers.remove(target)
+
+
+def _made(selection: Selection, plugin: type[StatLogger], name: str, tokens: int) -> StatLogger:
+    return plugin(registry.build_options(selection), name, tokens)

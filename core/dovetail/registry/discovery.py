@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -22,6 +22,7 @@ from dovetail.errors import ConfigError
 from dovetail.registry.entry import BUILT_IN, Entry, Origin
 
 ALLOW_VARIABLE = "DOVETAIL_PLUGINS"
+FOREIGN_VARIABLE = "VLLM_PLUGINS"
 _PREFIX = "dovetail."
 _SOURCE_ROOT = Path(__file__).resolve().parents[3]
 
@@ -53,12 +54,12 @@ def scan() -> tuple[Entry, ...]:
     checkout = list(_checkout_sources(_SOURCE_ROOT))
     own = {_normal(source.distribution) for source in checkout}
     installed = [s for s in _installed_sources() if _normal(s.distribution) not in own]
-    allowed = allowed_distributions()
+    allowed = allowed_plugins()
     return tuple(
         entry
         for source in [*checkout, *installed]
-        if allowed is None or _normal(source.distribution) in allowed
         for entry in source.entries()
+        if allowed is None or _is_allowed(entry, allowed)
     )
 
 
@@ -67,16 +68,39 @@ def forget() -> None:
     scan.cache_clear()
 
 
-def allowed_distributions() -> frozenset[str] | None:
-    """Return the distributions whose plugins may be used, or None for all of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """Whose plugins may be used: whole distributions, and plugins of these names."""
 
-    DOVETAIL_PLUGINS unset allows all, empty the built-ins, and a list those and the built-ins.
+    distributions: frozenset[str]
+    names: frozenset[str] = frozenset()
+
+
+def allowed_plugins() -> Allowed | None:
+    """Return what may be used, or None for everything.
+
+    DOVETAIL_PLUGINS unset allows all, empty the built-ins, and a list of distributions those and
+    the built-ins. Where it is not set, VLLM_PLUGINS counts, whose list may also name plugins.
     """
     listed = os.environ.get(ALLOW_VARIABLE)
+    if listed is not None:
+        return Allowed(distributions=_with_built_in(_words(listed)))
+    listed = os.environ.get(FOREIGN_VARIABLE)
     if listed is None:
         return None
-    names = [_normal(name) for name in re.split(r"[,\s]+", listed) if name]
-    return frozenset([_normal(BUILT_IN), *names])
+    return Allowed(distributions=_with_built_in(_words(listed)), names=frozenset(_words(listed)))
+
+
+def _words(listed: str) -> list[str]:
+    return [name for name in re.split(r"[,\s]+", listed) if name]
+
+
+def _with_built_in(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(_normal(name) for name in (BUILT_IN, *names))
+
+
+def _is_allowed(entry: Entry, allowed: Allowed) -> bool:
+    return _normal(entry.distribution) in allowed.distributions or entry.name in allowed.names
 
 
 def _installed_sources() -> Iterator[Source]:

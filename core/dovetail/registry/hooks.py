@@ -58,6 +58,12 @@ def request_finished(stats: Any) -> None:
     """Learn the RequestStats of a finished request, in the API process."""
 
 
+@hookspec
+def environment_facts() -> dict[str, str]:
+    """Return name -> fact, to stand in `dovetail collect-env`: of a device, a driver, a service."""
+    return {}
+
+
 class _Specifications:
     """The events as pluggy wants them: attributes of one object."""
 
@@ -67,6 +73,7 @@ class _Specifications:
     engine_started = staticmethod(engine_started)
     engine_stopped = staticmethod(engine_stopped)
     request_finished = staticmethod(request_finished)
+    environment_facts = staticmethod(environment_facts)
 
 
 def selections() -> tuple[Selection, ...]:

@@ -37,7 +37,7 @@ KNOWN: dict[str, dict[str, str]] = {
         ("linear", "round_robin"), "experts are not divided over devices yet"
     ),
     "guided_decoding_backend": dict.fromkeys(
-        ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar"), _NOT_BUILT
+        ("lm-format-enforcer", "outlines", "xgrammar"), _NOT_BUILT
     ),
     "kv_cache_dtype": dict.fromkeys(
         ("fp8", "fp8_e4m3", "fp8_e5m2"), "an fp8 cache is not built yet; int8 takes as little room"
@@ -105,7 +105,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "draft": "a model that only guesses for another is not built yet",
         "pooling": _POOLING,
     },
-    "safetensors_load_strategy": {"eager": "files are mapped; reading them whole is not built yet"},
     "spec_acceptance_method": {
         "typical_acceptance_sampler": "guesses are kept by rejection sampling, which leaves the "
         "distribution of answers unchanged"
@@ -138,9 +137,6 @@ KNOWN: dict[str, dict[str, str]] = {
         _SYNTAX,
     ),
     "tool_server": {"demo": "the server calls no tools itself; clients do"},
-    "trace_module": dict.fromkeys(
-        ("all", "model", "worker"), "traces have no spans within a step"
-    ),
 }
 """Kind -> name -> reason, in small words that follow a colon."""
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dovetail.guided.rows import GuideRows
+from dovetail.guided.table import GuideTable
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.model import RowView
@@ -47,6 +49,8 @@ class ModelRunner:
         self.run = run
         self.device = device
         self._backend: AttentionBackend = build_plugin(run.attention)
+        self.guides = GuideTable(run.guided) if run.guided is not None else None
+        self._guide_rows: GuideRows | None = None
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self"""
@@ -62,6 +66,9 @@ class ModelRunner:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
         run = self.run
         processors = {s.name: build_plugin(s, run.model.vocab_size) for s in run.logits_processors}
+        if self.guides is not None:
+            self._guide_rows = GuideRows(self.guides, run.model.vocab_size)
+            processors["structured output"] = self._guide_rows
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
         self._groups = group_of_layers(layout)
@@ -109,6 +116,8 @@ class ModelRunner:
             return StepResult(step_id=plan.step_id, rows=())
         start_s = time.perf_counter()
         inputs = self._batch.gather(plan)
+        if self._guide_rows is not None:
+            self._guide_rows.begin(inputs.rows[inputs.samples].tolist())
         hidden = self._forward(inputs)
         forward_s = time.perf_counter()
         results = self._results(inputs, hidden)

@@ -93,7 +93,5 @@ def _of_row(
         logits = logits_of(hidden[start : start + len(chunk)]).float()
         if not bool(logits.amax(dim=1).isfinite().all()):
             return None
-        found += token_logprobs(
-            logits, chunk, [num_top] * len(chunk), tells_logits=tells_logits
-        )
+        found += token_logprobs(logits, chunk, [num_top] * len(chunk), tells_logits=tells_logits)
     return tuple(found)

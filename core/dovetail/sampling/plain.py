@@ -47,9 +47,7 @@ class PlainDraws:
             self._penalties.record(step.row_list, token_ids)
         return token_ids
 
-    def processed(
-        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep
-    ) -> torch.Tensor:
+    def processed(self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep) -> torch.Tensor:
         """Return the logits that rows without filter processors will draw from; nothing is drawn.
 
         Row i of logits is the step's row indices[i]. Mutates: logits

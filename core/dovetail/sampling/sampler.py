@@ -1,10 +1,11 @@
 """Sampler: the logits of a step's rows become one token per row, in the fixed order.
 
-Raw logits are kept for logprobs where those are told, then: allowed ids, bans, biases, penalties; greedy rows take
-their best token and leave; temperature, filter processors, min-p, top-k and top-p, the draw;
-logprobs of what was drawn, from the raw logits or from those drawn from. What no row of the step uses is skipped. On a CPU everything from the
-penalties on is one native call; `plain.py` does the same on other devices, and where a filter
-processor has to be called in between. Knows no model and no scheduler.
+Raw logits are kept for logprobs where those are told, then: allowed ids, bans, biases, penalties;
+greedy rows take their best token and leave; temperature, filter processors, min-p, top-k and top-p,
+the draw; logprobs of what was drawn, from the raw logits or from those drawn from. What no row of
+the step uses is skipped. On a CPU everything from the penalties on is one native call; `plain.py`
+does the same on other devices, and where a filter processor has to be called in between. Knows no
+model and no scheduler.
 """
 
 from __future__ import annotations

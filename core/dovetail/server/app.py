@@ -24,8 +24,9 @@ from dovetail.server.errors import problem, problem_of
 from dovetail.server.fields import HEADER
 from dovetail.server.generation import CLAMPED_HEADER
 from dovetail.server.middleware import REQUEST_ID, BodyLimit, Gate, OpenRequests, Outer
+from dovetail.server.plugged import add_middleware
 from dovetail.server.render.chat import ChatRenderer, load_template
-from dovetail.server.routes import chat, completions, health, models, tokenize
+from dovetail.server.routes import chat, completions, dev, health, models, tokenize
 from dovetail.server.state import Parsers, build_server
 from dovetail.server.streaming import ClientGone
 from dovetail.version import __version__
@@ -52,6 +53,18 @@ ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("GET", "/metrics", health.show_metrics),
 )
 
+FLAG_ROUTES: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
+    (
+        "enable_tokenizer_info_endpoint",
+        "GET",
+        "/get_tokenizer_info",
+        tokenize.get_tokenizer_info,
+    ),
+    ("enable_dev_endpoints", "POST", "/reset_prefix_cache", dev.reset_prefix_cache),
+    ("enable_dev_endpoints", "GET", "/server_info", dev.server_info),
+)
+"""Routes that are there only with a flag: its field, then as in ROUTES."""
+
 OPEN_ENDPOINTS = frozenset({health.health, health.live, health.ready, health.ping})
 """What answers without a key when keys are set. Everything else is closed."""
 
@@ -64,7 +77,7 @@ def build_app(
     max_queued_requests: int | None = None,
     renderer: ChatRenderer | None = None,
 ) -> FastAPI:
-    """Return the application. Raises: ConfigError for a chat template that cannot be used."""
+    """Return the application. Raises: ConfigError for a template or middleware of no use."""
     has_docs = not frontend.disable_fastapi_docs
     app = FastAPI(
         title="dovetail",
@@ -82,7 +95,8 @@ def build_app(
     )
     app.state.open_requests = OpenRequests()
     app.state.open_endpoints = set(OPEN_ENDPOINTS)
-    for method, path, endpoint in ROUTES:
+    asked = [route[1:] for route in FLAG_ROUTES if getattr(frontend, route[0])]
+    for method, path, endpoint in (*ROUTES, *asked):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     _add_hook_routes(app, engine)
     _add_handlers(app)
@@ -121,7 +135,15 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
     level = logging.WARNING if found.status >= 500 else logging.INFO
     request_id = request.state.request_id
-    logger.log(level, "request %s refused (%d): %s", request_id, found.status, found.info.message)
+    stack = error if request.app.state.server.frontend.log_error_stack else None
+    logger.log(
+        level,
+        "request %s refused (%d): %s",
+        request_id,
+        found.status,
+        found.info.message,
+        exc_info=stack,
+    )
     return found.response()
 
 
@@ -148,8 +170,10 @@ def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
         allow_credentials=frontend.allow_credentials,
         expose_headers=[REQUEST_ID, HEADER, CLAMPED_HEADER],
     )
+    add_middleware(app, frontend)
     app.add_middleware(
         Outer,
         shows_id=frontend.enable_request_id_headers,
         open_requests=app.state.open_requests,
+        root_path=(frontend.root_path or "").rstrip("/"),
     )

@@ -31,8 +31,13 @@ MAX_BOOT_BYTES = 64 << 20
 def main() -> int:
     """Serve as told; return the exit status."""
     boot = msgspec.json.decode(sys.stdin.buffer.readline(MAX_BOOT_BYTES), type=ChildBoot)
-    log_setup.setup(boot.spec.log_level)
-    log_setup.setup_uvicorn(boot.frontend.uvicorn_log_level)
+    log_setup.configure(
+        boot.spec.log_level,
+        uvicorn_level=boot.frontend.uvicorn_log_level,
+        config=boot.spec.log_config,
+        prefix=boot.spec.log_prefix,
+        is_wanted=boot.spec.sets_up_log,
+    )
     threading.Thread(target=_watch_parent, name="lifeline", daemon=True).start()
     try:
         return run_loop(_serve(boot))

@@ -60,7 +60,7 @@ async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Pha
         for boot in boots:
             children.append(_spawn(boot, sock))
         await _wait_started(children)
-        tell_ready(spec, sock, phases)
+        tell_ready(config, spec, sock, phases)
         return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
     finally:
         _end(children)

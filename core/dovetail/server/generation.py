@@ -23,7 +23,6 @@ from dovetail.observability.logging import shortened
 from dovetail.server.events import SessionPlan
 from dovetail.server.fields import HEADER, header_value
 from dovetail.server.logprobs import TokenNames
-from dovetail.server.protocol.chat import ResponseFormat
 from dovetail.server.protocol.common import (
     PromptTokensDetails,
     SamplingFields,
@@ -37,7 +36,6 @@ from dovetail.server.streaming import EventStream, Step, continued, event_steps,
 logger = logging.getLogger("dovetail.server")
 Item = TypeVar("Item")
 CLAMPED_HEADER = "x-dovetail-max-tokens"
-STRUCTURED = "needs structured output, not built yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +70,7 @@ async def noted(
     start_s = time.monotonic()
     first_s: float | None = None
     causes: dict[int, str] = {}
+    texts: dict[int, list[str]] = {}
     num_tokens = 0
     end = "the client left"
     try:
@@ -80,6 +79,8 @@ async def noted(
             num_tokens = step.num_generated_tokens
             if step.finish_reason is not None:
                 causes[step.index] = step.finish_reason
+            if server.frontend.enable_log_outputs:
+                texts.setdefault(step.index, []).append(step.text)
             yield step
         end = ", ".join(causes[index] for index in sorted(causes))
     except Exception as error:
@@ -87,6 +88,8 @@ async def noted(
         raise
     finally:
         await steps.aclose()
+        for index in sorted(texts):
+            _log_answer(server, generation, index, "".join(texts[index]))
         seconds = time.monotonic() - start_s
         wait_s = (first_s or time.monotonic()) - start_s
         logger.info(
@@ -105,6 +108,12 @@ def _log_arrival(server: Server, generation: Generation) -> None:
         limit = server.frontend.max_log_len
         text = server.engine.tokenizer.decode(ids[: limit or len(ids)], skip_special_tokens=False)
         logger.debug("request %s: prompt %r", generation.request_id, shortened(text, limit))
+
+
+def _log_answer(server: Server, generation: Generation, index: int, text: str) -> None:
+    """Log one answer as the model wrote it, whole, also where it was streamed."""
+    shown = shortened(text, server.frontend.max_log_len)
+    logger.info("request %s: answer %d %r", generation.request_id, index, shown)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,16 +149,6 @@ def open_reply(server: Server, body: SamplingFields, request_id: str, model: str
         names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),
         ignored=[],
     )
-
-
-def check_format(response_format: ResponseFormat | None) -> None:
-    """Raise RequestError unless free text is asked for."""
-    if response_format is not None and response_format.type != "text":
-        raise RequestError(
-            f'type "{response_format.type[:64]}" {STRUCTURED}.',
-            where="response_format",
-            code="unsupported_field",
-        )
 
 
 def check_stream(is_stream: bool, options: StreamOptions | None) -> None:
@@ -248,5 +247,9 @@ async def streamed(
     """
     first = await until_gone(request, anext(steps))
     return EventStream(
-        run(continued(first, steps)), owned.pop_all(), reply.headers(), reply.request_id
+        run(continued(first, steps)),
+        owned.pop_all(),
+        reply.headers(),
+        reply.request_id,
+        logs_stack=request.app.state.server.frontend.log_error_stack,
     )

@@ -17,10 +17,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dovetail.config.engine import Config
+from dovetail.config.log_config import read_log_config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability import logging as log_setup
-from dovetail.server.listen import bind, warn_if_open
+from dovetail.server.checks import check_frontend
+from dovetail.server.listen import listening
 from dovetail.server.phases import Phases
 from dovetail.server.start import max_queued, start_engine, tell_ready
 
@@ -31,29 +33,22 @@ METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 def run(config: Config) -> int:
     """Serve until told to stop. Raises: ConfigError for what cannot be started."""
-    log_setup.setup(config.observability.log_level)
-    log_setup.setup_uvicorn(config.frontend.uvicorn_log_level)
+    log_setup.configure(
+        config.observability.log_level,
+        uvicorn_level=config.frontend.uvicorn_log_level,
+        config=read_log_config(config.observability.log_config_file),
+        prefix=config.observability.log_prefix,
+        is_wanted=config.observability.configure_logging,
+    )
     phases = Phases()
     logger.info("start: imports took %.2f s", phases.durations_s["imports"])
     with phases.time("config"):
+        check_frontend(config.frontend)
         spec = resolve(config)
-        _check_template(config)
-    sock = bind(config.frontend.host, config.frontend.port)
-    warn_if_open(sock, has_key=bool(config.frontend.api_key))
-    try:
+    with listening(config.frontend) as sock:
         if config.frontend.api_server_count > 1:
             return _run_fleet(config, spec, sock, phases)
         return run_loop(_run_one(config, spec, sock, phases))
-    finally:
-        sock.close()
-
-
-def _check_template(config: Config) -> None:
-    """Raise ConfigError for a bad --chat-template now, not when the engine has loaded."""
-    if config.frontend.chat_template:
-        from dovetail.server.render.chat import check_template
-
-        check_template(config.frontend.chat_template)
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -104,7 +99,7 @@ async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases
                 renderer=renderer,
             )
         life = Life(app, engine, config.frontend)
-        return await life.run(sock, lambda: tell_ready(spec, sock, phases))
+        return await life.run(sock, lambda: tell_ready(config, spec, sock, phases))
     finally:
         await engine.shutdown()
 

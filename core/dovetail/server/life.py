@@ -18,7 +18,8 @@ from fastapi import FastAPI
 
 from dovetail.config.frontend import FrontendConfig
 from dovetail.server.listen import port_taken
-from dovetail.server.wire import BoundedHttp
+from dovetail.server.tls import REFRESH_PERIOD_S, Tls, tls_of
+from dovetail.server.wire import bounded_http
 
 if TYPE_CHECKING:
     from dovetail.engine.async_engine import AsyncEngine
@@ -49,7 +50,8 @@ class Life:
         self._engine = engine
         self._frontend = frontend
         self._server: Server = app.state.server
-        self._uvicorn = _Uvicorn(_uvicorn_config(app, frontend))
+        self._tls = tls_of(frontend)
+        self._uvicorn = _Uvicorn(uvicorn_config(app, frontend, self._tls))
         self._drain: asyncio.Task[None] | None = None
         self._status = 0
 
@@ -60,6 +62,8 @@ class Life:
             asyncio.ensure_future(self._tell_ready(on_ready)),
             asyncio.ensure_future(self._watch_engine()),
         ]
+        if self._tls is not None and self._frontend.enable_ssl_refresh:
+            tasks.append(asyncio.ensure_future(_refresh(self._tls)))
         try:
             await self._uvicorn.serve(sockets=[sock])
         except OSError as error:
@@ -94,6 +98,9 @@ class Life:
             return
         logger.error("the engine is gone: %s", self._engine.death_reason or "unknown cause")
         self._status = EXIT_ENGINE_DEAD
+        if self._frontend.keep_alive_on_engine_death:
+            logger.warning("the server goes on without it, as --keep-alive-on-engine-death asks")
+            return
         await asyncio.sleep(DEATH_NOTICE_S)
         self._exit()
 
@@ -116,17 +123,30 @@ class Life:
         self._uvicorn.force_exit |= is_forced
 
 
-def _uvicorn_config(app: FastAPI, frontend: FrontendConfig) -> uvicorn.Config:
-    return uvicorn.Config(
+async def _refresh(tls: Tls) -> None:
+    while True:
+        await asyncio.sleep(REFRESH_PERIOD_S)
+        tls.refresh()
+
+
+def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
+    """Return uvicorn's settings. Its loggers' levels are set by `observability.logging`."""
+    protocol = bounded_http(
+        max_head_bytes=frontend.h11_max_incomplete_event_size,
+        max_headers=frontend.h11_max_header_count,
+    )
+    config = uvicorn.Config(
         app,
-        http=BoundedHttp,
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level=frontend.uvicorn_log_level,
+        log_level=None,
         access_log=not frontend.disable_uvicorn_access_log,
         timeout_keep_alive=frontend.timeout_keep_alive,
         timeout_graceful_shutdown=2,
         server_header=False,
-        root_path=frontend.root_path or "",
     )
+    config.load()
+    config.ssl = None if tls is None else tls.context
+    return config

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import logging
 import socket
+from collections.abc import Iterator
 
+from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
+from dovetail.server.unix import unix_socket
 
 DEFAULT_HOST = "127.0.0.1"
 logger = logging.getLogger("dovetail.server")
+
+
+@contextlib.contextmanager
+def listening(frontend: FrontendConfig) -> Iterator[socket.socket]:
+    """Give the bound socket that the flags ask for: --uds, or else host and port.
+
+    Raises: ConfigError
+    """
+    if frontend.uds is not None:
+        with unix_socket(frontend.uds) as sock:
+            yield sock
+        return
+    sock = bind(frontend.host, frontend.port)
+    warn_if_open(sock, has_key=bool(frontend.api_key))
+    try:
+        yield sock
+    finally:
+        sock.close()
 
 
 def bind(host: str | None, port: int) -> socket.socket:
@@ -57,15 +79,19 @@ def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
 
 def port_taken(sock: socket.socket, error: OSError) -> ConfigError:
     """Return the error for a socket that another process began to listen on meanwhile."""
+    if sock.family == socket.AF_UNIX:
+        return ConfigError(f"cannot listen: {error.strerror}.", where="--uds")
     host, port = sock.getsockname()[:2]
     return _bind_error(str(host), int(port), error)
 
 
-def url_of(sock: socket.socket) -> str:
-    """Return the address to show."""
+def url_of(sock: socket.socket, *, has_tls: bool = False) -> str:
+    """Return the address to show: a URL, or unix: and the path of a socket."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}" + (" (https)" if has_tls else "")
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
+    return f"{'https' if has_tls else 'http'}://{shown}:{port}"
 
 
 def warn_if_open(sock: socket.socket, *, has_key: bool) -> None:

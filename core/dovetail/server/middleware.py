@@ -1,7 +1,8 @@
 """What happens around every route: id, counting, errors, the key, the size of bodies.
 
-Plain ASGI, outermost first: Outer (id, errors, counts), Gate (the key), BodyLimit. Knows no route;
-which routes are open is a set of endpoints, and everything else is closed.
+Plain ASGI, outermost first: Outer (id, errors, counts), what --middleware names (`plugged`), Gate
+(the key), BodyLimit. Knows no route; which routes are open is a set of endpoints, and everything
+else is closed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.observability import metrics
+from dovetail.observability.caller import note_caller
 from dovetail.server.errors import Problem, problem, problem_of
 from dovetail.server.protocol.common import MAX_REQUEST_ID_CHARS
 
@@ -31,7 +33,7 @@ _GOOD_ID = re.compile(rf"[\w.:-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 
 @dataclass(slots=True, kw_only=True)
 class OpenRequests:
-    """HTTP requests being answered now."""
+    """POST requests being answered now: those that bring work."""
 
     count: int = 0
 
@@ -45,12 +47,18 @@ class _Sent:
 
 
 class Outer:
-    """Gives every request an id, turns escaped exceptions into answers, counts."""
+    """Gives every request an id, turns escaped exceptions into answers, counts.
 
-    def __init__(self, app: ASGIApp, *, shows_id: bool, open_requests: OpenRequests) -> None:
+    `root_path` is what a proxy has before every path, whether it takes that off or not.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, shows_id: bool, open_requests: OpenRequests, root_path: str = ""
+    ) -> None:
         self._app = app
         self._shows_id = shows_id
         self._open = open_requests
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -59,15 +67,18 @@ class Outer:
             return
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        if self._root_path:
+            scope["root_path"] = self._root_path
+        note_caller(scope["path"], scope["headers"])
         sent = _Sent(headers={REQUEST_ID: request_id} if self._shows_id else {})
         start_s = time.monotonic()
-        self._count(1)
+        self._count(scope, 1)
         try:
             await self._app(scope, receive, _noting(send, sent))
         except Exception as error:
             await self._answer(error, sent, scope, receive, send)
         finally:
-            self._count(-1)
+            self._count(scope, -1)
             _record(scope, sent, time.monotonic() - start_s)
 
     async def _answer(
@@ -77,8 +88,9 @@ class Outer:
         if not sent.status:
             await problem_of(error).response()(scope, receive, _noting(send, sent))
 
-    def _count(self, change: int) -> None:
-        self._open.count += change
+    def _count(self, scope: Scope, change: int) -> None:
+        if scope["method"] == "POST":
+            self._open.count += change
         metrics.OPEN_REQUESTS.inc(change)
 
 

@@ -38,7 +38,7 @@ async def start_engine(config: Config, spec: EngineSpec, phases: Phases) -> Asyn
     return engine
 
 
-def tell_ready(spec: EngineSpec, sock: socket.socket, phases: Phases) -> None:
+def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> None:
     """Log the one line that says where the server answers, and export the phases."""
     from dovetail.observability import metrics
 
@@ -46,4 +46,5 @@ def tell_ready(spec: EngineSpec, sock: socket.socket, phases: Phases) -> None:
         metrics.START_SECONDS.labels(name).set(duration_s)
     names = ", ".join(spec.served_names)
     logger.info("serving %s", names)
-    logger.info("ready in %.1f s at %s", phases.total_s(), url_of(sock))
+    url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
+    logger.info("ready in %.1f s at %s", phases.total_s(), url)

@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dovetail.config.frontend import FrontendConfig
+from dovetail.engine.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
+from dovetail.interfaces.form import sequence
+from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.reasoning_parser import ReasoningParser
+from dovetail.interfaces.spec import GuidedSpec
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.admission import Admission
+from dovetail.server.events import SessionPlan
 from dovetail.server.fields import FieldReporter
 from dovetail.server.render.chat import ChatRenderer
+from dovetail.server.structured import BLANKS, Asked, after_reasoning
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
@@ -30,6 +36,9 @@ STALL_S = 10.0
 
 SHORT_TEXT_CHARS = 4096
 """Work on texts up to this size is done in the event loop; a thread would cost more."""
+
+LONG_WORK = SHORT_TEXT_CHARS + 1
+"""The size of work that is done in a thread whatever its text."""
 
 Answer = TypeVar("Answer")
 
@@ -79,6 +88,50 @@ class Server:
         """Raise EngineDead when nothing can be generated any more."""
         if not self.engine.is_alive:
             raise EngineDead(f"the engine is gone: {self.engine.death_reason or 'unknown cause'}")
+
+    def check_text(self, where: str) -> None:
+        """Raise RequestError where nobody can turn the text of a field into tokens."""
+        if not self.engine.spec.has_tokenizer:
+            raise text_refused(where)
+
+    def check_template(self, given: str | None) -> None:
+        """Raise RequestError for a template in a request, unless the server trusts them."""
+        if given is not None and not self.frontend.trust_request_chat_template:
+            raise RequestError(
+                "this server uses no templates of requests.",
+                where="chat_template",
+                fix="start it with --trust-request-chat-template, or with --chat-template FILE.",
+                code="unsupported_field",
+            )
+
+    @property
+    def guided_spec(self) -> GuidedSpec | None:
+        """Return how answers are held to forms; None where no backend is installed."""
+        return self.engine.spec.run.guided
+
+    async def guide(self, asked: Asked, plan: SessionPlan, tail: str) -> Guide:
+        """Return the guide of an answer. `tail` is the end of the rendered prompt.
+
+        The form counts from behind the reasoning, if there is any. Raises: RequestError
+        """
+        guides = self.engine.guides
+        if guides is None:
+            raise RequestError(
+                "no backend for structured output is installed.",
+                where=asked.where,
+                fix='pip install "dovetail-llm[guided]" where the server runs.',
+                code="unsupported_field",
+            )
+        if asked.form is None:
+            return await guides.triggered(asked.tags, where=asked.where, backend=asked.backend)
+        form, starts_after = asked.form, ""
+        if plan.reasoning is not None and plan.starts_inside:
+            form, starts_after = sequence(BLANKS, form), plan.reasoning.end
+        elif plan.reasoning is not None and not tail.rstrip().endswith(plan.reasoning.end):
+            form = after_reasoning(form, plan.reasoning)
+        return await guides.guide(
+            form, where=asked.where, backend=asked.backend, starts_after=starts_after
+        )
 
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
         """Return call(), run in a thread when the text it works on is long."""

@@ -90,7 +90,10 @@ async def event_steps(
 
 
 def _reason(cause: str | None, session: Session) -> str | None:
-    return None if cause is None else finish_reason(cause, num_calls=session.num_calls)
+    if cause is None:
+        return None
+    is_forced = session.plan.is_forced_call
+    return finish_reason(cause, num_calls=session.num_calls, is_forced_call=is_forced)
 
 
 def _check_end(cause: str, request_id: str) -> None:
@@ -131,6 +134,7 @@ async def continued(first: Item, rest: AsyncIterator[Item]) -> AsyncIterator[Ite
 
 class EventStream(StreamingResponse):
     """A response of server-sent events. `chunks` are JSON bodies; `owned` is closed at its end.
+    `logs_stack`: the traceback of every error is logged, not only of those nobody foresaw.
 
     An error after the first chunk becomes an error event, and then the stream just ends: without
     [DONE] no client takes it for a success. A client that leaves stops the chunks at once.
@@ -142,10 +146,12 @@ class EventStream(StreamingResponse):
         owned: AsyncExitStack,
         headers: dict[str, str],
         request_id: str,
+        logs_stack: bool = False,
     ) -> None:
         self._chunks = chunks
         self._owned = owned
         self._request_id = request_id
+        self._logs_stack = logs_stack
         fixed = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
@@ -182,11 +188,16 @@ class EventStream(StreamingResponse):
     async def _send_error(self, send: Send, error: Exception) -> None:
         if isinstance(error, OSError):
             return  # the connection broke: there is nobody to tell
-        if not isinstance(error, DovetailError):
-            logger.error("request %s failed", self._request_id, exc_info=error)
+        has_stack = not isinstance(error, DovetailError) or self._logs_stack
         found = problem_of(error)
         metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
-        logger.warning("request %s ended with an error: %s", self._request_id, found.info.message)
+        logger.log(
+            logging.WARNING if isinstance(error, DovetailError) else logging.ERROR,
+            "request %s ended with an error: %s",
+            self._request_id,
+            found.info.message,
+            exc_info=error if has_stack else None,
+        )
         await _send_event(send, found.body())
 
 

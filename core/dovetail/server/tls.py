@@ -118,7 +118,7 @@ def _stamp(frontend: FrontendConfig) -> Stamp:
 
 def _check_readable(flag: str, path: str) -> None:
     try:
-        with open(path, "rb"):
+        with Path(path).open("rb"):
             return
     except OSError as error:
         raise ConfigError(

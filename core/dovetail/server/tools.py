@@ -4,49 +4,135 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.form import Choice, Form, Literal, Pattern, sequence
+from dovetail.interfaces.form import Sequence as InOrder
 from dovetail.interfaces.reasoning_parser import ReasoningParser
+from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.events import SessionPlan
-from dovetail.server.generation import STRUCTURED
 from dovetail.server.protocol.chat import ChatRequest, ToolBody
 from dovetail.server.render.messages import tool_values
 from dovetail.server.state import Parsers
+from dovetail.server.structured import Asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools that count in this request: none when tool_choice is "none"."""
+    """The tools that the template sees; without a parser no call of theirs is read.
+
+    `asked` is the form that calls are held to, `is_named` says that the request names the tool.
+    """
 
     tools: Sequence[ToolBody] = ()
     parser: ToolParser | None = None
+    asked: Asked | None = None
+    is_named: bool = False
 
 
-def tool_use(body: ChatRequest, parsers: Parsers) -> ToolUse:
-    """Return which tools are offered. Raises: RequestError for choices that cannot be kept."""
+def tool_use(body: ChatRequest, parsers: Parsers, *, hides_unused: bool = False) -> ToolUse:
+    """Return which tools are offered. With tool_choice "none" no call is read, and with
+    `hides_unused` the template sees no tool. Raises: RequestError for choices that cannot be kept.
+    """
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
-        if not body.tools or choice == "none":
+        if not body.tools or (choice == "none" and hides_unused):
             return ToolUse()
-        return ToolUse(tools=body.tools, parser=_needed(parsers.tool))
-    _check_choice(body)
-    raise RequestError(
-        f'forcing a call {STRUCTURED}; "auto" and "none" work.',
-        where="tool_choice",
-        code="unsupported_field",
-    )
-
-
-def _check_choice(body: ChatRequest) -> None:
-    choice = body.tool_choice
-    if choice == "required" and not body.tools:
+        if choice == "none":
+            return ToolUse(tools=body.tools)
+        parser = _needed(parsers.tool)
+        return ToolUse(tools=body.tools, parser=parser, asked=_strict(body, parser))
+    if not body.tools:
         raise RequestError("is given without tools.", where="tool_choice")
-    if isinstance(choice, str) and choice != "required":
+    parser = _needed(parsers.tool)
+    offered = [tool for tool in body.tools if choice == "required" or _is_named(tool, choice)]
+    if not offered:
+        raise RequestError("names no tool of this request.", where="tool_choice")
+    is_named = choice != "required"
+    most = 1 if is_named or body.parallel_tool_calls is False else None
+    form = calls_form(parser, tool_values(offered), most, where="tool_choice")
+    asked = Asked(where="tool_choice", form=form)
+    return ToolUse(tools=body.tools, parser=parser, asked=asked, is_named=is_named)
+
+
+def _is_named(tool: ToolBody, choice: Any) -> bool:
+    """Return whether a tool_choice object names the tool. Raises: RequestError"""
+    if isinstance(choice, str):
         raise RequestError(
             f'"{choice[:64]}" is none of auto, none, required or a function.', where="tool_choice"
         )
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice.get("type", "function") != "function" or not isinstance(name, str):
+        raise RequestError(
+            "must name a function.",
+            where="tool_choice",
+            fix='send {"type": "function", "function": {"name": NAME}}.',
+        )
+    return tool.function.name == name
+
+
+def calls_form(parser: ToolParser, tools: Sequence[Tool], most: int | None, *, where: str) -> Form:
+    """Return the text of one call or more of these tools. Raises: RequestError"""
+    forms = [_call_form(parser, tool, where) for tool in tools]
+    return parser.forms(forms[0] if len(forms) == 1 else Choice(tuple(forms)), most)
+
+
+def _call_form(parser: ToolParser, tool: Tool, where: str) -> Form:
+    form = parser.form(tool)
+    if form is None:
+        raise RequestError(
+            "this model's way of writing calls cannot be held to a schema.",
+            where=where,
+            fix='use tool_choice "auto" and tools without strict.',
+            code="unsupported_field",
+        )
+    return form
+
+
+def _strict(body: ChatRequest, parser: ToolParser) -> Asked | None:
+    """Return how calls that the model may make are held to strict tools, if there are any."""
+    assert body.tools is not None
+    if not any(tool.function.strict for tool in body.tools):
+        return None
+    where = "tools"
+    offered = tool_values(body.tools)
+    forms = [
+        _call_form(parser, tool if given.function.strict else Tool(name=tool.name), where)
+        for tool, given in zip(offered, body.tools, strict=True)
+    ]
+    marker = parser.markers[0]
+    if marker.opens_answer:
+        most = 1 if body.parallel_tool_calls is False else None
+        other = Pattern(f"(?s:[^{_escaped(marker.start[0])}].*)?")
+        calls = parser.forms(Choice(tuple(forms)), most)
+        return Asked(where=where, form=Choice((other, calls)))
+    rests = tuple(_without_start(form, marker.start) for form in forms)
+    rest = rests[0] if len(rests) == 1 else Choice(rests)
+    return Asked(where=where, tags=((marker.start, rest),))
+
+
+def _escaped(character: str) -> str:
+    return "\\" + character if character in "[]\\^-" else character
+
+
+def _without_start(form: Form, start: str) -> Form:
+    """Return the form of what follows the opening marker of a call."""
+    match form:
+        case Literal(text) if text.startswith(start):
+            return Literal(text[len(start) :])
+        case InOrder((first, *rest)):
+            return sequence(_without_start(first, start), *rest)
+        case _:
+            raise RequestError(
+                "this model's way of writing calls cannot be held to a schema unasked.",
+                where="tools",
+                fix='leave strict out, or use tool_choice "required".',
+                code="unsupported_field",
+            )
 
 
 def _needed(parser: ToolParser | None) -> ToolParser:
@@ -69,14 +155,17 @@ def session_plan(
     facts: TokenizerFacts,
 ) -> SessionPlan:
     """Return how the answer's text is read. `tail` is the end of the rendered prompt."""
-    one_call = body.parallel_tool_calls is False
+    one_call = body.parallel_tool_calls is False or use.is_named
+    layout = layout_in_use(use.parser, reasoning)
     return SessionPlan(
         reasoning=reasoning.markers if reasoning else None,
         tool_parser=use.parser,
         tools=tool_values(use.tools),
         starts_inside=reasoning is not None and reasoning.starts_inside(tail),
-        dropped=dropped_texts(body, markers_in_use(use.parser, reasoning), facts),
+        dropped=dropped_texts(body, {*markers_in_use(use.parser, reasoning), *layout}, facts),
+        layout=layout,
         max_calls=1 if one_call else None,
+        is_forced_call=use.is_named,
     )
 
 
@@ -86,9 +175,17 @@ def markers_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None)
     return {text for region in regions for text in (region.start, region.end) if text}
 
 
+def layout_in_use(
+    parser: ToolParser | None, reasoning: ReasoningParser | None
+) -> tuple[str, ...]:
+    """Return the texts that are never content, the longest first."""
+    texts = {*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ())}
+    return tuple(sorted(texts, key=lambda text: (-len(text), text)))
+
+
 def hides_markers(markers: set[str], facts: TokenizerFacts) -> bool:
-    """Return whether skipping special tokens would hide a marker from the session."""
-    return any(marker in facts.special_tokens.values() for marker in markers)
+    """Return whether skipping special tokens would hide a marker, or a part of one."""
+    return any(text and text in m for m in markers for text in facts.special_tokens.values())
 
 
 def dropped_texts(body: ChatRequest, markers: set[str], facts: TokenizerFacts) -> tuple[str, ...]:

@@ -1,33 +1,37 @@
-"""BoundedHttp: uvicorn's HTTP protocol with a bound on the size and the time of a request's head.
+"""BoundedHttp: uvicorn's HTTP protocol with bounds on a request's head: bytes, headers, time.
 
-uvicorn on httptools collects headers without end. Bodies are bounded by `middleware.BodyLimit`.
-Knows no route. Source of the status: RFC 6585, section 5 (431).
+uvicorn on httptools collects headers without end, and takes what follows a body (trailers) for
+headers of it. Bodies are bounded by `middleware.BodyLimit`. Knows no route. Source of the status:
+RFC 6585, section 5 (431).
 """
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dovetail.server.errors import Problem, problem
 
-MAX_HEAD_BYTES = 64 * 1024
 HEAD_LIMIT_S = 30.0
 """How long a client may take to send the request line and the headers."""
 
 
 class _HeadTooLarge(Exception):
-    """Ends the parsing of a request whose head is too large."""
+    """Ends the parsing of a request whose head is over a limit."""
 
 
 class BoundedHttp(HttpToolsProtocol):
     """One connection. What is refused here never reaches the application."""
 
+    max_head_bytes = 4 * 2**20
+    max_headers = 256
     _is_in_head = True
-    _num_head_bytes = 0
+    _moves = False
+    _num_idle_bytes = 0
+    _num_headers = 0
     _is_refused = False
     _deadline: asyncio.TimerHandle | None = None
 
@@ -42,32 +46,48 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless the head has grown too large already."""
+        """Parse what came, unless too much has come that is neither a whole head nor a body."""
         if self._is_refused:
             return
-        was_in_head = self._is_in_head
+        self._moves = False
         super().data_received(data)
-        if was_in_head and self._is_in_head and not self._is_refused:
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_too_large())
+        self._num_idle_bytes = 0 if self._moves else self._num_idle_bytes + len(data)
+        if self._num_idle_bytes > self.max_head_bytes:
+            self._refuse(self._too_large())
 
     def on_message_begin(self) -> None:
         """Begin a request's head."""
         super().on_message_begin()
-        self._is_in_head, self._num_head_bytes = True, 0
+        self._is_in_head, self._num_headers = True, 0
         if self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_LIMIT_S, self._end_slow_head)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; one that follows the body is counted and left out."""
+        self._num_headers += 1
+        if self._num_headers > self.max_headers:
+            self._end_parsing(self._too_many())
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Start the request. Raises: _HeadTooLarge, which the parser turns into a refusal."""
+        """Start the request."""
         self._drop_deadline()
-        self._is_in_head = False
+        self._is_in_head, self._moves = False, True
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > MAX_HEAD_BYTES:
-            self._refuse(_too_large())
-            raise _HeadTooLarge
+        if size > self.max_head_bytes:
+            self._end_parsing(self._too_large())
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._moves = True
+        super().on_body(body)
+
+    def _end_parsing(self, found: Problem) -> NoReturn:
+        """Refuse. Raises: _HeadTooLarge, at which the parser stops"""
+        self._refuse(found)
+        raise _HeadTooLarge
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, in the shape of every other error."""
@@ -88,17 +108,36 @@ class BoundedHttp(HttpToolsProtocol):
         if self._is_refused:
             return
         self._is_refused = True
-        body = found.body()
-        head = (
-            f"HTTP/1.1 {found.status} {HTTPStatus(found.status).phrase}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            "connection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        if not self._is_answering():
+            self.transport.write(_bytes_of(found))
         self.transport.close()
 
+    def _is_answering(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
 
-def _too_large() -> Problem:
-    return problem(
-        431, f"the request's headers are above {MAX_HEAD_BYTES} bytes.", code="headers_too_large"
+    def _too_large(self) -> Problem:
+        return _refusal(f"are above {self.max_head_bytes} bytes")
+
+    def _too_many(self) -> Problem:
+        return _refusal(f"are more than {self.max_headers}")
+
+
+def bounded_http(*, max_head_bytes: int, max_headers: int) -> type[BoundedHttp]:
+    """Return the protocol with these limits, as a class: uvicorn makes the objects."""
+    limits = {"max_head_bytes": max_head_bytes, "max_headers": max_headers}
+    return type("LimitedHttp", (BoundedHttp,), limits)
+
+
+def _refusal(what: str) -> Problem:
+    return problem(431, f"the request's headers {what}.", code="headers_too_large")
+
+
+def _bytes_of(found: Problem) -> bytes:
+    body = found.body()
+    head = (
+        f"HTTP/1.1 {found.status} {HTTPStatus(found.status).phrase}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n"
     )
+    return head.encode() + body

@@ -1,7 +1,8 @@
 """Calls written as JSON objects with a name and arguments: whole, half written, and their form.
 
-`JsonCalls` says which keys a family uses; a parser calls it with the text of one object or of a
-list of them. Arguments keep the model's own bytes.
+`JsonCalls` says which keys a family uses; a parser calls it with the text of one object, of several
+in a row or of a list of them. Arguments keep the model's own bytes. What `so_far` has once said of
+a beginning stays true of every longer text, also where that text goes wrong later.
 """
 
 from __future__ import annotations
@@ -16,63 +17,73 @@ from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_text import Member, loads, members, skip_blanks, value_end
 
 EMPTY = "{}"
+BLANKS = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """The objects of a text. `end`: where they are over, None while more may follow; `fault`: what
+    stands there instead of what should."""
+
+    places: list[tuple[int, int | None]]
+    end: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls:
-    """The keys of a call. `arguments` are alternatives, the first is the one to write."""
+    """The keys of a call, and what may stand between calls.
+
+    `arguments` are alternatives, the first is the one to write. `is_name_enough`: an object without
+    arguments is a call. `dividers` are characters that may stand, with blanks, between objects in
+    a row; None: there is one object only. A list of objects is always taken.
+    """
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
+    is_name_enough: bool = True
+    dividers: str | None = None
 
     def parse(self, text: str) -> list[ToolCall]:
-        """Return the call of an object, or the calls of a list of objects.
+        """Return the calls of a whole text.
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
-        text = text.strip()
-        value = loads(text)
-        if isinstance(value, dict):
-            return [self._call(text)]
-        if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
-            raise MalformedToolCall("neither an object nor a list of objects")
-        return [self._call(text[start:end]) for start, end in _items(text)]
+        found = self._objects(text)
+        calls = [self._call(text[start:end]) for start, end in found.places]
+        if found.fault or not calls:
+            raise MalformedToolCall(found.fault or "no object")
+        is_list = text.lstrip(BLANKS).startswith("[")
+        over = found.end if is_list else found.places[-1][1]
+        if over is None or text[over:].strip(BLANKS + ("" if is_list else self.dividers or "")):
+            raise MalformedToolCall("the list is not closed, or text follows the calls")
+        return calls
 
     def so_far(self, text: str) -> list[ToolCall]:
         """Return the calls that a beginning of such a text is sure to hold.
 
-        Raises: MalformedToolCall when it can become neither an object nor a list.
+        Raises: MalformedToolCall when it can become no call.
         """
-        at = skip_blanks(text)
-        if at >= len(text):
-            return []
-        if text[at] == "[":
-            places = _items(text[at:])
-            return [call for a, _ in places for call in self._begun(text[at + a :])]
-        return self._begun(text[at:])
+        found = self._objects(text)
+        calls: list[ToolCall] = []
+        try:
+            for start, end in found.places:
+                call = self._begun(text[start:end])
+                if call is None and end is not None:
+                    call = self._call(text[start:end])
+                if call is None:
+                    break
+                calls.append(call)
+        except MalformedToolCall:
+            if not calls:
+                raise
+        if found.end is not None and not calls:
+            raise MalformedToolCall(found.fault or "no object")
+        return calls
 
-    def _call(self, text: str) -> ToolCall:
-        name, arguments = self._parts(text)
-        called = loads(text[name.start : name.end]) if name else None
-        if not isinstance(called, str) or not called:
-            raise MalformedToolCall(f'no object with a "{self.name}"')
-        return ToolCall(name=called, arguments=_arguments(text, arguments) if arguments else EMPTY)
-
-    def _begun(self, text: str) -> list[ToolCall]:
-        """Return the call of an object that may be cut, once its name and a "{" are there."""
-        name, arguments = self._parts(text)
-        if name is None or name.end is None or arguments is None or text[arguments.start] != "{":
-            return []
-        called = loads(text[name.start : name.end])
-        if not isinstance(called, str) or not called:
-            return []
-        return [ToolCall(name=called, arguments=text[arguments.start : arguments.end])]
-
-    def _parts(self, text: str) -> tuple[Member | None, Member | None]:
-        """Return the first members for the name and for the arguments."""
-        found = list(members(text, 0))
-        name = next((m for m in found if m.key == self.name), None)
-        return name, next((m for m in found if m.key in self.arguments), None)
+    def end(self, text: str) -> int | None:
+        """Return where the calls are over, or None while more of them may follow."""
+        return self._objects(text).end
 
     def form(self, tool: Tool, *, before: str = "", after: str = "") -> Form:
         """Return the text of one call: an object with the tool's name, arguments by its schema."""
@@ -80,18 +91,90 @@ class JsonCalls:
         head += f"{json.dumps(self.arguments[0])}: "
         return sequence(head, Json(schema_of(tool)), "}" + after)
 
+    def _objects(self, text: str) -> _Objects:
+        at = skip_blanks(text)
+        if at >= len(text):
+            return _Objects([])
+        if text[at] == "[":
+            return _listed(text, at)
+        if text[at] == "{":
+            return self._in_a_row(text, at)
+        return _Objects([], at, "neither an object nor a list of objects")
+
+    def _in_a_row(self, text: str, at: int) -> _Objects:
+        places: list[tuple[int, int | None]] = []
+        while True:
+            end = value_end(text, at)
+            places.append((at, end))
+            if end is None:
+                return _Objects(places)
+            if self.dividers is None:
+                return _Objects(places, end)
+            at = skip_blanks(text, end)
+            while at < len(text) and text[at] in self.dividers:
+                at = skip_blanks(text, at + 1)
+            if at >= len(text):
+                return _Objects(places)
+            if text[at] != "{":
+                return _Objects(places, end)
+
+    def _call(self, text: str) -> ToolCall:
+        loads(text)
+        name, arguments = self._parts(text)
+        called = loads(text[name.start : name.end]) if name else None
+        if not isinstance(called, str) or not called:
+            raise MalformedToolCall(f'no object with a "{self.name}"')
+        if arguments is None and not self.is_name_enough:
+            raise MalformedToolCall(f'no object with "{self.arguments[0]}"')
+        return ToolCall(name=called, arguments=_arguments(text, arguments) if arguments else EMPTY)
+
+    def _begun(self, text: str) -> ToolCall | None:
+        """Return the call of an object that may be cut, once its name and a "{" are there."""
+        name, arguments = self._parts(text)
+        if name is None or name.end is None or arguments is None or text[arguments.start] != "{":
+            return None
+        called = loads(text[name.start : name.end])
+        if not isinstance(called, str) or not called:
+            return None
+        return ToolCall(name=called, arguments=text[arguments.start : arguments.end])
+
+    def _parts(self, text: str) -> tuple[Member | None, Member | None]:
+        """Return the first members for the name and for the arguments, and look no further: what
+        follows them must not change what was said of a beginning."""
+        name: Member | None = None
+        arguments: Member | None = None
+        for member in members(text, 0):
+            if member.key == self.name:
+                name = name or member
+            elif member.key in self.arguments:
+                arguments = arguments or member
+            if name and arguments:
+                break
+        return name, arguments
+
 
 def schema_of(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments: an object, whatever the client left out."""
     return {"type": "object", **tool.parameters}
 
 
+def object_at(text: str, at: int = 0) -> str:
+    """Return the JSON object that begins at `at` and ends with the text.
+
+    Raises: MalformedToolCall, UnfinishedToolCall when it ends within a string.
+    """
+    found = text[at:]
+    if not isinstance(loads(found), dict):
+        raise MalformedToolCall("the arguments are no object")
+    return found
+
+
 def _arguments(text: str, member: Member) -> str:
     """Return the arguments' own text; a string that holds an object stands for that object."""
     found = text[member.start : member.end]
     value = loads(found)
-    if isinstance(value, str) and isinstance(loads(value or EMPTY), dict):
-        return value or EMPTY
+    if isinstance(value, str):
+        return _unquoted(value or EMPTY, member.key)
     if value is None:
         return EMPTY
     if not isinstance(value, dict):
@@ -99,18 +182,27 @@ def _arguments(text: str, member: Member) -> str:
     return found
 
 
-def _items(text: str) -> list[tuple[int, int | None]]:
-    """Return where the items of the list that `text` begins with stand, as far as it goes."""
+def _unquoted(text: str, key: str) -> str:
+    try:
+        return object_at(text)
+    except MalformedToolCall as error:
+        raise MalformedToolCall(f'"{key}" holds no object') from error
+
+
+def _listed(text: str, at: int) -> _Objects:
+    """Return the objects of the list that begins at `at`, as far as it goes."""
     places: list[tuple[int, int | None]] = []
-    at = skip_blanks(text, 1)
+    at = skip_blanks(text, at + 1)
     while at < len(text) and text[at] != "]":
+        if text[at] != "{":
+            return _Objects(places, at, "an item is no object")
         end = value_end(text, at)
         places.append((at, end))
         if end is None:
-            break
+            return _Objects(places)
         at = skip_blanks(text, end)
         if at < len(text) and text[at] == ",":
             at = skip_blanks(text, at + 1)
         elif at < len(text) and text[at] != "]":
-            raise MalformedToolCall("items are not divided by a comma")
-    return places
+            return _Objects(places, at, "items are not divided by a comma")
+    return _Objects(places, at + 1 if at < len(text) else None)

@@ -111,8 +111,10 @@ def loads(text: str) -> Any:
     except json.JSONDecodeError as error:
         is_cut = error.msg.startswith("Unterminated string")
         raise (UnfinishedToolCall if is_cut else MalformedToolCall)(error.msg) from error
-    except RecursionError as error:
-        raise MalformedToolCall("nested too deep") from error
+    except MalformedToolCall:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise MalformedToolCall("nested too deep, or a number too long") from error
 
 
 def _refuse_constant(name: str) -> Any:

@@ -187,6 +187,8 @@ class FakeAsyncEngine:
         self.counts = (0, 0)
         self.running: set[str] = set()
         self.aborted: list[str] = []
+        self.num_resets = 0
+        self.reset_fault: Exception | None = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
         self._input = InputProcessor(self.spec, self.tokenizer)
 
@@ -205,6 +207,12 @@ class FakeAsyncEngine:
     def die(self, reason: str = "killed") -> None:
         """End the engine; whatever runs raises EngineDead at its next step."""
         self.is_alive, self.death_reason = False, reason
+
+    async def reset_prefix_cache(self) -> None:
+        """Count the wish. Raises: what the test set."""
+        if self.reset_fault is not None:
+            raise self.reset_fault
+        self.num_resets += 1
 
     async def abort(self, request_id: str) -> None:
         """Note an abort."""

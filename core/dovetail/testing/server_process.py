@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-READY = re.compile(r"ready in [\d.]+ s at (http://\S+)")
+READY = re.compile(r"ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 20.0
 

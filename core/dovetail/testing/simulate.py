@@ -50,6 +50,9 @@ class SimSettings:
     max_model_tokens: int = 64
     uses_chunked_prefill: bool = True
     long_prefill_tokens: int = 0
+    max_partial: int | None = None
+    max_long_partial: int | None = None
+    long_prompt_tokens: int = 0
     async_steps: bool = False
     block_tokens: int = 4
     num_blocks: int = 40
@@ -72,6 +75,9 @@ class SimSettings:
             uses_chunked_prefill=self.uses_chunked_prefill,
             long_prefill_tokens=self.long_prefill_tokens,
             async_steps=self.async_steps,
+            max_partial=self.max_partial,
+            max_long_partial=self.max_long_partial,
+            long_prompt_tokens=self.long_prompt_tokens,
         )
 
     def cache(self) -> CacheSpec:
@@ -258,6 +264,7 @@ class Simulation:
         is_bare = bool(plan.rows) or not (plan.new_rows or plan.freed_rows)
         self._promise(is_bare, "a plan without rows names new or freed rows")
         self._check_order(plan)
+        self._check_parts(plan)
         self.report.num_tokens += plan.num_tokens
         by_row = {request.row: request for request in self._live.values()}
         for step in plan.rows:
@@ -322,12 +329,39 @@ class Simulation:
         if plan.new_rows:
             admitted = {new.request_id for new in plan.new_rows}
             latest = max(self._order(r) for r in running if r.request_id in admitted)
-            waiting = [self._order(r) for r in self._live.values() if r.row == NO_ROW]
+            waiting = [
+                self._order(r)
+                for r in self._live.values()
+                if r.row == NO_ROW and not (self._is_long(r) and self._has_all_turns(plan))
+            ]
             self._promise(not waiting or latest < min(waiting), "a waiting request was overtaken")
         if yielded and running:
             smallest = min(self._order(request) for request in yielded)
             largest = max(self._order(request) for request in running)
             self._promise(smallest > largest, "a request yielded to one with a larger key")
+
+    def _parts(self, plan: StepPlan) -> list[Request]:
+        """Return the requests of whose prompt the plan leaves some for later."""
+        by_row = {request.row: request for request in self._live.values()}
+        return [by_row[step.row] for step in plan.rows if not step.samples]
+
+    def _is_long(self, request: Request) -> bool:
+        return request.num_tokens > self.settings.long_prompt_tokens
+
+    def _has_all_turns(self, plan: StepPlan) -> bool:
+        """Return whether running long prompts had all turns that there are, or got the last."""
+        limit = self.settings.max_long_partial
+        return limit is not None and sum(map(self._is_long, self._parts(plan))) >= limit
+
+    def _check_parts(self, plan: StepPlan) -> None:
+        """No more prompts are in parts than may be, and no more long ones."""
+        parts, settings = self._parts(plan), self.settings
+        num_long = sum(map(self._is_long, parts))
+        for count, limit in (
+            (len(parts), settings.max_partial),
+            (num_long, settings.max_long_partial),
+        ):
+            self._promise(limit is None or count <= limit, f"{count} prompts are in parts")
 
     def _newly_preempted(self) -> list[Request]:
         yielded = []

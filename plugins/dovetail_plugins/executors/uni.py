@@ -9,12 +9,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from dovetail import registry
 from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
@@ -34,6 +35,7 @@ class UniExecutor(Executor):
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
         self.options = options
         self._thread = _WorkThread() if run.async_steps else None
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="dovetail-forms")
         self._death: str | None = None
         self._callbacks: list[Callable[[str], None]] = []
         self._worker: Worker | None = None
@@ -74,6 +76,10 @@ class UniExecutor(Executor):
         _settle(done, lambda: self._step(worker, plan))
         return done
 
+    def prepare(self, guide: Guide) -> Future[None]:
+        """Load a form in a thread of its own."""
+        return self._loader.submit(self.worker.prepare, guide)
+
     def check(self) -> None:
         """Raise EngineDead when a step has raised."""
         if self._death is not None:
@@ -84,7 +90,8 @@ class UniExecutor(Executor):
         self._callbacks.append(callback)
 
     def shutdown(self) -> None:
-        """End the worker and its thread. May be called twice."""
+        """End the worker and its threads. May be called twice."""
+        self._loader.shutdown(wait=False, cancel_futures=True)
         worker, self._worker = self._worker, None
         thread, self._thread = self._thread, None
         if thread is None:

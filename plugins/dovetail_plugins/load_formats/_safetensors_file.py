@@ -94,8 +94,14 @@ def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the whole file at once, then yield its tensors. For slow or remote disks."""
-    content = bytearray(header.path.read_bytes())
+    """Read the whole file at once, then yield its tensors. For slow or remote disks.
+
+    Raises: ConfigError when the file has become shorter since its header was read.
+    """
+    content = bytearray(header.path.stat().st_size)
+    with header.path.open("rb") as file:
+        if file.readinto(content) < max((e.end for e in header.extents), default=0):
+            raise _malformed(header.path, "it was cut while it was read")
     for extent in header.extents:
         yield extent.name, _view(content, extent)
 

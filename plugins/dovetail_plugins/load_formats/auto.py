@@ -31,6 +31,12 @@ class Auto(LoadFormat):
         """Yield every tensor of the format that fits. Raises: ConfigError when none does."""
         if not Safetensors.why_not(checkpoint):
             return Safetensors(self.options).tensors(checkpoint)
+        if self.options.reading != "lazy":
+            raise ConfigError(
+                f"only safetensors files are read {self.options.reading}, and there are none",
+                where=checkpoint.path,
+                fix="leave --safetensors-load-strategy out",
+            )
         if not Pt.why_not(checkpoint):
             return Pt(self.options).tensors(checkpoint)
         raise ConfigError(

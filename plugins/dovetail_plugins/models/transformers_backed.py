@@ -7,6 +7,7 @@ models whose attention does not go through transformers' attention interface.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ def build_causal(context: BuildContext) -> Any:
     model = context.model
     hf_attention.register()
     _check_config(model)
-    fields = {k: v for k, v in model.hf_config.items() if k not in ("model_type", "dtype")}
+    fields = _config_fields(context)
     try:
         config = transformers.AutoConfig.for_model(model.hf_config["model_type"], **fields)
         with no_init_weights(), torch.device(context.device):
@@ -115,6 +116,25 @@ def build_causal(context: BuildContext) -> Any:
     if causal._is_stateful:
         raise _refusal(model, "it keeps a state of its own instead of keys and values")
     return causal.eval().requires_grad_(False)
+
+
+def _config_fields(context: BuildContext) -> dict[str, Any]:
+    """Return what transformers' config is made of.
+
+    Its sliding layers need a window: without one they get the longest sequence served, which
+    hides nothing.
+    """
+    config = context.model.hf_config
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "dtype")}
+    slides = "sliding_attention" in (config.get("layer_types") or ())
+    if slides and "sliding_window" in config and config["sliding_window"] is None:
+        fields["sliding_window"] = _served_tokens(context)
+        fields.update({"use_sliding_window": True} if "use_sliding_window" in config else {})
+    return fields
+
+
+def _served_tokens(context: BuildContext) -> int:
+    return context.max_tokens or context.model.max_position_tokens
 
 
 def plain_renamings(causal: Any) -> list[tuple[str, str]]:
@@ -151,6 +171,9 @@ def _learn_attention(context: BuildContext, causal: Any, trunk: nn.Module) -> No
             f"{len(layers)} of its {context.model.num_layers} layers attend through"
             " transformers' attention interface",
         )
+    for layer in layers:
+        if (layer.spec.window_tokens or 0) >= _served_tokens(context):
+            layer.spec = replace(layer.spec, window_tokens=None)
     causal.set_attn_implementation(hf_attention.RUN)
 
 

@@ -4,7 +4,8 @@ Every step hands `max_step_tokens` tokens to running requests in policy order, t
 Prefill, chunked prefill, decode, prefix hits and recompute are the same arithmetic: a request wants
 the tokens between `num_computed_tokens` and what is known or under way, and drafts of what follows
 where room is left. When blocks run out, the running request with the largest key gives its blocks
-back and waits again. Knows no tensor or text.
+back and waits again. Prompts in parts may be limited in number, long ones further: then shorter
+ones overtake those that wait for their turn. Knows no tensor or text.
 Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
 Sarathi-Serve (OSDI 2024).
 """
@@ -24,6 +25,7 @@ from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import ScheduleSpec
 from dovetail.interfaces.step import NewRow, RowResult, RowStep, StepPlan, StepResult
+from dovetail_plugins.schedulers._turns import Turns
 
 Order = tuple[tuple[float, ...], int]
 Blocks = tuple[tuple[int, ...], ...]
@@ -307,20 +309,26 @@ class ContinuousScheduler(Scheduler):
         self._enqueue(job)
 
     def _admit_waiting(self, tally: _Tally) -> None:
-        """Start waiting jobs in strict order until one does not fit; nobody overtakes it."""
-        while self._waiting and self._free_rows and tally.tokens_left > 0:
-            if not self._admit(self._waiting[0], tally):
+        """Start waiting jobs in strict order until one does not fit; long ones wait their turn."""
+        turns = Turns(self._spec, (job.request for job in self._running))
+        index = 0
+        while index < len(self._waiting) and self._free_rows and tally.tokens_left > 0:
+            if turns.must_wait(self._waiting[index].request):
+                index += 1
+            elif not self._admit(index, tally, turns):
                 return
 
-    def _admit(self, job: _Job, tally: _Tally) -> bool:
-        """Return whether the first waiting job could start. Mutates: queues, tally, cache"""
+    def _admit(self, index: int, tally: _Tally, turns: Turns) -> bool:
+        """Return whether a waiting job could start. Mutates: queues, tally, cache, turns"""
+        job = self._waiting[index]
         request = job.request
         # A job preempted with a token under way waits for it: its new row must know all tokens.
         if request.num_inflight > 0 or self._is_blocked(job):
             return False
         num_cached = self._cache.find_prefix(request)
         num_tokens = self._first_tokens(request.num_tokens - num_cached, tally.tokens_left)
-        if num_tokens == 0:
+        is_part = num_cached + num_tokens < request.num_tokens
+        if num_tokens == 0 or (is_part and not turns.has_room):
             return False
         blocks = None
         if self._has_room(request, num_cached):
@@ -329,7 +337,9 @@ class ContinuousScheduler(Scheduler):
         if blocks is None:
             self._blocked = (job, self._cache.num_free_blocks)
             return False
-        del self._waiting[0]
+        del self._waiting[index]
+        if is_part:
+            turns.take(request)
         self._start(job, num_cached)
         tally.new_rows.append(_new_row(request, blocks))
         tally.take(job, num_tokens, self._no_blocks)

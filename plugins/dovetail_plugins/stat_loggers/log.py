@@ -50,13 +50,13 @@ class LogStats(StatLogger):
         self._queried_tokens += stats.prefix_queried_tokens
         self._hit_tokens += stats.prefix_hit_tokens
         self._preemptions += stats.preemptions
+        self._num_finished += stats.finished
         self._draft_tokens += stats.draft_tokens
         self._accepted_tokens += stats.accepted_tokens
         self.flush()
 
     def request(self, stats: RequestStats) -> None:
-        """Count a finished request."""
-        self._num_finished += 1
+        """Leave requests alone: with several API processes, steps are told to one of them."""
 
     def flush(self) -> None:
         """Write a line if the interval is over and there is something to say."""

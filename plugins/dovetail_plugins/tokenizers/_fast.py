@@ -85,6 +85,20 @@ class FastTokenizer:
         """Return each id's own piece as text."""
         return [self._piece(i) for i in token_ids]
 
+    def token_bytes(self) -> list[bytes]:
+        """Return the bytes that each id writes, by id."""
+        return [self._written(i) for i in range(self._facts.vocab_size)]
+
+    def _written(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None or token_id in self._added:
+            return self._added.get(token_id, "").encode()
+        if "ByteLevel" in self._decoder_types:
+            return self._bytes(token_id)
+        if "ByteFallback" in self._decoder_types and (match := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        return self._piece(token_id).encode()
+
     def facts(self) -> _files.Facts:
         """Return the fixed facts."""
         return self._facts

@@ -63,6 +63,11 @@ class SlowTokenizer:
         """Return each id's own piece as text."""
         return [self.decode([i], skip_special_tokens=False) for i in token_ids]
 
+    def token_bytes(self) -> list[bytes]:
+        """Return the bytes that each id writes, by id (sentencepiece: bytes and space marks)."""
+        pieces = self._tokenizer.convert_ids_to_tokens(list(range(self._facts.vocab_size)))
+        return [_written(piece) for piece in pieces]
+
     def facts(self) -> _files.Facts:
         """Return the fixed facts."""
         return self._facts
@@ -89,3 +94,11 @@ class SlowTokenizer:
             chat_templates=templates,
             max_tokens=_files.max_tokens(settings),
         )
+
+
+def _written(piece: object) -> bytes:
+    if not isinstance(piece, str):
+        return b""
+    if len(piece) == 6 and piece.startswith("<0x"):
+        return bytes.fromhex(piece[3:5])
+    return piece.replace("\u2581", " ").encode()

@@ -57,6 +57,11 @@ class HfTokenizer(Tokenizer):
         pieces: list[str] = self._inner.tokens(token_ids)
         return pieces
 
+    def token_bytes(self) -> list[bytes]:
+        """Return the bytes that each id writes, by id."""
+        written: list[bytes] = self._inner.token_bytes()
+        return written
+
     def facts(self) -> TokenizerFacts:
         """Return the fixed facts."""
         facts: TokenizerFacts = self._inner.facts()

@@ -1,7 +1,11 @@
-"""How safetensors files are read: the choices of --safetensors-load-strategy."""
+"""How safetensors files are read: the choices of --safetensors-load-strategy.
+
+`value` is the load format's option `reading`.
+"""
 
 from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
 LAZY = Value(summary="files are mapped and read as tensors are asked for", value="lazy")
+EAGER = Value(summary="each file is read whole at once, for slow or remote disks", value="eager")

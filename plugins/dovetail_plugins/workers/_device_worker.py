@@ -10,7 +10,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
@@ -73,6 +74,12 @@ class DeviceWorker(Worker):
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step."""
         return self.runner.step(plan)
+
+    def prepare(self, guide: Guide) -> None:
+        """Load a form before a row needs it. Raises: RequestError"""
+        if self.runner.guides is None:
+            raise RequestError("structured output is switched off here.")
+        self.runner.guides.prepare(guide)
 
     def shutdown(self) -> None:
         """Give the model and the cache back. May be called twice."""

@@ -66,6 +66,25 @@ def delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields}]}
 
 
+def type_in(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
+    """Let input() return these lines, or raise, and then end."""
+    left = list(lines)
+
+    def read(prompt: str) -> str:
+        line = left.pop(0) if left else EOFError
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+
+
+def contents(server: Any) -> list[list[str]]:
+    """Return the contents of the messages of every chat request."""
+    bodies = [body for _, body, _ in server.seen if body]
+    return [[message["content"] for message in body["messages"]] for body in bodies]
+
+
 def test_chat_once(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     server.pieces = [delta(role="assistant"), delta(content="Grüß"), delta(content=" dich")]
     words = ["chat", "--url", server.url, "--system-prompt", "Be kind.", "-q", "Hi"]
@@ -84,20 +103,79 @@ def test_chat_keeps_the_history(
     server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.pieces = [delta(content="yes")]
-    lines = iter(["one", "", "two"])
-
-    def read(prompt: str) -> str:
-        try:
-            return next(lines)
-        except StopIteration:
-            raise EOFError from None
-
-    monkeypatch.setattr("builtins.input", read)
+    type_in(monkeypatch, "one", "", "two")
     assert main(["chat", "--url", server.url, "--model-name", "mine"]) == 0
     last = server.seen[-1][1]
     assert [m["content"] for m in last["messages"]] == ["one", "yes", "two"]
     assert last["model"] == "mine"
     assert len(server.seen) == 2
+
+
+def test_commands_of_the_chat(
+    server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.pieces = [delta(content="yes")]
+    type_in(
+        monkeypatch,
+        *["one", "/clear", "two", "/system Be brief.", "three", "/system", "four"],
+        *["/help", "/nothing", "/usr/bin", "/exit", "never"],
+    )
+    assert main(["chat", "--url", server.url, "--system-prompt", "Be kind."]) == 0
+    assert contents(server) == [
+        ["Be kind.", "one"],
+        ["Be kind.", "two"],
+        ["Be brief.", "three"],
+        ["four"],
+        ["four", "yes", "/usr/bin"],
+    ]
+    out = capsys.readouterr().out
+    assert "/system TEXT" in out
+    assert "there is no command /nothing" in out
+
+
+def test_a_message_of_several_lines(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    quoted = ['"""def f():', "", "    return 1", '"""', 'x """', '"""one line"""']
+    type_in(monkeypatch, *quoted, '"""', "begun", KeyboardInterrupt, "last")
+    assert main(["chat", "--url", server.url]) == 0
+    asked = [messages[-1] for messages in contents(server)]
+    assert asked == ["def f():\n\n    return 1", 'x """', "one line", "last"]
+
+
+def test_reasoning_stands_apart_and_is_not_sent_back(
+    server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.pieces = [delta(reasoning_content="Hm"), delta(reasoning="m."), delta(content="Yes.")]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    type_in(monkeypatch, "one", "two")
+    assert main(["chat", "--url", server.url]) == 0
+    assert "\x1b[2mHm\x1b[0m\x1b[2mm.\x1b[0m\n\nYes.\n" in capsys.readouterr().out
+    assert contents(server)[-1] == ["one", "Yes.", "two"]
+
+
+def test_ctrl_c_stops_an_answer_and_only_that(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dovetail.cli.chat import Chat
+
+    closed: list[str] = []
+
+    class Slow:
+        def stream(self, path: str, body: Any) -> Iterator[Any]:
+            try:
+                yield delta(content="so far")
+                if len(body["messages"]) == 1:
+                    raise KeyboardInterrupt
+            finally:
+                closed.append(path)
+
+    chat = Chat(Slow(), {"model": "m"}, None)
+    type_in(monkeypatch, "one", KeyboardInterrupt, "two")
+    chat.converse()
+    assert [message["content"] for message in chat.history] == ["one", "so far", "two", "so far"]
+    assert len(closed) == 2
+    out = capsys.readouterr().out
+    assert "so far [stopped]\n" in out
+    assert "Ctrl-D leaves." in out
 
 
 def test_complete_once(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

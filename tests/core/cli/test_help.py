@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pty
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from dovetail import registry
 from dovetail.cli.main import main
 from dovetail.config.engine import GROUPS, flags
+from dovetail.config.ledger import REFUSED
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "huggingface_hub", "numpy", "zmq")
+REFERENCE = Path(__file__).resolve().parents[2] / "reference"
 
 
 def screen(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -65,16 +72,115 @@ def test_a_flag(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("--max") == 1
 
 
+@pytest.mark.parametrize(
+    ("topic", "usage"),
+    [
+        ("q", "-q, --quantization NAME"),
+        ("-O", "-O, --compilation-config LEVEL|JSON"),
+        ("device", "--device NAME"),
+        ("model", "--model TEXT"),
+        ("no-enforce-eager", "--enforce-eager, --no-enforce-eager"),
+        ("hf-overrides.rope_theta", "--hf-overrides JSON"),
+    ],
+)
+def test_a_flag_by_another_spelling(
+    topic: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert screen(capsys, "serve", f"--help={topic}").splitlines()[0].strip() == usage
+
+
+def test_a_flag_tells_its_other_routes_and_its_state(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(screen(capsys, "serve", "--help=max-loras").split())
+    assert "Variable: DOVETAIL_MAX_LORAS. In a YAML file: `max-loras: VALUE`." in text
+    assert f"Refused: {REFUSED['max_loras'].missing}" in text
+    mapped = " ".join(screen(capsys, "serve", "--help=num-speculative-tokens").split())
+    assert "Mapped: today --speculative-config.num_speculative_tokens." in mapped
+
+
+@pytest.mark.parametrize(
+    ("topic", "shown", "left_out"),
+    [
+        ("VllmConfig", "--compilation-config", "--port"),
+        ("DecodingConfig", "--structured-outputs-config", "--port"),
+        ("StructuredOutputsConfig", "--structured-outputs-config", "--port"),
+        ("Frontend", "--port", "--max-num-seqs"),
+        ("Options", "--api-server-count", "--port"),
+        ("PromptAdapterConfig", "--max-prompt-adapters", "--port"),
+        ("SpeculativeConfig", "--speculative-config", "--port"),
+    ],
+)
+def test_group_names_of_others(
+    topic: str, shown: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = screen(capsys, "serve", f"--help={topic}")
+    assert f"{shown} " in text
+    assert f"{left_out} " not in text
+
+
+def test_every_group_of_the_reference_is_a_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads((REFERENCE / "cli_flags.json").read_text())
+    for group in {row["group"] for row in rows}:
+        assert "--" in screen(capsys, "serve", f"--help={group}"), group
+
+
 def test_a_search_word(capsys: pytest.CaptureFixture[str]) -> None:
-    text = screen(capsys, "serve", "--help=prefix")
-    assert "--enable-prefix-caching" in text
-    assert "--prefix-caching-hash-algo" in text
-    assert "--port" not in text
+    text = screen(capsys, "serve", "--help=max")
+    usages = [line for line in text.splitlines() if line.startswith("  -")]
+    named = [flag.spelling for flag in flags().values() if "max" in flag.spelling]
+    assert len(named) > 10
+    assert all(any(f"{name} " in f"{usage} ".replace(",", " ") for usage in usages) for name in named)
+    assert not any("--port " in usage for usage in usages)
+    told = screen(capsys, "serve", "--help=prefix").splitlines()
+    assert told[-1].startswith("also: ")
+    assert "--prefix-caching-hash-algo NAME" in "\n".join(told)
 
 
-def test_choices_are_the_registered_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "fcfs, priority" in screen(capsys, "serve", "--help=scheduling-policy")
-    assert "1, 8, 16, 32, 64, 128" in screen(capsys, "serve", "--help=block-size")
+def test_choices_are_told_with_their_summaries(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [line.split()[0] for line in choice_lines(capsys, "block-size")]
+    assert names == ["1", "8", "16", "32", "64", "128"]
+    rows = choice_lines(capsys, "attention-backend")
+    assert rows[0].startswith("auto ")
+    assert rows[-1] == "or NAME@PACKAGE, package.module:Class, path/to/file.py:Class"
+    kind = registry.KINDS["device"]
+    assert "not available: " in screen(capsys, "serve", f"--help={kind.flags[0]}")
+
+
+def choice_lines(capsys: pytest.CaptureFixture[str], topic: str) -> list[str]:
+    lines = screen(capsys, "serve", f"--help={topic}").splitlines()
+    return [line.strip() for line in lines if line.startswith(" " * 8)]
+
+
+def test_a_choice_of_another_package_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policies.py"
+    file.write_text('raise RuntimeError("help imported a plugin")\nX = V(summary="by length")\n')
+    with registry.with_entries({"scheduling_policy": {"shortest@mine": f"{file}:X"}}):
+        assert "shortest  by length (mine)" in choice_lines(capsys, "scheduling-policy")
+
+
+def test_a_page_is_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert screen(capsys, "serve", "--help=page") == screen(capsys, "serve", "--help=all")
+
+
+def test_a_page_goes_through_the_pager() -> None:
+    leader, follower = pty.openpty()
+    environ = {k: v for k, v in os.environ.items() if k != "MANPAGER"}
+    done = subprocess.Popen(
+        [sys.executable, "-m", "dovetail", "bench", "latency", "--help=page"],
+        env=environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PAGER": "head -n 1 | tr a-z A-Z"},
+        stdin=follower,
+        stdout=follower,
+    )
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error on Linux
+        while piece := os.read(leader, 4096):
+            shown += piece
+    os.close(leader)
+    assert done.wait() == 0
+    assert shown.decode().strip().startswith("USAGE: DOVETAIL BENCH LATENCY")
+    assert shown.count(b"\n") == 1
 
 
 def test_an_unknown_topic_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,12 +203,20 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["serve", "--help"], ["serve", "--help=all"], ["--version"]]
+    "words",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["serve", "--help=all"],
+        ["serve", "--help=quantization"],
+        ["--version"],
+    ],
 )
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     done = run(*words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("HEAVY []")
+    assert "imported a plugin" not in done.stdout
 
 
 def test_help_is_cheap() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.config import model_path
-from dovetail.config.model_path import find_model, find_tokenizer
+from dovetail.config.model_path import Hub, find_model, find_tokenizer
 from dovetail.config.weights_check import check_weights, has_weights
 from dovetail.errors import ConfigError
 
@@ -106,8 +106,8 @@ def cached(root: Path, name: str, *, files: dict[str, str]) -> Path:
 def test_a_cached_model_starts_without_a_connection(tmp_path: Path) -> None:
     files = {"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}"}
     snapshot = cached(tmp_path, "some/model", files=files)
-    assert find_model("some/model", cache=str(tmp_path)) == snapshot
-    assert find_tokenizer("some/model", Path("elsewhere"), cache=str(tmp_path)) == snapshot
+    assert find_model("some/model", hub=Hub(cache=str(tmp_path))) == snapshot
+    assert find_tokenizer("some/model", Path("elsewhere"), hub=Hub(cache=str(tmp_path))) == snapshot
 
 
 def test_an_unfinished_download_is_not_taken(
@@ -116,14 +116,14 @@ def test_an_unfinished_download_is_not_taken(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     snapshot = cached(tmp_path, "some/model", files={"config.json": "{}"})
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
-        find_model("some/model", cache=str(tmp_path))
-    assert find_model("some/model", cache=str(tmp_path), needs_weights=False) == snapshot
+        find_model("some/model", hub=Hub(cache=str(tmp_path)))
+    assert find_model("some/model", hub=Hub(cache=str(tmp_path)), needs_weights=False) == snapshot
 
 
 def test_unknown_hub_ids_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="neither a folder nor complete"):
-        find_model("no/such-model", cache=str(tmp_path))
+        find_model("no/such-model", hub=Hub(cache=str(tmp_path)))
 
 
 def test_a_folder_without_tokenizer(tmp_path: Path) -> None:

@@ -187,11 +187,13 @@ def test_reasoning_can_be_left_out() -> None:
     assert message["content"] == "because"
 
 
-def test_tool_choice_none_hides_the_tools() -> None:
-    app, engine = app_for(Script(pieces=["[call]add {}[/call]"]))
+@pytest.mark.parametrize("excludes", [False, True])
+def test_tool_choice_none_reads_no_call(excludes: bool) -> None:
+    script = Script(pieces=["[call]add {}[/call]"])
+    app, engine = app_for(script, exclude_tools_when_tool_choice_none=excludes)
     body = chat(app, tools=TOOLS, tool_choice="none").json()
     assert body["choices"][0]["message"]["content"] == "[call]add {}[/call]"
-    assert "tools]" not in "".join(map(chr, engine.asked[0][2]["prompt"]))
+    assert ("[1 tools]" in "".join(map(chr, engine.asked[0][2]["prompt"]))) is not excludes
 
 
 def test_one_call_at_a_time() -> None:

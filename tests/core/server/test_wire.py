@@ -30,13 +30,12 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def served(talk: Callable[[socket.socket], bytes]) -> bytes:
+def served(talk: Callable[[socket.socket], bytes], max_headers: int = 256) -> bytes:
     """Return what `talk` returns, which runs in a thread against a server on a free port."""
+    http = wire.bounded_http(max_head_bytes=65536, max_headers=max_headers)
 
     async def main() -> bytes:
-        config = uvicorn.Config(
-            app, http=wire.BoundedHttp, ws="none", lifespan="off", log_config=None
-        )
+        config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
@@ -101,6 +100,53 @@ def test_a_large_head_is_refused(parts: tuple[bytes, ...]) -> None:
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert error_of(answer)["code"] == "headers_too_large"
     assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("number", [9, 10])
+def test_the_number_of_headers_is_bounded(number: int) -> None:
+    end = b"Connection: close\r\n\r\n"
+    head = GET + b"".join(b"X-%d: b\r\n" % n for n in range(number - 2)) + end
+    answer = served(sends(head), max_headers=9)
+    assert answer.startswith(b"HTTP/1.1 200 " if number == 9 else b"HTTP/1.1 431 ")
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [(b"1;a=", *[b"a" * 30_000] * 4), (b"0\r\nX-A: ", *[b"a" * 30_000] * 4),
+     (b"0\r\n", *[b"X-A: b\r\n" * 200] * 2)],
+    ids=["a chunk line", "one trailer", "many trailers"],
+)  # fmt: skip
+def test_what_follows_a_body_is_bounded(tail: tuple[bytes, ...]) -> None:
+    answer = served(sends(CHUNKED, *tail))
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_trailer_is_no_header() -> None:
+    seen: list[bytes] = []
+
+    class Notes(wire.BoundedHttp):
+        def on_message_complete(self) -> None:
+            seen.extend(name for name, _ in self.scope["headers"])
+            super().on_message_complete()
+
+    async def main() -> None:
+        config = uvicorn.Config(app, http=Notes, ws="none", lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            task = asyncio.ensure_future(server.serve(sockets=[sock]))
+            tail = b"0\r\nAuthorization: Bearer k\r\n\r\n" + GET + b"Connection: close\r\n\r\n"
+            port = sock.getsockname()[1]
+            answer = await asyncio.to_thread(_talk, port, sends(CHUNKED + tail))
+            server.should_exit = True
+            await task
+        assert answer.count(b"HTTP/1.1 200 ") == 2
+
+    asyncio.run(main())
+    assert b"transfer-encoding" in seen
+    assert b"authorization" not in seen
 
 
 def test_what_is_no_http_is_told_so_as_json() -> None:

@@ -29,8 +29,10 @@ class _Told:
 class Region:
     """One region. `read` takes text, `body` is what the parser gets."""
 
-    def __init__(self, markers: Markers) -> None:
+    def __init__(self, markers: Markers, *, id_prefix: str = "call_", id_digits: int = 24) -> None:
         self.markers = markers
+        self.id_prefix = id_prefix
+        self.id_digits = id_digits
         self.num_ends = 0
         self._parts: list[str] = [markers.start] if markers.is_body else []
         self._num_chars = len(markers.start) if markers.is_body else 0
@@ -70,6 +72,13 @@ class Region:
         """Treat the end marker just read as part of the body."""
         self._tail = ""
 
+    def cut(self, at: int) -> str:
+        """End the body at a place of it; return what follows. Mutates: self"""
+        text = self.whole()
+        self._parts = [text[:at]]
+        self._num_chars = at
+        return text[at:]
+
     def whole(self) -> str:
         """Return all text read so far, end markers included."""
         return "".join(self._parts)
@@ -86,7 +95,8 @@ class Region:
             return None
         self._num_looked = self._num_chars
         text = self.whole()
-        return text[: len(text) - partial_length(text, (self.markers.end, *dropped))]
+        held = partial_length(text, tuple(end for end in (self.markers.end, *dropped) if end))
+        return text[: len(text) - held]
 
     def split_at_first_end(self, rest: str) -> tuple[str, str]:
         """Return (the region as plain text, what follows): it ends at its first end marker."""
@@ -107,7 +117,7 @@ class Region:
                 is_over = most is not None and number >= most
                 self._told.append(_Told(index=None if is_over else number))
                 if not is_over:
-                    call_id = f"call_{secrets.token_hex(12)}"
+                    call_id = call.id or self._new_id()
                     events.append(ToolCallStart(index=number, call_id=call_id, name=call.name))
             told = self._told[position]
             more = call.arguments[told.num_chars :]
@@ -115,6 +125,9 @@ class Region:
             if more and told.index is not None:
                 events.append(ToolCallArgsDelta(index=told.index, text=more))
         return events
+
+    def _new_id(self) -> str:
+        return self.id_prefix + secrets.token_hex(self.id_digits // 2 + 1)[: self.id_digits]
 
     @property
     def num_told(self) -> int:

@@ -16,6 +16,8 @@ from dovetail.server.events.matcher import find_first, partial_length
 from dovetail.server.events.region import Region
 from dovetail.server.events.types import ContentDelta, Event, ReasoningDelta
 
+FEED_CHARS = 4096
+"""Longer text is read in parts of this size: text that waits is copied at every marker."""
 MAX_REGION_ENDS = 8
 """How many end markers may stand inside one call's strings before the region is given up."""
 
@@ -25,7 +27,9 @@ class SessionPlan:
     """What the sessions of one request have in common.
 
     `starts_inside` says that the rendered prompt ends inside a reasoning region. `dropped` are
-    texts of special tokens that must not reach the client. `max_calls` None is unbounded.
+    texts of special tokens that must not reach the client, `layout` texts that are no content but
+    may stand in a call's strings. `max_calls` None is unbounded. `is_forced_call`: the request
+    named the tool to call.
     """
 
     reasoning: Markers | None = None
@@ -33,12 +37,15 @@ class SessionPlan:
     tools: tuple[Tool, ...] = ()
     starts_inside: bool = False
     dropped: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()
     max_calls: int | None = None
+    is_forced_call: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Return whether text passes through unchanged."""
-        return self.reasoning is None and self.tool_parser is None and not self.dropped
+        is_changed = self.reasoning or self.tool_parser or self.dropped or self.layout
+        return not is_changed
 
 
 class Session:
@@ -48,6 +55,8 @@ class Session:
         self.plan = plan
         self.num_calls = 0
         self._regions = plan.tool_parser.markers if plan.tool_parser else ()
+        self._dropped = _longest_first(plan.dropped)
+        self._ignored = _longest_first((*plan.dropped, *plan.layout))
         self._phase = "reasoning" if plan.reasoning and plan.starts_inside else "content"
         self._pending = ""
         self._blank: list[str] = []
@@ -65,8 +74,11 @@ class Session:
         """Return the events that this text completes. Mutates: self"""
         if self.plan.is_plain:
             return [ContentDelta(text=text)] if text else []
-        self._pending += text
-        return self._run(is_final=False)
+        events: list[Event] = []
+        for start in range(0, len(text), FEED_CHARS):
+            self._pending += text[start : start + FEED_CHARS]
+            events += self._run(is_final=False)
+        return events
 
     def finish(self) -> list[Event]:
         """Return what was held back. Mutates: self"""
@@ -113,7 +125,7 @@ class Session:
         opening = (reasoning.start,) if reasoning else ()
         regions = [r for r in self._regions if not (r.opens_answer and self._has_said)]
         starts = tuple(region.start for region in regions)
-        found = self._next_marker((*starts, *opening, *self.plan.dropped), is_final)
+        found = self._next_marker((*starts, *opening, *self._ignored), is_final)
         if found is None:
             return False
         before, marker = found
@@ -122,17 +134,22 @@ class Session:
         if which >= 0 and regions[which].opens_answer and self._has_said:
             self._say(marker)
         elif which >= 0:
-            self._region = Region(regions[which])
-            self._phase = "region"
+            self._open_region(regions[which])
         elif marker in opening:
             self._open_reasoning(marker)
         return True
 
     def _step_verbatim(self, is_final: bool) -> bool:
-        found = self._next_marker(self.plan.dropped, is_final)
+        found = self._next_marker(self._ignored, is_final)
         if found is not None:
             self._say(found[0])
         return found is not None
+
+    def _open_region(self, markers: Markers) -> None:
+        parser = self.plan.tool_parser
+        assert parser is not None
+        self._region = Region(markers, id_prefix=parser.id_prefix, id_digits=parser.id_digits)
+        self._phase = "region"
 
     def _open_reasoning(self, marker: str) -> None:
         if self._has_said:
@@ -144,7 +161,7 @@ class Session:
     def _step_reasoning(self, is_final: bool) -> bool:
         assert self.plan.reasoning is not None
         markers = self.plan.reasoning
-        found = self._next_marker((markers.end, markers.start, *self.plan.dropped), is_final)
+        found = self._next_marker((markers.end, markers.start, *self._ignored), is_final)
         if found is None:
             return False
         before, marker = found
@@ -188,28 +205,52 @@ class Session:
         rest = region.read(text)
         if rest is None and not is_final:
             return self._look(region)
-        body = region.body() if rest is not None else region.whole()
+        if rest is None:
+            return self._end_unmarked(region, self._syntax_end(region, region.whole()))
+        body = region.body()
         calls, can_grow = self._parse(body)
-        if calls is None and rest is not None and can_grow and region.num_ends < MAX_REGION_ENDS:
+        if calls is None and can_grow and region.num_ends < MAX_REGION_ENDS:
             region.go_on()
             self._pending = rest
             return True
-        self._close_region(region, calls or self._begun(body), rest or "")
+        self._close_region(region, calls or self._begun(body), rest)
         return bool(self._pending)
+
+    def _syntax_end(self, region: Region, body: str) -> int | None:
+        """Return where a region without an end marker is over, or None."""
+        assert self.plan.tool_parser is not None
+        return None if region.markers.end else self.plan.tool_parser.region_end(body)
+
+    def _end_unmarked(self, region: Region, at: int | None) -> bool:
+        """Close a region that no marker ended: at this place of its body, or with the text."""
+        rest = "" if at is None else region.cut(at)
+        calls = self._parse(region.whole())[0] or self._begun(region.whole())
+        if region.markers.end or calls or region.has_told:
+            self._close_region(region, calls, rest)
+        else:
+            self._give_up(region, rest)
+        return bool(self._pending)
+
+    def _give_up(self, region: Region, rest: str) -> None:
+        """Let a region pass as plain text, and all that follows it: where no end is waited for,
+        nothing that follows can make it a call."""
+        self._phase, self._region = "verbatim", None
+        text, _ = region.split_at_first_end("")
+        self._pending = text + rest
 
     def _look(self, region: Region) -> bool:
         """Pass on what has grown of the region's calls, or give it up as plain text."""
-        body = region.growing_body(self.plan.dropped)
+        body = region.growing_body(self._dropped)
         if body is None:
             return False
+        at = self._syntax_end(region, body)
+        if at is not None:
+            return self._end_unmarked(region, at)
         calls = self._begun(body)
         if calls is not None:
             self._tell(region, calls)
         elif not region.markers.end and not region.has_told:
-            # No end is waited for, so nothing that follows can make it a call: let the text pass.
-            self._phase, self._region = "verbatim", None
-            text, self._pending = region.split_at_first_end("")
-            self._say(self._without_dropped(text))
+            self._give_up(region, "")
             return True
         return False
 
@@ -217,7 +258,8 @@ class Session:
         """Return (calls or None, whether more text could make the body a call)."""
         assert self.plan.tool_parser is not None
         try:
-            return self.plan.tool_parser.parse(self._without_dropped(body), self.plan.tools), False
+            text = _without(body, self._dropped)
+            return self.plan.tool_parser.parse(text, self.plan.tools), False
         except UnfinishedToolCall:
             return None, True
         except MalformedToolCall:
@@ -227,22 +269,18 @@ class Session:
         """Return the calls that a body begins with, or None when it can be none."""
         assert self.plan.tool_parser is not None
         try:
-            return self.plan.tool_parser.so_far(self._without_dropped(body), self.plan.tools)
+            text = _without(body, self._dropped)
+            return self.plan.tool_parser.so_far(text, self.plan.tools)
         except UnfinishedToolCall:
             return []
         except MalformedToolCall:
             return None
 
-    def _without_dropped(self, text: str) -> str:
-        for dropped in self.plan.dropped:
-            text = text.replace(dropped, "")
-        return text
-
     def _close_region(self, region: Region, calls: list[ToolCall] | None, rest: str) -> None:
         self._phase, self._region = "content", None
         if not calls and not region.has_told:
             text, self._pending = region.split_at_first_end(rest)
-            self._say(self._without_dropped(text))
+            self._say(_without(text, self._ignored))
             return
         self._tell(region, calls or [])
         self._leave()
@@ -254,3 +292,13 @@ class Session:
         self.num_calls = before + region.num_told
         if region.has_told:
             self._blank = []
+
+
+def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
+
+
+def _without(text: str, words: tuple[str, ...]) -> str:
+    for word in words:
+        text = text.replace(word, "")
+    return text

@@ -20,6 +20,7 @@ MAX_MESSAGES = 8192
 MAX_TOOLS = 512
 MAX_PARTS = 1024
 MAX_NAME_CHARS = 256
+MAX_TEMPLATE_CHARS = 1 << 18
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
@@ -66,6 +67,7 @@ class FunctionTool(Body):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolBody(Body):
@@ -80,6 +82,9 @@ class ResponseFormat(Body):
 
     type: str
     json_schema: dict[str, Any] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class ChatRequest(SamplingFields):
@@ -104,7 +109,7 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)] | None = None
-    chat_template: str | None = None
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 

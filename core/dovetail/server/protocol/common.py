@@ -15,6 +15,7 @@ from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHAR
 INT31 = 1 << 31
 MAX_LIST = 1 << 16
 MAX_REQUEST_ID_CHARS = 128
+MAX_CHOICE_TEXTS = 4096
 
 Count = Annotated[int, Field(ge=0, le=INT31)]
 TokenId = Annotated[int, Field(ge=0, le=INT31)]
@@ -37,11 +38,6 @@ WITHOUT_EFFECT = frozenset(
 """Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
 
 REFUSED = {
-    "structured_outputs": "needs structured output, not built yet",
-    "guided_json": "needs structured output, not built yet",
-    "guided_regex": "needs structured output, not built yet",
-    "guided_choice": "needs structured output, not built yet",
-    "guided_grammar": "needs structured output, not built yet",
     "use_beam_search": "beam search is not built",
     "best_of": "is no longer part of the API; use n",
     "functions": "is no longer part of the API; use tools",
@@ -68,6 +64,22 @@ class Reply(BaseModel):
     """A response body."""
 
     model_config = ConfigDict(protected_namespaces=())
+
+
+class StructuredOutputs(Body):
+    """What an answer must look like: one of the first six, and how."""
+
+    json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    backend: str | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
 
 
 class SamplingFields(Body):
@@ -104,6 +116,15 @@ class SamplingFields(Body):
     ) = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: (
+        Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None
+    ) = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class StreamOptions(Body):

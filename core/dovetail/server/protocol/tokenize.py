@@ -6,7 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dovetail.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, Message, ToolBody
+from dovetail.server.protocol.chat import (
+    MAX_MESSAGES,
+    MAX_TEMPLATE_CHARS,
+    MAX_TOOLS,
+    Message,
+    ToolBody,
+)
 from dovetail.server.protocol.common import Body, Reply, TokenId
 
 MAX_TOKENS = 1 << 22
@@ -23,7 +29,7 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False
-    chat_template: str | None = None
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 

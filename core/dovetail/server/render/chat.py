@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from dovetail.server.protocol.chat import Message, ToolBody
 from dovetail.server.render.messages import normalise, tool_dicts, unused_extras
 from dovetail.server.render.template import ChatTemplate
 
+MAX_GIVEN = 16
+"""Templates of requests that are kept compiled."""
+
 FINAL_TURN_ROLES = frozenset({"assistant"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderQuery:
-    """What is to be rendered. `tools` empty: the template sees none."""
+    """What is to be rendered. `tools` empty: the template sees none. `template`: the request's."""
 
     messages: Sequence[Message]
     tools: Sequence[ToolBody] = ()
@@ -29,6 +33,7 @@ class RenderQuery:
     kwargs: dict[str, Any] = field(default_factory=dict)
     adds_generation_prompt: bool = True
     continues_final_message: bool = False
+    template: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,13 @@ class ChatRenderer:
         self._template = _build(override or facts.chat_template, facts, where)
         by_tools = None if override else facts.chat_templates.get("tool_use")
         self._tool_template = _build(by_tools, facts, where) or self._template
+        self._given = lru_cache(MAX_GIVEN)(partial(_build_given, special=facts.special_tokens))
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """Return the sources of the templates in use, by name."""
+        named = {"default": self._template, "tool_use": self._tool_template}
+        return {name: template.source for name, template in named.items() if template is not None}
 
     @property
     def source(self) -> str:
@@ -84,6 +96,8 @@ class ChatRenderer:
         return Rendered(prompt=prompt, tail=_tail(prompt, messages), ignored=tuple(ignored))
 
     def _pick(self, query: RenderQuery) -> ChatTemplate:
+        if query.template is not None:
+            return self._given(query.template)
         template = self._tool_template if query.tools else self._template
         if template is None:
             raise RequestError(
@@ -123,6 +137,14 @@ def check_template(value: str | None) -> None:
 
 def _build(source: str | None, facts: TokenizerFacts, where: str) -> ChatTemplate | None:
     return ChatTemplate(source, facts.special_tokens, where=where) if source else None
+
+
+def _build_given(source: str, *, special: dict[str, str]) -> ChatTemplate:
+    """Return a request's own template, under the same limits. Raises: RequestError"""
+    try:
+        return ChatTemplate(source, special)
+    except ConfigError as error:
+        raise RequestError(error.what, where="chat_template", code="chat_template_error") from error
 
 
 def _check_flags(query: RenderQuery) -> None:

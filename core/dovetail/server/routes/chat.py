@@ -14,7 +14,6 @@ from dovetail.server.events import SessionPlan
 from dovetail.server.generation import (
     Generation,
     Reply,
-    check_format,
     check_stream,
     enter,
     generation_for,
@@ -26,8 +25,9 @@ from dovetail.server.generation import (
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.render.chat import Rendered, RenderQuery
 from dovetail.server.routes.access import ServerOf
-from dovetail.server.state import Server
+from dovetail.server.state import LONG_WORK, Server
 from dovetail.server.streaming import until_gone
+from dovetail.server.structured import asked_form
 from dovetail.server.tools import ToolUse, session_plan, tool_use
 
 
@@ -49,9 +49,11 @@ async def _prepare(
 ) -> tuple[Reply, Generation, ChatShape]:
     """Return all that is decided before the engine hears of the request. Raises: RequestError"""
     model = server.model_name(body.model)
-    check_format(body.response_format)
+    server.check_text("messages")
     check_stream(body.stream, body.stream_options)
-    use = tool_use(body, server.parsers)
+    server.check_template(body.chat_template)
+    hides = server.frontend.exclude_tools_when_tool_choice_none
+    use = tool_use(body, server.parsers, hides_unused=hides)
     reply = open_reply(server, body, request_id_of(request, body.request_id), model)
     reply.ignored += server.fields.check(body, known=("messages.",))
     rendered = await server.run(
@@ -61,28 +63,24 @@ async def _prepare(
     prompt_ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
     plan = _plan(server, body, use, rendered)
     fields = _engine_fields(body, plan)
+    asked = asked_form(body, body.response_format, server.guided_spec) or use.asked
+    if asked is not None:
+        fields["guide"] = await server.guide(asked, plan, rendered.tail)
     generation = generation_for(server, body, reply, prompt_ids, fields, plan)
     shape = _shape(server, body, rendered)
     return reply, generation, replace(shape, prompt_ids=tuple(generation.prompt_ids))
 
 
 def text_size(body: ChatRequest) -> int:
-    """Return roughly how many characters the messages and tools hold."""
+    """Return roughly how many characters the messages and tools hold; a template is long work."""
     tools = 256 * len(body.tools or ())
-    return tools + sum(
-        len(m.content) if isinstance(m.content, str) else 1024 for m in body.messages
-    )
+    template = LONG_WORK if body.chat_template is not None else 0
+    sizes = [len(m.content) if isinstance(m.content, str) else 1024 for m in body.messages]
+    return template + tools + sum(sizes)
 
 
 def render_query(body: ChatRequest, use: ToolUse) -> RenderQuery:
-    """Return what to render. Raises: RequestError for a template in the request."""
-    if body.chat_template is not None:
-        raise RequestError(
-            "templates in requests are not allowed.",
-            where="chat_template",
-            fix="start the server with --chat-template FILE.",
-            code="unsupported_field",
-        )
+    """Return what to render."""
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
@@ -95,6 +93,7 @@ def render_query(body: ChatRequest, use: ToolUse) -> RenderQuery:
         kwargs=kwargs,
         adds_generation_prompt=body.add_generation_prompt and not (continues and not asked),
         continues_final_message=continues,
+        template=body.chat_template,
     )
 
 

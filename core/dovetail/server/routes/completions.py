@@ -20,7 +20,6 @@ from dovetail.server.events import SessionPlan
 from dovetail.server.generation import (
     Generation,
     Reply,
-    check_format,
     check_stream,
     enter,
     generation_for,
@@ -33,6 +32,7 @@ from dovetail.server.protocol.completions import MAX_CHOICES, CompletionRequest
 from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import Server
 from dovetail.server.streaming import merged, until_gone
+from dovetail.server.structured import asked_form
 
 Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is to be repeated) and its token ids."""
@@ -72,7 +72,6 @@ def _check(body: CompletionRequest, num_prompts: int) -> None:
         raise RequestError(f"prompts times n is above {MAX_CHOICES}.", where="n")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("0 makes sense only with echo.", where="max_tokens")
-    check_format(body.response_format)
     check_stream(body.stream, body.stream_options)
 
 
@@ -86,6 +85,9 @@ async def _prepare(
     reply = open_reply(server, body, request_id_of(request, body.request_id), model)
     reply.ignored += server.fields.check(body)
     fields = _engine_fields(body)
+    asked = asked_form(body, body.response_format, server.guided_spec)
+    if asked is not None:
+        fields["guide"] = await server.guide(asked, SessionPlan(), "")
     generations: list[Generation] = []
     texts: list[Prompt] = []
     for which, prompt in enumerate(prompts):
@@ -144,7 +146,7 @@ def _shape(server: Server, body: CompletionRequest, prompts: Sequence[Prompt]) -
         num_top_logprobs=body.logprobs,
         echoes=body.echo,
         hides_answer=body.max_tokens == 0,
-        shows_token_ids=body.return_token_ids,
+        shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
         shows_usage=usage,
         shows_usage_always=usage and bool(options and options.continuous_usage_stats),
         shows_cached=server.frontend.enable_prompt_tokens_details,

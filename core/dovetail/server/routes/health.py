@@ -46,14 +46,12 @@ async def version() -> dict[str, str]:
 
 
 async def load(request: Request, server: ServerOf) -> dict[str, Any]:
-    """Return how much work there is: HTTP requests in this process, sequences in the engine."""
+    """Return how much work there is: sequences in the engine, and in this process."""
     running, waiting = server.engine.load()
-    return {
-        "server_load": request.app.state.open_requests.count,
-        "running": running,
-        "waiting": waiting,
-        "inside": server.admission.num_inside,
-    }
+    counts = {"running": running, "waiting": waiting, "inside": server.admission.num_inside}
+    if server.frontend.enable_server_load_tracking:
+        counts["server_load"] = request.app.state.open_requests.count
+    return counts
 
 
 async def show_metrics() -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from dovetail.errors import RequestError
 from dovetail.server.fields import HEADER, header_value
@@ -17,7 +17,8 @@ from dovetail.server.protocol.tokenize import (
 )
 from dovetail.server.render.chat import RenderQuery
 from dovetail.server.routes.access import ServerOf
-from dovetail.server.state import SHORT_TEXT_CHARS, Server
+from dovetail.server.state import LONG_WORK, Server
+from dovetail.server.tokenizer_info import tokenizer_info
 
 
 async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
@@ -43,17 +44,25 @@ async def _text(server: Server, body: TokenizeRequest) -> tuple[str, bool, tuple
     if body.messages is None:
         adds = True if body.add_special_tokens is None else body.add_special_tokens
         return body.prompt or "", adds, ()
-    if body.chat_template is not None:
-        raise RequestError("templates in requests are not allowed.", where="chat_template")
+    server.check_template(body.chat_template)
     query = RenderQuery(
         messages=body.messages,
         tools=body.tools or (),
         kwargs=dict(body.chat_template_kwargs or {}),
         adds_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continues_final_message=body.continue_final_message,
+        template=body.chat_template,
     )
-    rendered = await server.run(lambda: server.renderer.render(query), SHORT_TEXT_CHARS + 1)
+    rendered = await server.run(lambda: server.renderer.render(query), LONG_WORK)
     return rendered.prompt, bool(body.add_special_tokens), rendered.ignored
+
+
+async def get_tokenizer_info(server: ServerOf) -> Response:
+    """Return the tokenizer's class, settings, special tokens and chat template."""
+    folder = server.engine.spec.tokenizer_path
+    tokenizer, templates = server.engine.tokenizer, server.renderer.templates
+    info = await server.run(lambda: tokenizer_info(folder, tokenizer, templates), LONG_WORK)
+    return JSONResponse(info)
 
 
 async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:

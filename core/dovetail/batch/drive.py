@@ -1,0 +1,98 @@
+"""drive: every line without a result is asked, so many at once, and its result written at its end.
+
+Order of results is the order in which answers end. Knows neither sockets nor signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from dovetail.batch.call import Caller
+from dovetail.batch.lines import BadLine, Line, custom_id_of, name_of_line, parse
+from dovetail.batch.progress import Progress
+from dovetail.batch.results import Answer, Fault, Result, Results
+from dovetail.errors import EngineDead
+
+logger = logging.getLogger("dovetail.batch")
+BREATH_LINES = 256
+"""After so many lines the loop gets a turn, also where they are only skipped."""
+
+DEAD_STATUS = 503
+
+
+async def drive(
+    lines: Iterable[Line],
+    caller: Caller,
+    results: Results,
+    progress: Progress,
+    *,
+    max_open: int,
+    death_of: Callable[[], str | None],
+) -> None:
+    """Answer the lines, `max_open` at once. `death_of` says why the engine is gone, if it is.
+
+    Mutates: results, progress. Raises: EngineDead (what was under way is left without a result),
+    DovetailError when a result cannot be written.
+    """
+    gate = asyncio.Semaphore(max_open)
+
+    async def one(line: Line, name: str, custom_id: str | None) -> None:
+        try:
+            result = await answer(line, name, custom_id, caller)
+            _check_alive(result, death_of())
+            results.add(result)
+            progress.note(result)
+        finally:
+            gate.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for count, line in enumerate(lines):
+                if count % BREATH_LINES == 0:
+                    await asyncio.sleep(0)
+                custom_id = custom_id_of(line)
+                name = name_of_line(line, custom_id)
+                if name not in results.answered:
+                    await gate.acquire()
+                    group.create_task(one(line, name, custom_id))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def _check_alive(result: Result, death: str | None) -> None:
+    """Raise EngineDead for an answer that only says so: the line is still to be answered."""
+    is_refusal = result.response is not None and result.response.status_code == DEAD_STATUS
+    if is_refusal and death is not None:
+        fix = "give the same command again: it goes on from here."
+        raise EngineDead(f"the engine is gone: {death}", fix=fix)
+
+
+async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -> Result:
+    """Return the result of one line, whatever is wrong with it."""
+    try:
+        asked = parse(line)
+        if not caller.takes(asked.url):
+            what = f"url: no route takes POST at {asked.url[:256]!r}."
+            raise BadLine("invalid_url", what)
+        status, body = await caller.post(asked.url, bytes(asked.body), name)
+        kept = Answer(status_code=status, request_id=name, body=_json(status, body))
+    except BadLine as error:
+        logger.info("line %d: %s", line.number, error)
+        fault = Fault(code=error.code, message=f"line {line.number}: {error}")
+        return Result(id=name, custom_id=custom_id, error=fault)
+    return Result(id=name, custom_id=custom_id, response=kept)
+
+
+def _json(status: int, body: bytes) -> msgspec.Raw:
+    """Return an answer's body in one line. Raises: BadLine for a body that is no JSON."""
+    if not body:
+        return msgspec.Raw(b"null")
+    try:
+        return msgspec.Raw(msgspec.json.format(body, indent=-1))
+    except msgspec.DecodeError as error:
+        what = f"the route answered {status} with something that is no JSON."
+        raise BadLine("answer_is_no_json", what) from error

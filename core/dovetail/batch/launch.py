@@ -1,0 +1,298 @@
+"""run(config, flags): files in order, then the engine, then every line; returns the exit status.
+
+Whatever can be wrong with flags and files is found before the engine loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from dovetail.batch.lines import ROOM_BYTES, Scan, read_lines, scan
+from dovetail.batch.progress import Progress, is_terminal
+from dovetail.batch.results import Results
+from dovetail.batch.settings import BatchFlags, answer_config, idle_settings
+from dovetail.batch.transfer import TransferError, fetch, is_address, send, shown
+from dovetail.config.engine import Config
+from dovetail.config.frontend import FrontendConfig
+from dovetail.config.log_config import read_log_config
+from dovetail.config.resolve import resolve
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability import logging as log_setup
+from dovetail.server.checks import check_frontend
+from dovetail.server.listen import bind, url_of, warn_if_open
+from dovetail.server.phases import Phases
+from dovetail.server.start import max_queued, start_engine
+
+logger = logging.getLogger("dovetail.batch")
+EXIT_SOME_FAILED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run: what it reads, what it writes, how."""
+
+    config: Config
+    frontend: FrontendConfig
+    input: Path
+    results: Results
+    found: Scan
+    metrics_socket: socket.socket | None
+
+    @property
+    def line_bytes(self) -> int:
+        """Return how much of a line is read."""
+        return self.frontend.max_body_bytes + ROOM_BYTES
+
+
+def run(config: Config, flags: BatchFlags) -> int:
+    """Answer the input's lines: 0, 1 when some got an error, 128 + the signal that ended it.
+
+    Raises: ConfigError for what is wrong with flags, files or the model; TransferError
+    """
+    _set_log_up(config)
+    for note in idle_settings(config):
+        logger.warning("%s", note)
+    with _ended_by_sigterm(), _holding_folder(flags) as folder, contextlib.ExitStack() as owned:
+        job = _prepare(config, flags, folder, owned)
+        job.results.begin()
+        status = _answer(job)
+        if status < 128 and is_address(flags.output_file):
+            job.results.sync()
+            _send(job.results.path, flags)
+    return status
+
+
+def _prepare(
+    config: Config, flags: BatchFlags, folder: Path | None, owned: contextlib.ExitStack
+) -> Job:
+    """Return the job, its files found good. Mutates: owned. Raises: ConfigError, TransferError"""
+    frontend = answer_config(config)
+    check_frontend(frontend)
+    target = _output_path(flags, folder)
+    path = _input_path(flags, folder, owned)
+    _check_two_files(path, target)
+    results = Results.open(target, resumes=flags.resume)
+    owned.callback(results.close)
+    sock = bind(flags.url, flags.port) if flags.enable_metrics else None
+    if sock is not None:
+        owned.callback(sock.close)
+    found = scan(path, frontend.max_body_bytes + ROOM_BYTES, results.answered, results.failed)
+    if found.num_answered:
+        logger.info("%d of %d lines are answered already", found.num_answered, found.num_lines)
+    return Job(
+        config=config,
+        frontend=frontend,
+        input=path,
+        results=results,
+        found=found,
+        metrics_socket=sock,
+    )
+
+
+def _set_log_up(config: Config) -> None:
+    wanted = config.observability
+    log_setup.configure(
+        wanted.log_level,
+        config=read_log_config(wanted.log_config_file),
+        prefix=wanted.log_prefix,
+        is_wanted=wanted.configure_logging,
+    )
+
+
+@contextlib.contextmanager
+def _holding_folder(flags: BatchFlags) -> Iterator[Path | None]:
+    """Give the folder for what comes from and goes to addresses, None where neither does."""
+    if not is_address(flags.input_file) and not is_address(flags.output_file):
+        if flags.output_tmp_dir is not None:
+            logger.warning("--output-tmp-dir is not needed: input and output are files here")
+        yield None
+    elif flags.output_tmp_dir is not None:
+        folder = Path(flags.output_tmp_dir).expanduser()
+        if not folder.is_dir():
+            fix = f"make it: mkdir -p {folder}"
+            raise ConfigError(f"{folder} is no folder.", where="--output-tmp-dir", fix=fix)
+        yield folder
+    else:
+        yield from _temporary_folder(flags)
+
+
+def _temporary_folder(flags: BatchFlags) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-batch-"))
+    if is_address(flags.output_file):
+        where = shown(flags.output_file)
+        logger.info("results are held in %s until they are sent to %s", folder, where)
+    try:
+        yield folder
+    finally:
+        # Results that were not sent stay: --output-tmp-dir goes on with them.
+        if not any(path.stat().st_size for path in folder.iterdir()):
+            shutil.rmtree(folder)
+        else:
+            logger.warning("results are kept: go on with --output-tmp-dir %s", folder)
+
+
+def _input_path(flags: BatchFlags, folder: Path | None, owned: contextlib.ExitStack) -> Path:
+    """Return the input as a file here. Mutates: owned (a fetched one goes at the end)"""
+    if not is_address(flags.input_file):
+        path = Path(flags.input_file).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}.", where="--input-file", fix="check it.")
+        return path
+    assert folder is not None
+    handle, name = tempfile.mkstemp(prefix="input-", suffix=".jsonl", dir=folder)
+    os.close(handle)
+    path = Path(name)
+    owned.callback(path.unlink)
+    logger.info("fetching %s", shown(flags.input_file))
+    fetch(flags.input_file, path)
+    return path
+
+
+def _output_path(flags: BatchFlags, folder: Path | None) -> Path:
+    if not is_address(flags.output_file):
+        return Path(flags.output_file).expanduser()
+    assert folder is not None
+    # Signatures differ from one start to the next, the place they sign does not.
+    name = hashlib.blake2b(shown(flags.output_file).encode(), digest_size=8).hexdigest()
+    return folder / f"results-{name}.jsonl"
+
+
+def _check_two_files(source: Path, target: Path) -> None:
+    if target.exists() and source.samefile(target):
+        fix = "name another file for the results."
+        raise ConfigError("is the input itself.", where="--output-file", fix=fix)
+
+
+def _send(path: Path, flags: BatchFlags) -> None:
+    """PUT the results to their address; then they are no longer held. Raises: TransferError"""
+    try:
+        send(path, flags.output_file)
+    except TransferError as error:
+        error.fix = f"nothing is lost: give the command again with --output-tmp-dir {path.parent}"
+        raise
+    path.unlink()
+    logger.info("results are sent to %s", shown(flags.output_file))
+
+
+def _answer(job: Job) -> int:
+    """Return the exit status; starts no engine where every line has its result."""
+    if job.found.num_answered == job.found.num_lines:
+        print(f"{job.found.num_lines} lines, all answered before, {job.found.num_failed} failed.")
+        return EXIT_SOME_FAILED if job.found.num_failed else 0
+    phases = Phases()
+    with phases.time("config"):
+        spec = resolve(job.config)
+    return _run_loop(_serve(job, spec, phases))
+
+
+async def _serve(job: Job, spec: EngineSpec, phases: Phases) -> int:
+    """Answer with an engine of our own; return the exit status."""
+    engine = await start_engine(job.config, spec, phases)
+    try:
+        from dovetail.batch.call import Caller
+        from dovetail.batch.drive import drive
+        from dovetail.server.app import build_app, build_renderer
+        from dovetail.server.parsers import build_parsers, choose_parsers
+
+        renderer = build_renderer(engine, job.frontend)
+        parsers = build_parsers(choose_parsers(job.config, renderer.source))
+        # The queue is never full: no more lines are taken up than it has room for.
+        app = build_app(engine, job.frontend, parsers=parsers, renderer=renderer)
+        max_open = spec.schedule.max_rows + max_queued(job.config, spec)
+        progress = Progress(job.found, is_bar=is_terminal())
+        async with _metrics(app, job.metrics_socket):
+            with progress:
+                await drive(
+                    read_lines(job.input, job.line_bytes),
+                    Caller(app),
+                    job.results,
+                    progress,
+                    max_open=max_open,
+                    death_of=lambda: None if engine.is_alive else engine.death_reason or "ended",
+                )
+    finally:
+        await engine.shutdown()
+    job.results.sync()
+    print(_summary(progress, job), flush=True)
+    return EXIT_SOME_FAILED if progress.num_failed else 0
+
+
+def _summary(progress: Progress, job: Job) -> str:
+    done = progress.num_done - job.found.num_answered
+    return (
+        f"{done} lines answered in {progress.seconds():.1f} s "
+        f"({job.found.num_answered} before), {progress.num_failed} failed; "
+        f"{progress.num_prompt_tokens} prompt and {progress.num_tokens} generated tokens, "
+        f"{progress.tokens_per_s():.0f} tokens/s"
+    )
+
+
+@contextlib.asynccontextmanager
+async def _metrics(app: Any, sock: socket.socket | None) -> Any:
+    """Serve the application's /metrics, and nothing else of it, on a socket."""
+    if sock is None:
+        yield
+        return
+    from dovetail.batch.metrics import serving
+
+    warn_if_open(sock, has_key=False)
+    logger.info("metrics at %s/metrics", url_of(sock))
+    async with serving(app, sock):
+        yield
+
+
+def _run_loop(main: Coroutine[Any, Any, int]) -> int:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_until_stopped(main))
+
+
+async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
+    """Run `main`; a signal ends it in order, and the status says which one."""
+    task = asyncio.ensure_future(main)
+    got: list[int] = []
+
+    def stop(number: int) -> None:
+        got.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not got:
+            raise
+        name = signal.Signals(got[0]).name
+        logger.warning("stopped by %s; the same command goes on from here", name)
+        return 128 + got[0]
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind what is under way outside of the event loop."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

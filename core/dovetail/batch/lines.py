@@ -1,0 +1,164 @@
+"""The lines of an input: read one by one, named, checked. Knows neither engine nor routes.
+
+Format of a line: OpenAI's batch input, {"custom_id", "method": "POST", "url": "/v1/...", "body"}.
+Source: https://platform.openai.com/docs/api-reference/batch/request-input
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from dovetail.errors import ConfigError
+
+ID_PREFIX = "batch_req_"
+ID_BYTES = 16
+BOM = b"\xef\xbb\xbf"
+ROOM_BYTES = 64 * 1024
+"""What a line may hold beside its body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line that is not blank. `is_whole` is False where it was longer than is read."""
+
+    number: int
+    raw: bytes
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What an input holds, in lines."""
+
+    num_lines: int
+    num_answered: int
+    num_failed: int
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A line as it should be."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Named(msgspec.Struct, frozen=True):
+    custom_id: str
+
+
+class _Body(msgspec.Struct, frozen=True):
+    stream: Any = None
+
+
+class BadLine(Exception):
+    """A line that no route can be asked with. `code` is a word, the text one sentence."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
+    """Yield the lines that are not blank; no more than `max_bytes` of one are held."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(max_bytes + 1):
+            number += 1
+            is_whole = len(raw) <= max_bytes or raw.endswith(b"\n")
+            if not is_whole:
+                _skip_line(file, max_bytes)
+            raw = raw.removeprefix(BOM) if number == 1 else raw
+            if raw.strip():
+                yield Line(number=number, raw=raw.strip(), is_whole=is_whole)
+
+
+def _skip_line(file: BinaryIO, max_bytes: int) -> None:
+    while (rest := file.readline(max_bytes)) and not rest.endswith(b"\n"):
+        continue
+
+
+def custom_id_of(line: Line) -> str | None:
+    """Return the line's custom_id; None where it has none that can be read."""
+    try:
+        return msgspec.json.decode(line.raw, type=_Named).custom_id if line.is_whole else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def name_of(custom_id: str) -> str:
+    """Return the id of the result for a custom_id: the same in every run."""
+    return _name(b"custom_id", custom_id.encode())
+
+
+def name_of_line(line: Line, custom_id: str | None) -> str:
+    """Return the id of a line's result; one without a custom_id is known by place and content."""
+    if custom_id is not None:
+        return name_of(custom_id)
+    return _name(b"line", b"%d:" % line.number + line.raw)
+
+
+def _name(purpose: bytes, content: bytes) -> str:
+    return ID_PREFIX + hashlib.blake2b(content, digest_size=ID_BYTES, person=purpose).hexdigest()
+
+
+def scan(path: Path, max_bytes: int, answered: Collection[str], failed: Collection[str]) -> Scan:
+    """Return how many lines there are, how many have a result, and how many of these an error.
+
+    Raises: ConfigError for a custom_id that two lines have.
+    """
+    seen: set[bytes] = set()
+    counts = [0, 0, 0]
+    for line in read_lines(path, max_bytes):
+        custom_id = custom_id_of(line)
+        name = name_of_line(line, custom_id)
+        digest = bytes.fromhex(name.removeprefix(ID_PREFIX))
+        if custom_id is not None and digest in seen:
+            raise _doubled(path, max_bytes, custom_id, line.number)
+        seen.add(digest)
+        counts[0] += 1
+        counts[1] += name in answered
+        counts[2] += name in failed
+    return Scan(num_lines=counts[0], num_answered=counts[1], num_failed=counts[2])
+
+
+def _doubled(path: Path, max_bytes: int, custom_id: str, number: int) -> ConfigError:
+    lines = read_lines(path, max_bytes)
+    first = next(line.number for line in lines if custom_id_of(line) == custom_id)
+    return ConfigError(
+        f"lines {first} and {number} have the same custom_id {custom_id[:256]!r}.",
+        where="--input-file",
+        fix="give every line a custom_id of its own.",
+    )
+
+
+def parse(line: Line) -> Asked:
+    """Return what a line asks for. Raises: BadLine"""
+    if not line.is_whole:
+        raise BadLine("line_too_long", "the line is longer than --max-body-bytes allows.")
+    try:
+        asked = msgspec.json.decode(line.raw, type=Asked)
+    except msgspec.ValidationError as error:
+        raise BadLine("invalid_request", f"the line is no request: {error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadLine("invalid_json", f"the line is not valid JSON: {error}.") from error
+    if asked.method != "POST":
+        raise BadLine("invalid_method", f"method: must be POST, not {asked.method[:64]!r}.")
+    _check_body(asked.body)
+    return asked
+
+
+def _check_body(body: msgspec.Raw) -> None:
+    try:
+        is_stream = bool(msgspec.json.decode(body, type=_Body).stream)
+    except msgspec.MsgspecError as error:
+        raise BadLine("invalid_body", "body: must be a JSON object.") from error
+    if is_stream:
+        raise BadLine("stream_in_batch", "body.stream: a batch has whole answers; leave it out.")

@@ -1,0 +1,106 @@
+"""`dovetail config check`: every check of a start that needs no weights, one line each.
+
+The order is that of `dovetail serve`. The first fault ends it, with its cause and its fix.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dovetail.cli.serve import COMMON as COMMON
+from dovetail.cli.serve import add_arguments as add_serve_arguments
+
+if TYPE_CHECKING:
+    from dovetail.config.engine import Config
+    from dovetail.interfaces.spec import EngineSpec
+    from dovetail.server.preview import Preview
+
+HELP = "check the settings, the model's files and the address without starting"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of serve. Mutates: parser."""
+    add_serve_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; return the exit status. Raises: ConfigError for the first fault."""
+    from dovetail.config.asked import asked
+    from dovetail.config.resolve import resolve
+    from dovetail.engine.transport import make_socket_folder
+    from dovetail.server.checks import check_frontend
+    from dovetail.server.listen import listening, url_of
+    from dovetail.server.preview import look_ahead
+
+    config = asked(args)
+    _say("settings", f"{len(config.origins)} given, all known and in range")
+    check_frontend(config.frontend)
+    _say("HTTP flags", _frontend_text(config))
+    spec = resolve(config)
+    _say("model", _model_text(spec))
+    _say("plugins", _plugins_text(spec))
+    _say("memory", _memory_text(spec))
+    ahead = look_ahead(config, spec)
+    folder = make_socket_folder(spec.socket_dir)
+    folder.rmdir()
+    _say("socket", f"the engine's can be made in {folder.parent}")
+    _say("tokenizer", f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.vocab_size} tokens")
+    _say("chat template", _template_text(config, ahead))
+    _say("parsers", _parsers_text(ahead))
+    with listening(config.frontend) as sock:
+        _say("address", f"{url_of(sock, has_tls=config.frontend.ssl_certfile is not None)} is free")
+    return 0
+
+
+def _say(what: str, text: str) -> None:
+    print(f"OK  {what + ':':<15}{text}", flush=True)
+
+
+def _frontend_text(config: Config) -> str:
+    frontend = config.frontend
+    tls = "TLS" if frontend.ssl_certfile else "no TLS"
+    keys = f"{len(frontend.api_key)} API keys" if frontend.api_key else "no API key"
+    return f"{tls}, {keys}, {len(frontend.middleware)} middleware"
+
+
+def _model_text(spec: EngineSpec) -> str:
+    run = spec.run
+    stored = run.model.weight_dtype or run.model.dtype
+    weights = "no weights are read" if run.load_format.name == "dummy" else "its files are whole"
+    return (
+        f"{run.model.architecture} at {run.model.path}, {weights}; {stored}, "
+        f"quantization {run.quantization.name}, {run.max_model_tokens} tokens"
+    )
+
+
+def _plugins_text(spec: EngineSpec) -> str:
+    run = spec.run
+    return (
+        f"device {run.device}, attention {run.attention.name}, scheduler {spec.scheduler.name}, "
+        f"executor {spec.executor.name}, load format {run.load_format.name}"
+    )
+
+
+def _memory_text(spec: EngineSpec) -> str:
+    cache = spec.cache
+    if cache.num_blocks is not None:
+        size = f"{cache.num_blocks} blocks"
+    elif cache.memory_bytes is not None:
+        size = f"{cache.memory_bytes / 2**20:.4g} MiB"
+    else:
+        size = f"{cache.memory_share:.0%} of what the device has free"
+    return f"KV cache of {size} ({spec.run.kv_dtype}), up to {spec.schedule.max_rows} requests"
+
+
+def _template_text(config: Config, ahead: Preview) -> str:
+    if not ahead.template:
+        return "none: /v1/chat/completions will answer with an error"
+    whose = "given by --chat-template" if config.frontend.chat_template else "the model's own"
+    return f"{whose}, compiles"
+
+
+def _parsers_text(ahead: Preview) -> str:
+    tool, reasoning = ahead.parsers.tool, ahead.parsers.reasoning
+    names = (tool.name if tool else "none", reasoning.name if reasoning else "none")
+    return f"tool calls {names[0]}, reasoning {names[1]}"

@@ -1,0 +1,55 @@
+"""`dovetail run-batch`: flags to Config, then `batch.launch` answers a file of requests."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "answer a file of requests, offline"
+
+COMMON = frozenset(
+    {
+        "input_file",
+        "output_file",
+        "resume",
+        "enable_metrics",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "tensor_parallel_size",
+        "tool_call_parser",
+        "reasoning_parser",
+    }
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model, the batch's own flags and the engine's. Mutates: parser."""
+    from dovetail.batch.settings import ENGINE_GROUPS, BatchFlags, answer_flags
+    from dovetail.config.flags import add_flags, add_groups, add_section
+    from dovetail.config.frontend import FrontendConfig
+
+    parser.add_argument(
+        "model_tag",
+        nargs="?",
+        metavar="MODEL",
+        help="checkpoint folder or hub id; without it the bundled demo model answers",
+    )
+    add_groups(parser, (BatchFlags,))
+    add_section(parser, FrontendConfig.__name__, "Answers", answer_flags())
+    add_flags(parser, ENGINE_GROUPS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the file; return the exit status: 1 when some lines failed. Raises: ConfigError."""
+    from dovetail.batch.settings import BatchFlags, check_flags
+    from dovetail.config.asked import asked
+    from dovetail.config.flags import group_of
+
+    flags = group_of(args, BatchFlags)
+    check_flags(flags, vars(args))
+    config = asked(args)
+    from dovetail.batch.launch import run as launch  # the HTTP stack, once the flags are right
+
+    return launch(config, flags)

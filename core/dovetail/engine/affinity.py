@@ -1,0 +1,21 @@
+"""Which processors an engine runs on. Set before its threads start: they inherit it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Collection
+
+logger = logging.getLogger(__name__)
+
+
+def keep_to(processors: Collection[int]) -> None:
+    """Keep the calling thread, and those it starts from now on, to these processors.
+
+    None of them means all. Mutates: the calling thread's affinity
+    """
+    if not processors or sys.platform != "linux":
+        return
+    os.sched_setaffinity(0, processors)
+    logger.info("the engine keeps to the processors %s", ", ".join(map(str, processors)))

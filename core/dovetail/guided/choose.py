@@ -1,0 +1,121 @@
+"""choose_backend(form): which backend enforces all of a form, and what to say when none does.
+
+Looks at classes only: nothing is compiled and no vocabulary is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail import registry
+from dovetail.errors import RequestError
+from dovetail.guided.schema import schema_refusals
+from dovetail.interfaces.form import (
+    Choice,
+    Form,
+    Free,
+    Grammar,
+    Json,
+    Literal,
+    Pattern,
+    Repeat,
+)
+from dovetail.interfaces.form import Sequence as InOrder
+from dovetail.interfaces.guided import GuidedBackend, Refusal
+from dovetail.interfaces.spec import GuidedSpec
+
+NAMES_SHOWN = 3
+
+
+def choose_backend(
+    spec: GuidedSpec, forms: Sequence[Form], asked: str | None, where: str
+) -> str:
+    """Return the name of the backend to use. `asked` is the request's own wish.
+
+    Raises: RequestError that points at what is not enforced.
+    """
+    classes = {s.name: backend_class(s.name) for s in spec.backends}
+    if not classes:
+        raise RequestError(
+            "no backend for structured output is installed.",
+            where=where,
+            fix='pip install "dovetail-llm[guided]"',
+            code="unsupported_field",
+        )
+    wish = asked or spec.backend
+    if wish != "auto" and wish not in classes:
+        raise RequestError(
+            f'"{wish}" is no backend of this server; there are: auto, {", ".join(classes)}.',
+            where="guided_decoding_backend",
+        )
+    if wish != "auto":
+        found = _refusals(classes[wish], forms)
+        if not found:
+            return wish
+        if asked or not spec.falls_back:
+            raise _refused(wish, found, where)
+    ranked = sorted(classes, key=lambda name: (-classes[name].auto_rank, name))
+    answers = {name: _refusals(classes[name], forms) for name in ranked}
+    fitting = [name for name in ranked if not answers[name]]
+    if fitting:
+        return fitting[0]
+    least = min(ranked, key=lambda name: len(answers[name]))
+    raise _refused(least, answers[least], where)
+
+
+def backend_class(name: str) -> type[GuidedBackend]:
+    """Return a backend's class. Raises: PluginError"""
+    plugin: type[GuidedBackend] = registry.load("guided_decoding_backend", name)
+    return plugin
+
+
+def _refused(name: str, found: Sequence[Refusal], where: str) -> RequestError:
+    first = found[0]
+    more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+    return RequestError(
+        f"{first.what}, as far as {name} goes{more}; it would not be enforced.",
+        where=f"{where}{first.pointer}",
+        fix="leave it out, or say it in another way.",
+        code="unsupported_schema",
+    )
+
+
+def _refusals(backend: type[GuidedBackend], forms: Sequence[Form]) -> list[Refusal]:
+    return [refusal for form in forms for refusal in form_refusals(backend, form)]
+
+
+def form_refusals(backend: type[GuidedBackend], form: Form) -> list[Refusal]:
+    """Return what of a form the backend does not enforce."""
+    match form:
+        case Json(schema):
+            return _needs(backend, "json") or schema_refusals(backend, schema)
+        case Pattern():
+            return _needs(backend, "pattern")
+        case Grammar(_, language):
+            missing = _needs(backend, "grammar")
+            if not missing and language not in backend.languages:
+                return [Refusal("", f"grammars in {language} cannot be read")]
+            return missing
+        case Free():
+            return _needs(backend, "free")
+        case InOrder(parts) | Choice(parts):
+            is_words = isinstance(form, Choice) and all(isinstance(p, Literal) for p in parts)
+            missing = _needs(backend, "pattern" if is_words else "sequence")
+            return missing or [r for part in parts for r in form_refusals(backend, part)]
+        case Repeat(part):
+            return _needs(backend, "sequence") or form_refusals(backend, part)
+        case _:
+            return []
+
+
+_SAID = {
+    "json": "JSON cannot be enforced",
+    "pattern": "regular expressions and choices cannot be enforced",
+    "grammar": "grammars cannot be enforced",
+    "sequence": "forms of several parts cannot be enforced",
+    "free": "free text before a form cannot be enforced",
+}
+
+
+def _needs(backend: type[GuidedBackend], capability: str) -> list[Refusal]:
+    return [] if capability in backend.capabilities else [Refusal("", _SAID[capability])]

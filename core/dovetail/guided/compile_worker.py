@@ -1,0 +1,102 @@
+"""The process that compiles forms: reads one, answers, reads the next. It may be killed any time.
+
+`python -m dovetail.guided.compile_worker`, spoken to in length-prefixed msgpack over its standard
+input and output. Its memory is bounded by the system, its time by whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from dovetail.errors import DovetailError
+from dovetail.guided.table import GuideTable
+from dovetail.interfaces.form import decode_form
+from dovetail.interfaces.guided import InvalidForm
+from dovetail.interfaces.spec import GuidedSpec
+
+LENGTH = struct.Struct("<I")
+PR_SET_PDEATHSIG = 1
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A form to compile, as `encode_form` writes it."""
+
+    backend: str
+    form: bytes
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The artifact, or what is wrong and where in the form."""
+
+    artifact: bytes = b""
+    fault: str | None = None
+    pointer: str = ""
+
+
+def write(stream: BinaryIO, message: msgspec.Struct) -> None:
+    """Write one message."""
+    data = msgspec.msgpack.encode(message)
+    stream.write(LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def read(stream: BinaryIO) -> bytes | None:
+    """Return the next message's bytes, or None at the end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    return stream.read(size)
+
+
+def main() -> None:
+    """Compile until the input ends."""
+    _end_with_parent()
+    incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints goes to the log
+    first = read(incoming)
+    if first is None:
+        return
+    spec = msgspec.msgpack.decode(first, type=GuidedSpec)
+    os.nice(5)  # streams that run come first
+    table = GuideTable(spec)
+    vocabulary = table.vocabulary
+    limit = spec.compile_memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    write(outgoing, Answer(artifact=str(vocabulary.size).encode()))
+    while (data := read(incoming)) is not None:
+        write(outgoing, _answer(table, msgspec.msgpack.decode(data, type=Job)))
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to end this process with the one that started it, whatever it is at."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _answer(table: GuideTable, job: Job) -> Answer:
+    """Return what compiling a form brings: whatever goes wrong is the form's fault here."""
+    try:
+        return Answer(artifact=table.backend(job.backend).compile(decode_form(job.form)))
+    except InvalidForm as error:
+        return Answer(fault=str(error), pointer=error.pointer)
+    except MemoryError:
+        return Answer(fault="it takes too much memory")
+    except DovetailError as error:
+        return Answer(fault=error.what)
+    except RecursionError:
+        return Answer(fault="it is nested too deep")
+    except Exception as error:
+        return Answer(fault=f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

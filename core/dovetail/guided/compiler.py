@@ -1,0 +1,181 @@
+"""GuideCompiler: a form becomes a Guide, or an error that says why, within a bounded time.
+
+Compiling runs in a process of its own, started at the first need and killed when a form takes too
+long. Artifacts are kept, bounded in bytes; equal forms that come together are compiled once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from dovetail.errors import Overloaded, RequestError
+from dovetail.guided.choose import choose_backend
+from dovetail.guided.compile_worker import LENGTH, Answer, Job
+from dovetail.interfaces.form import Form, encode_form
+from dovetail.interfaces.guided import Guide
+from dovetail.interfaces.spec import GuidedSpec
+
+logger = logging.getLogger("dovetail.server")
+
+START_LIMIT_S = 60.0
+MAX_FORM_BYTES = 512 << 10
+MAX_WAITING = 64
+"""So many forms may wait to be compiled; beyond it requests are refused at once."""
+
+
+class GuideCompiler:
+    """One per application. Close it."""
+
+    def __init__(self, spec: GuidedSpec) -> None:
+        self.spec = spec
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._artifacts: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+        self._num_bytes = 0
+
+    async def guide(
+        self,
+        form: Form,
+        *,
+        where: str,
+        backend: str | None = None,
+        starts_after: str = "",
+    ) -> Guide:
+        """Return the guide of an answer that has this form, after the text `starts_after`.
+
+        `where` is the request's field, for errors. Raises: RequestError, Overloaded
+        """
+        name = choose_backend(self.spec, [form], backend, where)
+        artifact = await self._artifact(name, form, where)
+        key = _key(name, artifact, starts_after.encode())
+        return Guide(backend=name, key=key, artifact=artifact, starts_after=starts_after)
+
+    async def triggered(
+        self, parts: Sequence[tuple[str, Form]], *, where: str, backend: str | None = None
+    ) -> Guide:
+        """Return the guide of free text in which each of the texts is followed by its form.
+
+        Raises: RequestError, Overloaded
+        """
+        forms = [form for _, form in parts]
+        name = choose_backend(self.spec, forms, backend, where)
+        artifacts = tuple([await self._artifact(name, form, where) for form in forms])
+        triggers = tuple(text for text, _ in parts)
+        key = _key(name, *artifacts, *(text.encode() for text in triggers))
+        return Guide(backend=name, key=key, triggers=triggers, artifacts=artifacts)
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._kill()
+
+    async def _artifact(self, backend: str, form: Form, where: str) -> bytes:
+        data = encode_form(form)
+        if len(data) > MAX_FORM_BYTES:
+            raise RequestError(
+                f"has {len(data)} bytes; at most {MAX_FORM_BYTES} are taken.", where=where
+            )
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded("too many forms wait to be compiled.", where=where)
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                found = self._artifacts.get((backend, data))
+                if found is None:
+                    found = await self._compiled(Job(backend=backend, form=data), where)
+                    self._keep((backend, data), found)
+                self._artifacts.move_to_end((backend, data))
+                return found
+        finally:
+            self._num_waiting -= 1
+
+    def _keep(self, key: tuple[str, bytes], artifact: bytes) -> None:
+        self._artifacts[key] = artifact
+        self._num_bytes += len(key[1]) + len(artifact)
+        while self._num_bytes > self.spec.cache_bytes and len(self._artifacts) > 1:
+            gone, old = self._artifacts.popitem(last=False)
+            self._num_bytes -= len(gone[1]) + len(old)
+
+    async def _compiled(self, job: Job, where: str) -> bytes:
+        """Return the artifact. Raises: RequestError, for a form that takes too long too"""
+        process = await self._started()
+        limit_s = self.spec.compile_limit_s
+        try:
+            answer = await asyncio.wait_for(_asked(process, job), limit_s)
+        except TimeoutError:
+            await self._kill()
+            raise RequestError(
+                f"took more than {limit_s:g} s to compile.",
+                where=where,
+                fix="make it smaller or less nested.",
+                code="grammar_too_complex",
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError) as error:
+            await self._kill()
+            raise RequestError(
+                "cannot be compiled: it ended the process that tried.",
+                where=where,
+                fix="make it smaller or less nested.",
+                code="grammar_too_complex",
+            ) from error
+        except BaseException:
+            await self._kill()  # its answer would be taken for the next one's
+            raise
+        if answer.fault is not None:
+            place = f"{where}{answer.pointer}"
+            raise RequestError(f"{answer.fault}.", where=place, code="invalid_grammar")
+        return answer.artifact
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        """Return the process, started if there is none."""
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "dovetail.guided.compile_worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        try:
+            await asyncio.wait_for(_asked(self._process, self.spec), START_LIMIT_S)
+        except BaseException:
+            await self._kill()
+            raise
+        return self._process
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _asked(process: asyncio.subprocess.Process, message: msgspec.Struct) -> Answer:
+    """Send a message and return the answer."""
+    assert process.stdin is not None and process.stdout is not None
+    data = msgspec.msgpack.encode(message)
+    process.stdin.write(LENGTH.pack(len(data)) + data)
+    await process.stdin.drain()
+    (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+    return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer)
+
+
+def _key(*parts: bytes | str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

@@ -1,0 +1,164 @@
+"""GuideRows: the logits processor that leaves each guided row the tokens its form allows.
+
+A row's matcher follows the tokens drawn. Masks are filled in a thread of their own while the
+forward pass runs; what a mask costs is hidden as long as it takes less than the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dovetail.guided.table import GuideTable, LoadedGuide
+from dovetail.interfaces.guided import Matcher, Vocabulary
+from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+ALL = np.uint32(0xFFFFFFFF)
+
+
+class OutOfForm(Exception):
+    """A row drew a token that its form does not allow: a fault of the backend."""
+
+
+class _Row:
+    """Where one answer stands: waiting for a marker, or within a form."""
+
+    def __init__(self, tokens: RowTokens, loaded: LoadedGuide, vocabulary: Vocabulary) -> None:
+        self.output_ids = tokens.output_ids
+        self.num_seen = 0
+        self._loaded = loaded
+        self._vocabulary = vocabulary
+        self._tail = b""
+        self._eos_ids = frozenset(vocabulary.eos_ids)
+        self._matcher: Matcher | None = None if loaded.markers else loaded.forms[0].matcher()
+
+    def advance(self) -> None:
+        """Follow the tokens drawn since. Raises: OutOfForm. Mutates: self"""
+        for token_id in self.output_ids[self.num_seen :]:
+            self._take(int(token_id))
+            self.num_seen += 1
+
+    def _take(self, token_id: int) -> None:
+        if self._matcher is None:
+            self._look_for_marker(token_id)
+            return
+        if token_id in self._eos_ids:
+            return  # the request ends here, or goes on by its own will
+        if not self._matcher.accept(token_id):
+            raise OutOfForm(f"token {token_id} is not allowed by the form")
+        if self._loaded.guide.triggers and self._matcher.is_complete():
+            self._matcher, self._tail = None, b""
+
+    def _look_for_marker(self, token_id: int) -> None:
+        markers = self._loaded.markers
+        self._tail += markers[0].bytes_of(token_id)
+        for which, marker in enumerate(markers):
+            if marker.is_in(self._tail):
+                self._matcher, self._tail = self._loaded.forms[which].matcher(), b""
+                return
+        self._tail = max((marker.kept(self._tail) for marker in markers), key=len)
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Write the mask of what may follow. Mutates: mask"""
+        if self._matcher is not None:
+            mask[:] = 0
+            self._matcher.fill(mask)
+            return
+        mask[:] = ALL
+        for marker in self._loaded.markers:
+            over = marker.forbidden(self._tail)
+            np.bitwise_and.at(
+                mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32))
+            )
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that must follow, as far as the backend tells."""
+        return self._matcher.forced() if self._matcher is not None else ()
+
+
+class GuideRows(LogitsProcessor):
+    """All guided rows of a runner."""
+
+    stage = "allow"
+
+    def __init__(self, table: GuideTable, vocab_size: int) -> None:
+        super().__init__(None, vocab_size)
+        self._table = table
+        self._rows: dict[int, _Row] = {}
+        self._masks: dict[int, np.ndarray] = {}
+        self._filled: dict[int, tuple[int, Exception | None]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dovetail-masks")
+        self._pending: Future[None] | None = None
+
+    @classmethod
+    def wants(cls, params: SamplingParams) -> bool:
+        """Return whether a request is held to a form."""
+        return params.guide is not None
+
+    def add_row(self, tokens: RowTokens) -> None:
+        """Start a row; tokens that it has already are followed. Mutates: self"""
+        assert tokens.params.guide is not None
+        loaded = self._table.prepare(tokens.params.guide)
+        vocabulary = self._table.vocabulary
+        self._rows[tokens.row] = _Row(tokens, loaded, vocabulary)
+        self._masks[tokens.row] = np.zeros(vocabulary.mask_words, dtype=np.uint32)
+
+    def remove_row(self, row: int) -> None:
+        """Forget a row. Mutates: self"""
+        self._wait()
+        self._rows.pop(row, None)
+        self._masks.pop(row, None)
+        self._filled.pop(row, None)
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Start to fill the masks of the guided ones of these rows. Mutates: self"""
+        guided = [row for row in rows if row in self._rows]
+        if guided:
+            self._wait()
+            self._pending = self._thread.submit(self._fill_all, guided)
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _fill_all(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            state = self._rows[row]
+            try:
+                state.advance()
+                state.fill(self._masks[row])
+                fault: Exception | None = None
+            except Exception as error:  # told where the row is looked at, and there it costs the row
+                fault = error
+            self._filled[row] = (len(state.output_ids), fault)
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Forbid what the rows' forms do not allow. Raises: what a backend raised for a row
+
+        Shapes: logits [S, V]
+        Mutates: logits
+        """
+        import torch
+
+        self._wait()
+        stale = [
+            row
+            for _, row in rows
+            if row not in self._filled or self._filled[row][0] != len(self._rows[row].output_ids)
+        ]
+        self._fill_all(stale)
+        for index, row in rows:
+            fault = self._filled[row][1]
+            if fault is not None:
+                raise fault
+            bits = np.unpackbits(self._masks[row].view(np.uint8), bitorder="little")
+            forbidden = torch.from_numpy(bits[: logits.shape[1]] == 0).to(logits.device)
+            logits[index].masked_fill_(forbidden, float("-inf"))

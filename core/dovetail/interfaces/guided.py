@@ -1,0 +1,141 @@
+"""GuidedBackend: holds answers to a form, by saying which tokens may come next.
+
+A backend lives in three places: its `refusals` in the API process, `compile` in a process that may
+be killed, `load` and the matchers in the engine's. What crosses between them is a Guide.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+
+from dovetail.interfaces.form import Form
+from dovetail.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Guide(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled form on its way to the engine.
+
+    `backend` names the plugin, `artifact` is what its `compile` returned, `key` tells equal guides.
+    The form counts from the beginning of the answer, or, with `starts_after`, from behind the
+    first place where that text was written (the end of the reasoning).
+    With `triggers` text is free until one of them was written; then the form that follows it holds
+    until it is complete, and text is free again. `triggers` pairs up with `artifacts`.
+    """
+
+    backend: str
+    key: str
+    artifact: bytes = b""
+    starts_after: str = ""
+    triggers: tuple[str, ...] = ()
+    artifacts: tuple[bytes, ...] = ()
+
+
+class InvalidForm(ValueError):
+    """A form that cannot be compiled. `pointer` is the JSON Pointer of the part at fault."""
+
+    def __init__(self, what: str, pointer: str = "") -> None:
+        super().__init__(what)
+        self.pointer = pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A part of a form that a backend does not enforce. `pointer` leads to it in the schema."""
+
+    pointer: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The tokens that a model may write.
+
+    `tokens[i]` are the bytes that token i writes, empty for special tokens and for ids of the
+    model without a token. `special` maps the texts of special tokens to their ids: only where a
+    form has such a text literally may the token stand. `size` is the length of a row of logits.
+    """
+
+    tokens: Sequence[bytes]
+    special: Mapping[str, int]
+    eos_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+    size: int
+
+    @property
+    def mask_words(self) -> int:
+        """Return the 32-bit words of a mask row."""
+        return -(-self.size // 32)
+
+
+class Matcher(Protocol):
+    """One answer's place in a form. One thread calls it."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; return False, and stay, where the form does not allow it."""
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set bit i of the mask (uint32 words, zero before) for every token i that may follow.
+
+        The end tokens' bits are set exactly where the answer may end. Mutates: mask
+        """
+
+    def is_complete(self) -> bool:
+        """Return whether nothing but the end may follow."""
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that must follow, one way of writing a text that leaves no choice."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by accepted tokens."""
+
+
+class Compiled(Protocol):
+    """A loaded form. Shared by all answers that are held to it."""
+
+    num_bytes: int
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning."""
+
+
+class GuidedBackend(Plugin):
+    """Made once per process and vocabulary; called by one thread at a time."""
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "json": "JSON that meets a schema",
+        "pattern": "text that meets a regular expression",
+        "grammar": "text of a context-free grammar",
+        "sequence": "sequences, choices and repeats of other forms",
+        "free": "free text up to a word",
+        "forced": "tells tokens that must follow",
+    }
+    languages: ClassVar[tuple[str, ...]] = ()
+    """Grammar languages that it reads."""
+    keywords: ClassVar[frozenset[str]] = frozenset()
+    """Keywords of JSON schemas that it enforces wherever they stand; `refuses` says more."""
+
+    @abstractmethod
+    def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
+        """Prepare the vocabulary. May take seconds."""
+
+    @classmethod
+    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
+        """Return why a keyword of `keywords` is not enforced in this node of a schema, or None."""
+        return None
+
+    @abstractmethod
+    def compile(self, form: Form) -> bytes:
+        """Return what `load` needs. May run long: it is killed. Raises: InvalidForm"""
+
+    @abstractmethod
+    def load(self, artifact: bytes) -> Compiled:
+        """Return the form that was compiled."""

@@ -1,0 +1,33 @@
+"""CALLER: the HTTP request that the current task answers, for whoever records requests.
+
+A context variable, so that no function between the server and the engine hands it on. Knows
+neither HTTP libraries nor what a trace is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+from dovetail.interfaces.stats import Caller
+
+MAX_HEADER_CHARS = 512
+"""The longest tracestate that the W3C format asks everyone to pass on; a longer one is left out."""
+
+CALLER: ContextVar[Caller | None] = ContextVar("dovetail_caller", default=None)
+
+
+def note_caller(path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Remember who asked; `headers` are ASGI's, names in lower case. Mutates: CALLER"""
+    found = {
+        name: value.decode("latin-1")
+        for name, value in headers
+        if name in (b"traceparent", b"tracestate") and len(value) <= MAX_HEADER_CHARS
+    }
+    CALLER.set(
+        Caller(
+            path=path,
+            traceparent=found.get(b"traceparent", ""),
+            tracestate=found.get(b"tracestate", ""),
+        )
+    )

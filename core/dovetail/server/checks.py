@@ -1,0 +1,48 @@
+"""check_frontend: every fault of the HTTP flags that can be told before an engine is there.
+
+Imports no engine and no torch.
+"""
+
+from __future__ import annotations
+
+from dovetail.config.frontend import FrontendConfig
+from dovetail.errors import ConfigError
+
+
+def check_frontend(frontend: FrontendConfig) -> None:
+    """Raise ConfigError for HTTP flags that cannot be kept, each with its fix."""
+    _check_logs(frontend)
+    _check_root_path(frontend.root_path)
+    if frontend.ssl_certfile is not None or _names_tls(frontend):
+        from dovetail.server.tls import tls_of
+
+        tls_of(frontend)
+    if frontend.middleware:
+        from dovetail.server.plugged import load_middleware
+
+        load_middleware(frontend)
+    if frontend.chat_template:
+        from dovetail.server.render.chat import check_template
+
+        check_template(frontend.chat_template)
+
+
+def _names_tls(frontend: FrontendConfig) -> bool:
+    files = (frontend.ssl_keyfile, frontend.ssl_ca_certs)
+    return any(files) or bool(frontend.ssl_cert_reqs) or frontend.enable_ssl_refresh
+
+
+def _check_logs(frontend: FrontendConfig) -> None:
+    if frontend.enable_log_outputs and not frontend.enable_log_requests:
+        raise ConfigError(
+            "answers are logged beside the requests they belong to.",
+            where="--enable-log-outputs",
+            fix="add --enable-log-requests.",
+        )
+
+
+def _check_root_path(path: str | None) -> None:
+    if path and not path.startswith("/"):
+        raise ConfigError(
+            f'"{path}" is no path.', where="--root-path", fix=f"begin it with a slash: /{path}"
+        )

@@ -1,0 +1,56 @@
+"""What a server would choose for this model, found out without an engine and without weights.
+
+The tokenizer is loaded, as its facts hold the chat template, and the template decides parsers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.engine import Config
+from dovetail.config.show import DEFAULT, MODEL
+from dovetail.engine.input import load_tokenizer
+from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.server.listen import DEFAULT_HOST
+from dovetail.server.parsers import ParserChoice, build_parsers, choose_parsers
+from dovetail.server.render.chat import ChatRenderer, load_template
+from dovetail.server.start import max_queued
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """`template` is the source of the chat template, empty where there is none."""
+
+    vocab_size: int
+    template: str
+    parsers: ParserChoice
+
+
+def look_ahead(config: Config, spec: EngineSpec) -> Preview:
+    """Return what is chosen. Raises: ConfigError for a tokenizer, template or parser at fault."""
+    facts = load_tokenizer(spec).facts()
+    renderer = ChatRenderer(
+        facts,
+        override=load_template(config.frontend.chat_template),
+        content_format=config.frontend.chat_template_content_format,
+    )
+    parsers = choose_parsers(config, renderer.source)
+    build_parsers(parsers)
+    return Preview(vocab_size=facts.vocab_size, template=renderer.source, parsers=parsers)
+
+
+def found(config: Config, spec: EngineSpec, ahead: Preview) -> dict[str, tuple[Any, str]]:
+    """Return the flags of the HTTP server that leave something open: value, and who decided."""
+    by_model = "the model's" if ahead.template else None
+    return {
+        "chat_template": (by_model, MODEL if by_model else DEFAULT),
+        "tool_call_parser": _named(ahead.parsers.tool),
+        "reasoning_parser": _named(ahead.parsers.reasoning),
+        "host": (DEFAULT_HOST, DEFAULT),
+        "max_num_queued_reqs": (max_queued(config, spec), DEFAULT),
+    }
+
+
+def _named(selection: Selection | None) -> tuple[str | None, str]:
+    return (None, DEFAULT) if selection is None else (selection.name, MODEL)

@@ -1,0 +1,109 @@
+"""The Unix socket of --uds: one server per path, found out by a lock and not by guessing.
+
+A server that still loads its model does not listen yet, so a path is held by a lock on PATH.lock,
+which the system lets go of however the holder ends. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from dovetail.errors import ConfigError
+
+FLAG = "--uds"
+PROBE_S = 1.0
+
+
+@contextlib.contextmanager
+def unix_socket(path: str) -> Iterator[socket.socket]:
+    """Give a bound socket; its file and its lock are gone at the end. Raises: ConfigError"""
+    file = Path(path).absolute()
+    with _lock(file):
+        _remove_stale(file)
+        sock = _bound(file)
+        try:
+            yield sock
+        finally:
+            sock.close()
+            file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(file: Path) -> Iterator[None]:
+    """Hold PATH.lock. Raises: ConfigError when another server holds it"""
+    lock = file.with_name(file.name + ".lock")
+    try:
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _cannot_bind(file, error) from error
+    try:
+        if not _is_locked(descriptor, lock):
+            raise _taken(file)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int, lock: Path) -> bool:
+    """Lock the file and return whether it is locked, and still the one of that name."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), lock.stat())
+    except OSError:
+        return False
+
+
+def _remove_stale(file: Path) -> None:
+    """Remove the socket of a server that is gone. Raises: ConfigError for anything else there"""
+    try:
+        mode = file.lstat().st_mode
+    except OSError:
+        return  # there is none, or binding will say why not
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(
+            f"{file} exists and is no socket.", where=FLAG, fix="name another path, or remove it."
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(str(file))
+        except ConnectionRefusedError:
+            file.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise _cannot_bind(file, error) from error
+    raise _taken(file)
+
+
+def _bound(file: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(file))
+    except OSError as error:
+        sock.close()
+        raise _cannot_bind(file, error) from error
+    sock.set_inheritable(True)
+    return sock
+
+
+def _taken(file: Path) -> ConfigError:
+    return ConfigError(
+        f"{file} is in use.", where=FLAG, fix="stop the other program, or name another path."
+    )
+
+
+def _cannot_bind(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen at {file}: {error.strerror or error}.",
+        where=FLAG,
+        fix="name a path of at most 107 bytes in a folder that this user may write to.",
+    )

@@ -1,0 +1,1 @@
+"""Guided-decoding backends: one file per library."""

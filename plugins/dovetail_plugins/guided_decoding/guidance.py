@@ -1,0 +1,228 @@
+"""Guided decoding by llguidance: every form, by an Earley parser over a derivative-based lexer.
+
+A form becomes one Lark grammar in llguidance's dialect, which is what crosses between processes:
+compiling it again takes milliseconds. Source: https://github.com/guidance-ai/llguidance
+(docs/syntax.md, docs/json_schema.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.guided.regex import ascii_classes
+from dovetail.interfaces import form as forms
+from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
+from dovetail.interfaces.plugin import Info
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NUM_BYTES_PER_FORM = 1 << 20
+"""What a loaded grammar is taken to hold; the library does not tell."""
+
+
+class Guidance(GuidedBackend):
+    """One LLTokenizer; a form is a grammar text."""
+
+    info = Info(
+        summary="llguidance: JSON schemas, regular expressions, grammars, free text",
+        source="https://github.com/guidance-ai/llguidance",
+        requires=("llguidance",),
+        extra="guided",
+    )
+    capabilities = frozenset({"json", "pattern", "grammar", "sequence", "free", "forced"})
+    auto_rank = 10
+    languages = ("lark", "gbnf", "ebnf")
+    keywords: ClassVar[frozenset[str]] = frozenset(
+        "type properties required additionalProperties patternProperties items prefixItems "
+        "minItems maxItems minLength maxLength pattern format enum const anyOf allOf $ref $defs "
+        "definitions minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
+        "minProperties maxProperties".split()
+    )
+
+    def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        self.vocabulary = vocabulary
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Tokens(vocabulary)),
+            n_vocab=vocabulary.size,
+            eos_token=list(vocabulary.eos_ids),
+        )
+
+    def compile(self, form: forms.Form) -> bytes:
+        """Return the grammar's text. Raises: InvalidForm"""
+        from llguidance import LLMatcher
+
+        text = _Lark(self.vocabulary.special).grammar(form)
+        is_wrong, said = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer)
+        if is_wrong or said:
+            raise InvalidForm("; ".join(said) or "the grammar is wrong")
+        return text.encode()
+
+    def load(self, artifact: bytes) -> Compiled:
+        """Return the grammar, to be made into a matcher for each answer."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, artifact.decode(), log_level=0)
+        if matcher.is_error():
+            raise InvalidForm(matcher.get_error())
+        return _Loaded(matcher, self.vocabulary)
+
+
+class _Tokens:
+    """The vocabulary as TokenizerWrapper reads it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+        special = {i: text.encode() for text, i in vocabulary.special.items()}
+        # Its special tokens begin with 0xFF, so that no text can stand for them.
+        self.tokens = [
+            b"\xff" + special.get(i, b"[%d]" % i) if i in vocabulary.special_ids else text
+            for i, text in enumerate(vocabulary.tokens)
+        ]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self._ids = {text: i for i, text in enumerate(vocabulary.tokens) if text}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        ids, at = [], 0
+        while at < len(data):
+            for end in range(min(len(data), at + self._longest), at, -1):
+                if data[at:end] in self._ids:
+                    ids.append(self._ids[data[at:end]])
+                    at = end
+                    break
+            else:
+                at += 1
+        return ids
+
+
+class _Loaded:
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self.num_bytes = NUM_BYTES_PER_FORM
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning."""
+        return _Matcher(self._matcher.deep_copy(), self._vocabulary)
+
+
+class _Matcher:
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._eos_ids = frozenset(vocabulary.eos_ids)
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token, if the form allows it."""
+        if token_id in self._eos_ids:
+            return bool(self._matcher.is_accepting())
+        return bool(self._matcher.try_consume_tokens([token_id]))
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set the bits of tokens that may follow. Raises: InvalidForm at a limit. Mutates: mask"""
+        if self._matcher.is_stopped():
+            for token_id in self._eos_ids:
+                mask[token_id // 32] |= 1 << token_id % 32
+            return
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            raise InvalidForm(self._matcher.get_error())
+
+    def is_complete(self) -> bool:
+        """Return whether nothing but the end may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that must follow."""
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by accepted tokens."""
+        self._matcher.rollback(num_tokens)
+
+
+class _Lark:
+    """Writes a form as a Lark grammar; terminals get names, everything else is inline."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+        self._lines: list[str] = []
+
+    def grammar(self, form: forms.Form) -> str:
+        """Return the whole grammar."""
+        start = self._part(form)
+        return "\n".join(["%llguidance {}", f"start: {start}", *self._lines])
+
+    def _part(self, form: forms.Form) -> str:
+        match form:
+            case forms.Literal(text):
+                return self._literal(text)
+            case forms.Json(schema, blanks):
+                return self._named("json", "%json " + json.dumps(with_blanks(schema, blanks)))
+            case forms.Pattern(regex):
+                return self._named("TEXT", _slashed(ascii_classes(regex)))
+            case forms.Free(without):
+                return self._named("FREE", _free(without))
+            case forms.Grammar(text, language):
+                return self._named("grammar", "%lark {\n" + as_lark(text, language) + "\n}")
+            case forms.Sequence(parts):
+                return "( " + " ".join(map(self._part, parts)) + " )"
+            case forms.Choice(parts):
+                return "( " + " | ".join(map(self._part, parts)) + " )"
+            case forms.Repeat(part, least, most):
+                bounds = "{%d,%s}" % (least, "" if most is None else most)
+                return f"( {self._part(part)} ){bounds}"
+
+    def _named(self, name: str, body: str) -> str:
+        made = f"{name}_{len(self._lines)}"
+        self._lines.append(f"{made}: {body}")
+        return made
+
+    def _literal(self, text: str) -> str:
+        """Return a text whose special tokens stand for themselves."""
+        if not text:
+            return '""'
+        words = sorted((w for w in self._special if w in text), key=len, reverse=True)
+        if not words:
+            return json.dumps(text)
+        pieces = re.split("(" + "|".join(map(re.escape, words)) + ")", text)
+        return " ".join(
+            f"<[{self._special[p]}]>" if p in self._special else json.dumps(p) for p in pieces if p
+        )
+
+
+def with_blanks(schema: dict[str, Any], blanks: str) -> dict[str, Any]:
+    """Return a schema with the white space that llguidance may write between parts."""
+    said = {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
+    return {**schema, "x-guidance": said}
+
+
+def as_lark(text: str, language: str) -> str:
+    """Return a grammar in llguidance's dialect of Lark. Raises: InvalidForm"""
+    if language == "lark":
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # it raises plain exceptions for whatever it cannot read
+        raise InvalidForm(f"the grammar cannot be read: {error}") from error
+
+
+def _slashed(regex: str) -> str:
+    return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", regex).replace("\n", "\\n") + "/"
+
+
+def _free(without: Sequence[str]) -> str:
+    if not without:
+        return "/(?s:.*)/"
+    words = "|".join(map(re.escape, without))
+    return f"/(?s:.*)/ & ~{_slashed(f'(?s:.*)({words})(?s:.*)')}"

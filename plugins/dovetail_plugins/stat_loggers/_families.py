@@ -1,0 +1,104 @@
+"""The engine's metric families: names without prefix, help texts, buckets, and which are hidden.
+
+Each is shown as `dovetail:NAME` and, where `vllm serve` has it, as `vllm:NAME` as well. A family of
+something that does not exist here stays at zero and says so.
+Source: the metrics table of the vLLM documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+GAUGES = {
+    "num_requests_running": "Requests executing now",
+    "num_requests_waiting": "Requests queued now",
+    "num_requests_swapped": "Always 0: no request is moved out to host memory here",
+    "gpu_cache_usage_perc": "Share of the KV cache in use, 0 to 1",
+    "kv_cache_usage_perc": "Share of the KV cache in use, 0 to 1",
+    "cpu_cache_usage_perc": "Always 0: there is no second KV cache in host memory here",
+    "gpu_prefix_cache_hit_rate": "Share of looked-up tokens found in the prefix cache, since start",
+    "cpu_prefix_cache_hit_rate": "Always 0: there is no second KV cache in host memory here",
+    "spec_decode_draft_acceptance_rate": "Share of draft tokens kept, since start",
+    "spec_decode_efficiency": "Tokens that drafts brought, of those they could have, since start",
+}
+COUNTERS = {
+    "num_preemptions": "Evictions by the scheduler",
+    "prompt_tokens": "Prompt tokens of requests whose first token came, as usage counts them",
+    "generation_tokens": "Output tokens that reached requests, as usage counts them",
+    "cached_prompt_tokens": "Prompt tokens of ended requests taken from the prefix cache",
+    "gpu_prefix_cache_queries": "Tokens looked up in the prefix cache",
+    "gpu_prefix_cache_hits": "Looked-up tokens found in the prefix cache",
+    "prefix_cache_queries": "Tokens looked up in the prefix cache",
+    "prefix_cache_hits": "Looked-up tokens found in the prefix cache",
+    "spec_decode_num_drafts": "Drafts verified",
+    "spec_decode_num_accepted_tokens": "Draft tokens kept",
+    "spec_decode_num_draft_tokens": "Draft tokens proposed",
+    "spec_decode_num_emitted_tokens": "Tokens emitted by steps that verified a draft",
+    "faults": "Requests that the engine took and that ended with an error",
+}
+OWN = frozenset({"faults", "cached_prompt_tokens"})
+"""Families that nobody else has."""
+
+HIDDEN = frozenset(
+    {
+        "cpu_cache_usage_perc",
+        "cpu_prefix_cache_hit_rate",
+        "gpu_prefix_cache_hit_rate",
+        "model_execute_time_milliseconds",
+        "model_forward_time_milliseconds",
+        "num_requests_swapped",
+        "time_in_queue_requests",
+    }
+)
+"""Deprecated families, shown only with --show-hidden-metrics-for-version."""
+
+SUCCESS = "request_success"
+SUCCESS_REASONS = ("stop", "length", "abort")
+LORA = "lora_requests_info"
+LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
+_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0),
+    *(30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_CALL_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+_N = (1, 2, 5, 10, 20)
+
+
+def histograms(max_model_tokens: int) -> dict[str, tuple[str, Sequence[float]]]:
+    """Return name -> (help text, buckets). Lengths go up to the context length."""
+    lengths = _length_buckets(max_model_tokens)
+    return {
+        "iteration_tokens_total": ("Tokens in each engine step", _STEP_TOKENS),
+        "time_to_first_token_seconds": ("Arrival to the first token", _FIRST_TOKEN_S),
+        "time_per_output_token_seconds": ("Time between output tokens", _TOKEN_S),
+        "inter_token_latency_seconds": ("Time between output tokens", _TOKEN_S),
+        "e2e_request_latency_seconds": ("Arrival to the end", _REQUEST_S),
+        "request_queue_time_seconds": ("Arrival to the first step", _REQUEST_S),
+        "time_in_queue_requests": ("Older name of request_queue_time_seconds", _REQUEST_S),
+        "request_prefill_time_seconds": ("First step to the first token", _REQUEST_S),
+        "request_decode_time_seconds": ("First token to the last", _REQUEST_S),
+        "request_inference_time_seconds": ("First step to the last token", _REQUEST_S),
+        "request_prompt_tokens": ("Prompt length of each request", lengths),
+        "request_generation_tokens": ("Output tokens of each request", lengths),
+        "request_max_num_generation_tokens": ("Tokens of its longest completion", lengths),
+        "request_params_max_tokens": ("max_tokens of each request", lengths),
+        "request_params_n": ("n of each request", _N),
+        "model_forward_time_milliseconds": ("The model's part of each step", _CALL_MS),
+        "model_execute_time_milliseconds": ("Each engine step", _CALL_MS),
+    }
+
+
+def _length_buckets(largest: int) -> list[int]:
+    """Return 1, 2, 5, 10, 20, 50, ... up to the context length."""
+    bounds = (digit * 10**power for power in range(10) for digit in (1, 2, 5))
+    return [bound for bound in bounds if bound <= max(largest, 1)]

@@ -1,0 +1,159 @@
+"""Settings of the engine as a process: its socket, its processors, how long it may be silent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from dovetail.engine import transport
+from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client import EngineProcess
+from dovetail.engine.core import EngineCore
+from dovetail.errors import ConfigError, EngineDead, Overloaded
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.testing.fake_engine import fake_spec
+
+
+def spec_with(*, options: dict[str, Any] | None = None, **changes: Any) -> EngineSpec:
+    return msgspec.structs.replace(fake_spec(options=options), **changes)
+
+
+@asynccontextmanager
+async def running(spec: EngineSpec, *, in_process: bool = True) -> AsyncIterator[AsyncEngine]:
+    engine = await AsyncEngine.start(spec, in_process=in_process)
+    try:
+        yield engine
+    finally:
+        await engine.shutdown()
+
+
+async def finish(engine: AsyncEngine, num_tokens: int) -> None:
+    async for _ in engine.generate("x", SamplingParams(max_tokens=num_tokens), "r"):
+        continue
+
+
+def test_a_step_that_takes_too_long_ends_the_engine() -> None:
+    async def main() -> None:
+        spec = spec_with(options={"delay_s": 3.0}, step_timeout_s=0.5)
+        async with running(spec, in_process=False) as engine:
+            started_s = time.monotonic()
+            with pytest.raises(EngineDead, match="--engine-step-timeout is 0.5 s"):
+                await finish(engine, 3)
+            assert 0.5 < time.monotonic() - started_s < 2.9
+            assert not engine.is_alive
+            assert isinstance(engine._host, EngineProcess)
+            process = psutil.Process(engine._host.pid)
+        assert not process.is_running()
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_and_one_in_many_short_steps_live_on() -> None:
+    async def main() -> None:
+        spec = spec_with(options={"delay_s": 0.02}, step_timeout_s=0.5)
+        async with running(spec) as engine:
+            await asyncio.sleep(1.1)
+            await finish(engine, 60)
+            assert engine.is_alive
+
+    asyncio.run(main())
+
+
+def test_a_held_up_event_loop_is_not_the_engines_fault() -> None:
+    async def main() -> None:
+        async with running(spec_with(options={"delay_s": 0.01}, step_timeout_s=0.5)) as engine:
+            task = asyncio.create_task(finish(engine, 200))
+            await asyncio.sleep(0.1)
+            time.sleep(1.5)  # noqa: ASYNC251  (what this test is about)
+            await asyncio.sleep(0.1)
+            assert engine.is_alive
+            await task
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_reset_is_answered_in_order(in_process: bool) -> None:
+    async def main() -> None:
+        async with running(spec_with(), in_process=in_process) as engine:
+            await asyncio.gather(*(engine.reset_prefix_cache() for _ in range(3)))
+            await finish(engine, 2)
+        with pytest.raises(Overloaded):
+            await engine.reset_prefix_cache()
+
+    asyncio.run(main())
+
+
+def test_a_reset_does_not_wait_for_ever_and_late_answers_go_to_nobody() -> None:
+    async def main() -> None:
+        async with running(spec_with(options={"delay_s": 0.3}, reply_timeout_s=0.05)) as engine:
+            task = asyncio.create_task(finish(engine, 2))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Overloaded, match=r"within 0\.05 s"):
+                await engine.reset_prefix_cache()
+            await task
+            await engine.reset_prefix_cache()
+
+    asyncio.run(main())
+
+
+def test_a_reset_empties_the_index_of_prefixes() -> None:
+    core = EngineCore(spec_with())
+    core.cache._pool.publish(0, core.cache._pool.take(1)[0], b"hash")
+    assert core.cache._pool.find(0, b"hash") != 0
+    core.reset_prefix_cache()
+    assert core.cache._pool.find(0, b"hash") == 0
+    core.shutdown()
+
+
+def test_the_socket_lies_where_it_is_wanted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(spec_with(socket_dir=str(tmp_path)), in_process=False) as engine:
+            assert [path.name for path in tmp_path.glob("dovetail-*/*")] == ["engine.sock"]
+            await finish(engine, 2)
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("folder", "cause"), [("no/such", "no socket"), ("x" * 120, "too long")])
+def test_a_folder_that_cannot_hold_a_socket(folder: str, cause: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=cause) as caught:
+        transport.make_socket_folder(str(tmp_path / folder))
+    assert caught.value.where == "--socket-dir"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps processes to processors")
+@pytest.mark.parametrize("in_process", [True, False])
+def test_the_engine_keeps_to_its_processors(in_process: bool) -> None:
+    usable = os.sched_getaffinity(0)
+    if len(usable) < 2:
+        pytest.skip("this process may use one processor alone")
+    wanted = max(usable)
+
+    async def main() -> None:
+        spec = fake_spec()
+        spec = msgspec.structs.replace(
+            spec, run=msgspec.structs.replace(spec.run, processors=(wanted,))
+        )
+        async with running(spec, in_process=in_process) as engine:
+            if in_process:
+                affinities = [os.sched_getaffinity(t.id) for t in psutil.Process().threads()]
+                assert {wanted} in affinities
+            else:
+                assert isinstance(engine._host, EngineProcess)
+                assert os.sched_getaffinity(engine._host.pid) == {wanted}
+        assert os.sched_getaffinity(0) == usable
+
+    asyncio.run(main())

@@ -1,0 +1,266 @@
+"""Flags of the HTTP server on whole servers: a Unix socket, TLS, middleware, limits, the log.
+
+Asked by clients that nobody here wrote: httpx, openai, http.client and ssl.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dovetail.testing.certificates import Certificates, make_certificates
+from dovetail.testing.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+KEY = {"Authorization": "Bearer second"}
+MIDDLEWARE = """
+class Stamps:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        async def stamped(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-class", b"yes")]
+            await send(message)
+        await self.app(scope, receive, stamped)
+
+async def marks(request, call_next):
+    response = await call_next(request)
+    response.headers["x-function"] = "yes"
+    return response
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("frontend")
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Certificates:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    return make_certificates(folder)
+
+
+def logs_to(file: Path) -> dict[str, Any]:
+    handler = {"class": "logging.FileHandler", "filename": str(file), "formatter": "short"}
+    return {
+        "version": 1,
+        "formatters": {"short": {"format": "%(process)d|%(name)s|%(message)s"}},
+        "handlers": {"file": handler},
+        "loggers": {"uvicorn": {"handlers": ["file"]}, "dovetail.engine": {"handlers": ["file"]}},
+    }
+
+
+@pytest.fixture(scope="module")
+def unix(folder: Path) -> Iterator[ServerProcess]:
+    """A server of two processes on a Unix socket, which a killed one has left there."""
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "s"))
+    (folder / "mine.py").write_text(MIDDLEWARE)
+    (folder / "log.json").write_text(json.dumps(logs_to(folder / "log.txt")))
+    args = [
+        "--uds", str(folder / "s"), "--api-server-count", "2", "--api-key", "first", "second",
+        "--middleware", f"{folder}/mine.py:Stamps", "--middleware", f"{folder}/mine.py:marks",
+        "--h11-max-header-count", "30", "--h11-max-incomplete-event-size", "8192",
+        "--log-config-file", str(folder / "log.json"), "--enable-tokenizer-info-endpoint",
+    ]  # fmt: skip
+    with ServerProcess(*args) as server:
+        yield server.wait_ready()
+
+
+def through(server: ServerProcess) -> httpx.Client:
+    """Return a client of a server on a Unix socket."""
+    transport = httpx.HTTPTransport(uds=server.url.removeprefix("unix:"))
+    return httpx.Client(transport=transport, base_url="http://any", timeout=30, headers=KEY)
+
+
+def test_a_unix_socket_answers(unix: ServerProcess, folder: Path) -> None:
+    assert unix.url == f"unix:{folder}/s"
+    for _ in range(6):  # whichever of the two processes takes it
+        with through(unix) as client:
+            answer = client.post("/v1/chat/completions", json={"messages": QUESTION})
+            assert answer.status_code == 200
+            assert answer.headers["x-class"] == answer.headers["x-function"] == "yes"
+    with through(unix) as client:
+        assert client.get("/v1/models", headers={"Authorization": "Bearer x"}).status_code == 401
+        info = client.get("/get_tokenizer_info").json()
+        assert "<|im_start|>" in info["chat_template"]
+        assert str(folder) not in json.dumps(info)
+    assert len(unix.descendants()) == 3
+    listening = [c for p in unix.descendants() for c in p.net_connections("tcp")]
+    assert listening == []
+
+
+def test_a_stream_is_not_held_back_by_middleware(unix: ServerProcess) -> None:
+    openai = pytest.importorskip("openai")
+    with through(unix) as http_client:
+        client = openai.OpenAI(api_key="first", base_url="http://any/v1", http_client=http_client)
+        stream = client.completions.create(
+            model=client.models.list().data[0].id, prompt="One two three", stream=True,
+            max_tokens=300, extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        next(stream)
+        with through(unix) as other:  # while it runs, for its first piece has come already
+            assert any(other.get("/load").json()["running"] for _ in range(8))
+        assert sum(1 for _ in stream) > 20
+
+
+def status_of(unix: ServerProcess, headers: dict[str, str]) -> int:
+    with through(unix) as client:
+        try:
+            return client.get("/live", headers=headers).status_code
+        except (httpx.ReadError, httpx.WriteError):
+            return 0  # it was closed while there was more to say
+
+
+def test_heads_over_the_limits_are_refused(unix: ServerProcess) -> None:
+    with through(unix) as kept:
+        assert kept.get("/live").status_code == 200
+        assert status_of(unix, {f"x-{n}": "a" for n in range(31)}) == 431
+        assert status_of(unix, {"x-long": "a" * 9000}) == 431
+        assert status_of(unix, {f"x-{n}": "a" * 200 for n in range(20)}) == 200
+        assert kept.get("/live").status_code == 200
+
+
+def test_a_socket_in_use_is_refused(unix: ServerProcess, folder: Path) -> None:
+    with ServerProcess("--uds", str(folder / "s")) as second:
+        assert second.wait() == 2
+        second._reader.join(5)
+    assert "is in use" in "\n".join(second.lines[-3:])
+    assert not any("engine start-up" in line for line in second.lines)
+    with through(unix) as client:
+        assert client.get("/live").status_code == 200
+
+
+def test_the_log_goes_where_the_file_says(unix: ServerProcess, folder: Path) -> None:
+    lines = (folder / "log.txt").read_text().splitlines()
+    engine = [line for line in lines if line.startswith(f"{unix.engine().pid}|dovetail.engine")]
+    access = {line.partition("|")[0] for line in lines if '|uvicorn.access| - "GET /live' in line}
+    assert engine
+    assert access <= {str(process.pid) for process in unix.descendants()}
+    assert access
+    assert not any("uvicorn" in line for line in unix.lines)
+    assert any("dovetail.server: ready in" in line for line in unix.lines)
+
+
+def test_the_socket_is_gone_at_the_end(unix: ServerProcess, folder: Path) -> None:
+    unix.process.send_signal(signal.SIGTERM)
+    assert unix.wait() == 0
+    assert not (folder / "s").exists()
+    assert not (folder / "s.lock").exists()
+    assert unix.orphans(2) == []
+
+
+@pytest.fixture(scope="module")
+def secure(made: Certificates) -> Iterator[ServerProcess]:
+    """A server of two processes with TLS, of whose files "now" will be renewed."""
+    own = Certificates(folder=made.folder)
+    shutil.copy(made.cert("first"), own.cert("now"))
+    shutil.copy(made.key("first"), own.key("now"))
+    args = [
+        "--port", "0", "--ssl-certfile", own.cert("now"), "--ssl-keyfile", own.key("now"),
+        "--ssl-ca-certs", made.cert("authority"), "--ssl-cert-reqs", "2", "--enable-ssl-refresh",
+        "--api-server-count", "2", "--disable-uvicorn-access-log", "--enable-log-requests",
+        "--enable-log-outputs", "--max-log-len", "3",
+    ]  # fmt: skip
+    with ServerProcess(*args) as server:
+        yield server.wait_ready()
+
+
+def trusting(made: Certificates, own: str | None = "client") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=made.cert("authority"))
+    if own is not None:
+        context.load_cert_chain(made.cert(own), made.key(own))
+    return context
+
+
+def test_tls_with_client_certificates(secure: ServerProcess, made: Certificates) -> None:
+    openai = pytest.importorskip("openai")
+    assert secure.url.startswith("https://127.0.0.1:")
+    with httpx.Client(verify=trusting(made)) as http_client:
+        client = openai.OpenAI(
+            api_key="k", base_url=f"{secure.url}/v1", http_client=http_client, max_retries=0
+        )
+        asked: dict[str, Any] = {
+            "model": client.models.list().data[0].id, "messages": QUESTION, "temperature": 0
+        }  # fmt: skip
+        chunks = client.chat.completions.create(stream=True, **asked)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks)
+        assert text == client.chat.completions.create(**asked).choices[0].message.content
+    for own in ("stranger", None):
+        with pytest.raises(httpx.TransportError), httpx.Client(verify=trusting(made, own)) as bad:
+            bad.get(f"{secure.url}/live")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(secure.url.replace("https", "http") + "/live")
+
+
+def test_requests_and_answers_are_in_the_log(secure: ServerProcess) -> None:
+    text = "\n".join(secure.lines)
+    assert text.count(": answer 0 'The... (") == 2
+    assert "uvicorn.error: Started server process" in text
+    assert "uvicorn.access" not in text
+
+
+def name_of(url: str, context: ssl.SSLContext) -> str:
+    host, port = url.removeprefix("https://").split(":")
+    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=10)
+    try:
+        connection.connect()
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        shown: Any = connection.sock.getpeercert()
+        return str(shown["subject"][0][0][1])
+    finally:
+        connection.close()
+
+
+def test_a_renewed_certificate_is_used_by_every_process(
+    secure: ServerProcess, made: Certificates
+) -> None:
+    context = trusting(made)
+    assert {name_of(secure.url, context) for _ in range(4)} == {"first"}
+    shutil.copy(made.key("second"), made.key("now"))
+    shutil.copy(made.cert("second"), made.cert("now"))
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        names = {name_of(secure.url, context) for _ in range(12)}
+        if names == {"second"}:
+            break
+        time.sleep(0.1)
+    assert names == {"second"}
+    told = [line for line in secure.lines if "new connections use them" in line]
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--ssl-certfile", "first.pem", "--ssl-keyfile", "second.key"], "does not belong to"),
+        (["--middleware", "nowhere.Thing"], "nowhere"),
+        (["--log-config-file", "leaf.cnf"], "is not JSON"),
+    ],
+)
+def test_faults_are_told_before_the_engine_loads(
+    made: Certificates, args: list[str], told: str
+) -> None:
+    here = [str(made.folder / word) if (made.folder / word).is_file() else word for word in args]
+    with ServerProcess("--port", "0", *here) as server:
+        assert server.wait() == 2
+        server._reader.join(5)
+    assert told in "\n".join(server.lines[-4:])
+    assert server.lines[-1].startswith("fix: ")
+    assert not any("engine start-up" in line or "Traceback" in line for line in server.lines)
