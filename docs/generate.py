@@ -80,6 +80,10 @@ def http_page() -> str:
         line = (inspect.getdoc(endpoint) or "").splitlines()[0]
         key = "open" if endpoint in app.OPEN_ENDPOINTS else "needed"
         parts.append(f"| {method} | `{path}` | {line} | {key} |")
+    for field, method, path, endpoint in app.FLAG_ROUTES:
+        line = (inspect.getdoc(endpoint) or "").splitlines()[0]
+        flag = "--" + field.replace("_", "-")
+        parts.append(f"| {method} | `{path}` | {line} Only with `{flag}`. | needed |")
     bodies = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
     parts += [_fields_section(body) for body in bodies]
     return "\n".join(parts) + "\n"
@@ -117,22 +121,36 @@ def _shown(facts: dict[str, Any]) -> str:
 
 
 def metrics_page() -> str:
-    """Return every metric family with its type and help text."""
+    """Return every metric family with its names, type, labels and help text."""
     from dovetail.observability import metrics
+    from dovetail_plugins.stat_loggers._families import HIDDEN
     from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
 
-    PrometheusStats(PrometheusStats.Options(), "model", 4096)
+    PrometheusStats(PrometheusStats.Options(shows_hidden=True), "model", 4096)
     parts = [
         "# Metrics\n",
         NOTE,
-        "\n`GET /metrics` answers in the Prometheus text format. The names of `vllm serve` are "
-        "kept, so its dashboards work; dovetail's own begin with `dovetail:`.\n",
-        "| name | type | what |",
-        "|---|---|---|",
+        "\n`GET /metrics` answers in the Prometheus text format; [observe.md]"
+        "(../how_to/observe.md) says how to use it. A metric with a second name is one number "
+        "shown twice: under dovetail's name and under that of `vllm serve`, so that its dashboards "
+        "work. To counters the format adds `_total`, to histograms `_bucket`, `_sum` and "
+        "`_count`. Hidden metrics are deprecated ones that only "
+        "`--show-hidden-metrics-for-version` shows.\n",
+        "| name | second name | type | labels | what |",
+        "|---|---|---|---|---|",
     ]
-    families = sorted(metrics.REGISTRY.collect(), key=lambda family: family.name)
-    parts += [f"| `{f.name}` | {f.type} | {f.documentation} |" for f in families]
+    hidden = {metrics.PREFIX + name for name in HIDDEN}
+    parts += [
+        f"| `{row.name}` | {_code_or_nothing(row.alias)} | {row.type} "
+        f"| {', '.join(f'`{label}`' for label in row.labels)} "
+        f"| {row.help_text}{' (hidden)' if row.name in hidden else ''} |"
+        for row in metrics.declared()
+    ]
     return "\n".join(parts) + "\n"
+
+
+def _code_or_nothing(text: str | None) -> str:
+    return f"`{text}`" if text else ""
 
 
 def errors_page() -> str:
@@ -187,8 +205,8 @@ def batch_page() -> str:
     parts = [
         "# Flags of `dovetail run-batch`\n",
         NOTE,
-        "\nHow to use them is told in [run_a_batch.md](../how_to/run_a_batch.md). It also takes the "
-        "flags of [`dovetail serve`](flags.md), of those of its HTTP server these alone: "
+        "\nHow to use them is told in [run_a_batch.md](../how_to/run_a_batch.md). It also takes "
+        "the flags of [`dovetail serve`](flags.md), of those of its HTTP server these alone: "
         f"{taken}.\n",
     ]
     return "\n".join([*parts, *group_sections([BatchFlags])])

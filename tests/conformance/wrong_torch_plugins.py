@@ -375,7 +375,13 @@ class LlamaForCausalLM(llama.LlamaForCausalLM):
 class HastyTokenizer(HfTokenizer):
     """Decodes every token by itself."""
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Any:
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> Any:
         """Return a stream that waits for nothing."""
         return _HastyStream(self, skip_special_tokens)
 

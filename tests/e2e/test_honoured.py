@@ -23,6 +23,7 @@ from dovetail.config import resolve as resolving
 from dovetail.config.demo import with_demo_fields
 from dovetail.config.engine import Config
 from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.observers import stat_loggers
 from dovetail.config.resolve import resolve
 from dovetail.config.selections import check_choices, load_plugin_files
 from dovetail.errors import ConfigError, RequestError
@@ -237,6 +238,25 @@ def test_parsers_and_their_files(flag: str, kind: str, name: str, plugins: Path)
         assert found.target.startswith(str(plugins))
 
 
+SCHEDULER = '''
+"""A scheduler of a test."""
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.schedulers.continuous import ContinuousScheduler
+
+
+class Mine(ContinuousScheduler):
+    info = Info(summary="test")
+'''
+
+
+def test_scheduler_cls(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(SCHEDULER, encoding="utf-8")
+    with open_llm(folder, scheduler_cls=f"{file}:Mine") as llm:
+        assert type(llm._engine.core._scheduler).__name__ == "Mine"
+        assert len(tokens(llm, GREEDY)[0]) == 12
+
+
 def test_no_plugin() -> None:
     with registry.with_entries({}):
         config = Config.from_fields({"no_plugin": ["priority"], "scheduling_policy": "priority"})
@@ -352,8 +372,8 @@ def test_use_tqdm_on_load(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_override_generation_config(folder: Path) -> None:
     with open_llm(folder, override_generation_config={"top_k": 1}) as llm:
         assert llm.default_params().top_k == 1
-        found = llm.generate([PROMPT, PROMPT], use_tqdm=False)
-        assert found[0].outputs[0].token_ids == found[1].outputs[0].token_ids
+        params = llm.default_params(max_tokens=12, temperature=1.0)
+        assert tokens(llm, params) == tokens(llm, GREEDY)
 
 
 def test_stat_loggers_and_their_options(folder: Path) -> None:
@@ -412,6 +432,27 @@ def test_max_num_queued_reqs(folder: Path) -> None:
     assert max_queued(Config(), spec) == 16
 
 
+def test_allow_long_max_model_len(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="4096"):
+        spec_of(folder, max_model_len=5000)
+    spec = spec_of(folder, max_model_len=5000, allow_long_max_model_len=True)
+    assert spec.run.max_model_tokens == 5000
+
+
+def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--engine-reply-timeout and --cpu-cores; what follows from there has tests of its own."""
+    monkeypatch.setattr("dovetail.config.cores.usable_processors", lambda: {2, 3})
+    spec = spec_of(folder, engine_reply_timeout=3, cpu_cores="3")
+    assert spec.reply_timeout_s == 3
+    assert spec.run.processors == (3,)
+
+
+def test_collect_detailed_traces() -> None:
+    fields = {"otlp_traces_endpoint": "h:4318", "collect_detailed_traces": ["model"]}
+    found = stat_loggers(Config.from_fields(fields))
+    assert found["otlp"]["detail"] == ["model"]
+
+
 def test_demo_fields_give_way() -> None:
     config = with_demo_fields(Config.from_fields({"tool_call_parser": None}))
     assert config.frontend.tool_call_parser is None
@@ -429,7 +470,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         port = probe.getsockname()[1]
     args = f"""{folder} --host 127.0.0.2 --port {port} --served-model-name one two
         --disable-frontend-multiprocessing --timeout-keep-alive 1 --log-level debug
-        --enable-log-requests --kv-cache-memory-bytes 1M --max-model-len 256"""
+        --log-prefix @@ --enable-log-requests --kv-cache-memory-bytes 1M --max-model-len 256"""
     with ServerProcess(*args.split()) as made:
         made.wait_ready()
         assert made.url == f"http://127.0.0.2:{port}"
@@ -463,6 +504,12 @@ def test_log_level(server: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 1, "model": "one"}
     assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
     assert any("DEBUG" in line for line in server.lines)
+
+
+@pytest.mark.e2e
+def test_log_prefix(server: ServerProcess) -> None:
+    told = [line for line in server.lines if "ready in" in line]
+    assert told and all(line.startswith("@@") for line in told)
 
 
 @pytest.mark.e2e

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import runpy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ from dovetail.config.older import MAPPED, older_flags
 from dovetail.errors import ConfigError
 from dovetail.registry.known import KNOWN
 
-REFERENCE = Path(__file__).resolve().parents[1] / "reference"
+TESTS = Path(__file__).resolve().parents[1]
+REFERENCE = TESTS / "reference"
+PROVEN: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("proofs.py")))
 PARSER_OWN = {"--config", "--help"}
 """Flags that the parser takes itself."""
 TASKS = "task"
@@ -126,7 +132,9 @@ def _is_known(kind: str, name: str) -> bool:
 
 def test_no_name_is_both_registered_and_unavailable() -> None:
     both = [
-        f"{kind}:{name}" for kind, names in KNOWN.items() for name in names
+        f"{kind}:{name}"
+        for kind, names in KNOWN.items()
+        for name in names
         if name in registry.names(kind)
     ]
     assert both == []
@@ -138,5 +146,69 @@ def test_every_variable_of_the_reference_is_in_the_ledger() -> None:
     assert sorted({row["name"] for row in facts("env_vars")} - known) == []
 
 
+HONOURED = sorted(name for name, flag in flags().items() if state_of(flag)[0] == "honoured")
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_an_honoured_flag_has_a_proof(name: str) -> None:
+    if name in PROVEN["PENDING"]:
+        assert name not in PROVEN["PROOFS"]
+        return
+    places = PROVEN["PROOFS"][name]
+    texts = [text_of(place) for place in places]
+    words = rf"(?<!\w){name}(?!\w)|--(no-)?{name.replace('_', '-')}(?![\w-])"
+    assert re.search(words, texts[0]), f"{places[0]} does not mention {name}"
+
+
+def test_proofs_are_of_honoured_flags_alone() -> None:
+    assert not {*PROVEN["PROOFS"], *PROVEN["PENDING"]} - set(HONOURED)
+
+
+@cache
+def text_of(place: str) -> str:
+    """Return the source of a test with all that it names in its own file."""
+    path, _, function = place.partition("::")
+    source = (TESTS / path).read_text(encoding="utf-8")
+    defined = {}
+    for node in ast.parse(source).body:
+        for name in defined_names(node):
+            defined[name] = node
+    assert function in defined, f"there is no {place}"
+    wanted, seen = [function], set[str]()
+    while wanted:
+        name = wanted.pop()
+        if name in defined and name not in seen:
+            seen.add(name)
+            wanted += names_in(defined[name])
+    return "\n".join(whole_text(source, defined[name]) for name in sorted(seen))
+
+
+def defined_names(node: ast.stmt) -> list[str]:
+    """Return what a statement of a module gives names to."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []
+
+
+def names_in(node: ast.AST) -> list[str]:
+    """Return every name that is used, fixtures among a test's arguments too."""
+    used = [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+    return used + [inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)]
+
+
+def whole_text(source: str, node: ast.stmt) -> str:
+    """Return a statement's source, decorators included."""
+    parts = [*getattr(node, "decorator_list", ()), node]
+    return "\n".join(ast.get_source_segment(source, part) or "" for part in parts)
+
+
 def test_states_are_three() -> None:
-    assert {state_of(flag)[0] for flag in every_flag().values()} == {"honoured", "mapped", "refused"}
+    assert {state_of(flag)[0] for flag in every_flag().values()} == {
+        "honoured",
+        "mapped",
+        "refused",
+    }

@@ -18,7 +18,7 @@ def test_the_source_says_what_the_plugin_says(kind: str) -> None:
         assert summary_of(entry) == stated, entry.id
 
 
-SOURCE = '''
+SOURCE = """
 from enum import Enum as Plain
 class A(Whoever):
     info = Info(summary="of a", source="x")
@@ -28,7 +28,7 @@ class C(B):
 D = E = Value(value=1, summary="of d "
               "and e")
 raise RuntimeError("imported")
-'''
+"""
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,10 @@ def test_numbers_stand_under_both_names() -> None:
 
 
 def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    stats, line = PrometheusStats(PrometheusStats.Options(), "drafting", 4096), LogStats(LogStats.Options(), "m", 4096)
+    stats, line = (
+        PrometheusStats(PrometheusStats.Options(), "drafting", 4096),
+        LogStats(LogStats.Options(), "m", 4096),
+    )
     line._since_s -= 60
     with caplog.at_level(logging.INFO, "dovetail.stats"):
         for target in (stats, line):

@@ -1,43 +1,131 @@
-"""The server behind `dovetail run`: `python -m dovetail.cli.behind`, started by `cli.run`.
+"""Behind: the server process of `dovetail run`, from its start to its end.
 
-Reads its settings as one line of JSON from standard input; the end of that pipe means that the
-terminal's side is gone or wants it to end.
+It is a process of its own, so that its log stays out of the conversation and Ctrl-C out of it.
+Knows of it only its address, its log file and its standard input.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
-import signal
+import shutil
+import subprocess
 import sys
-import threading
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
 
-from dovetail.cli.main import guarded
+from dovetail.errors import DovetailError
 
-
-def main() -> int:
-    """Serve as told until standard input ends; return the exit status."""
-    return guarded(_serve)
-
-
-def _serve() -> int:
-    from dovetail.config.engine import Config
-    from dovetail.config.selections import load_plugin_files
-
-    fields = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_watch_parent, name="lifeline", daemon=True).start()
-    config = Config.from_fields(fields)
-    load_plugin_files(config)
-    from dovetail.server.launch import run
-
-    return run(config)
+READY_PERIOD_S = 0.1
+END_LIMIT_S = 15.0
+TAIL_LINES = 10
 
 
-def _watch_parent() -> None:
-    while os.read(0, 1):
-        continue
-    os.kill(os.getpid(), signal.SIGTERM)
+class Behind:
+    """The server's process. Use as a context manager, which ends it."""
+
+    def __init__(self, fields: dict[str, Any], host: str, port: int) -> None:
+        self.url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+        self._place = (host, port)
+        handle, name = tempfile.mkstemp(prefix="dovetail-run-", suffix=".log")
+        self.log = Path(name)
+        with open(handle, "wb") as log:  # noqa: PTH123  (a descriptor)
+            self._process = _start(log)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # wait_ready tells why it ended
+            self._process.stdin.write(json.dumps(fields).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def wait_ready(self, model: str) -> int | None:
+        """Return None once it answers, or the status it ended with, its error shown."""
+        line = _StatusLine(model, self.log)
+        with contextlib.closing(line):
+            while (status := self._process.poll()) is None:
+                if self._is_ready():
+                    return None
+                line.update()
+                time.sleep(READY_PERIOD_S)
+        self._show_error()
+        return status or 1
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(*self._place, timeout=1)
+        try:
+            connection.request("GET", "/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _show_error(self) -> None:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        starts = [i for i, text in enumerate(lines) if text.startswith("dovetail: error:")]
+        for text in lines[starts[-1] :] if starts else lines[-TAIL_LINES:]:
+            print(text, file=sys.stderr)
+        print(f"the whole log is {self.log}", file=sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_LIMIT_S)
+        except BaseException as error:  # Ctrl-C while it ends: it must not stay
+            self._process.kill()
+            self._process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+        if not isinstance(reason[1], DovetailError) and self._process.returncode == 0:
+            self.log.unlink(missing_ok=True)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _start(log: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "dovetail.cli.behind_child"],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # Ctrl-C belongs to the conversation
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+class _StatusLine:
+    """What the server does while it loads, on one line that goes again. Nothing off a terminal."""
+
+    def __init__(self, model: str, log: Path) -> None:
+        self._model = model
+        self._log = log
+        self._is_shown = sys.stderr.isatty()
+        self._began_s = time.monotonic()
+
+    def update(self) -> None:
+        """Show the time and the log's last message."""
+        if self._is_shown:
+            seconds = time.monotonic() - self._began_s
+            text = f"loading {self._model}, {seconds:.0f} s: {_last_message(self._log)}"
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{text[:width]}")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _last_message(log: Path) -> str:
+    """Return the last line of the log without time, level and name."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return lines[-1].rpartition(": ")[2] if lines else "starting"

@@ -29,10 +29,21 @@ _VERBOSE = "--verbose shows tracebacks."
 _GROUP_ALIASES = {"vllm": "EngineConfig", "decoding": "StructuredOutputsConfig"}
 """A group's name with others, without "config" -> its name here."""
 _FLAGS_OF = {
-    "options": ("config_files", "headless", "api_server_count", "disable_log_stats")
-    + ("enable_log_requests", "disable_log_requests", "use_v2_block_manager"),
-    "promptadapter": ("enable_prompt_adapter", "prompt_adapters", "max_prompt_adapters")
-    + ("max_prompt_adapter_token",),
+    "options": (
+        "config_files",
+        "headless",
+        "api_server_count",
+        "disable_log_stats",
+        "enable_log_requests",
+        "disable_log_requests",
+        "use_v2_block_manager",
+    ),
+    "promptadapter": (
+        "enable_prompt_adapter",
+        "prompt_adapters",
+        "max_prompt_adapters",
+        "max_prompt_adapter_token",
+    ),
 }
 """Groups that only others have -> their flags."""
 
@@ -60,7 +71,7 @@ def first_screen(parser: Parser, common: Iterable[str] = ()) -> str:
     lines += ["groups, each with its number of flags:", *_group_columns(parser), ""]
     prog = parser.prog
     lines += [
-        f"more: {prog} --help=GROUP | --help=FLAG | --help=WORD (search) | --help=all | --help=page",
+        f"more: {prog} --help=GROUP | --help=FLAG | --help=WORD (search) | --help=all or page",
         _FILE_HINT + _VERBOSE if any("--config" in a.option_strings for a in actions) else _VERBOSE,
     ]
     return "\n".join(lines)
@@ -202,7 +213,9 @@ def _whole_entry(action: argparse.Action) -> list[str]:
     rows = choice_rows(flag)
     width = max((len(name) for name, _ in rows), default=0) + 2
     lines += [f"      choices ({flag.meta.kind}):"] if rows else []
-    lines += [f"        {name:<{width}}{_clip_to(text, WIDTH - width)}".rstrip() for name, text in rows]
+    lines += [
+        f"        {name:<{width}}{_clip_to(text, WIDTH - width)}".rstrip() for name, text in rows
+    ]
     if rows and is_class_kind(flag):
         lines.append("        or NAME@PACKAGE, package.module:Class, path/to/file.py:Class")
     for names, reason in unavailable_rows(flag):

@@ -28,7 +28,7 @@ class EngineConfig:
     )
     engine_step_timeout: float | None = flag(
         None,
-        ge=1,
+        ge=0.1,
         unit="seconds",
         help="how long a step may take; an engine in a longer one counts as dead and is ended",
         default_note="no limit",

@@ -39,7 +39,9 @@ class FrontendConfig:
     )
     response_role: str = flag("assistant", help="role written on answers")
     enable_auto_tool_choice: bool = flag(
-        False, help="let the model decide when to call tools; needs --tool-call-parser"
+        True,
+        help="let the model decide whether to call tools; given as a flag, it needs "
+        "--tool-call-parser",
     )
     tool_call_parser: str | None = flag(
         None, kind="tool_parser", help="syntax in which the model writes tool calls"

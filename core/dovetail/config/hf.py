@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.argv import merge_deep
+from dovetail.config.convert import merge_deep
 from dovetail.config.hf_defaults import CLASS_DEFAULTS
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec

@@ -27,10 +27,6 @@ class Refused:
 
 _LORA = Refused("low-rank adapters are not built yet.", "merge the adapter into the checkpoint.")
 _MEDIA = Refused("this engine reads text alone; no model with images, sound or video is built yet.")
-_POOLING = Refused(
-    "this engine generates text; pooling models are not built yet.",
-    passing=("auto", "generate", "none"),
-)
 _REPLICAS = Refused(
     "one engine serves the model; several behind one address are not built yet.",
     "start several servers on their own ports behind a balancer.",
@@ -50,7 +46,6 @@ REFUSED: dict[str, Refused] = {
     "config_format": Refused(
         "config.json, as transformers writes it, is the only layout that is read.", passing=("hf",)
     ),
-    "convert": _POOLING,
     "cpu_offload_gb": Refused("weights are not divided between device and host memory yet."),
     "cuda_graph_sizes": _GRAPHS,
     "data_parallel_address": _REPLICAS,
@@ -82,7 +77,9 @@ REFUSED: dict[str, Refused] = {
     "fully_sharded_loras": _LORA,
     "headless": _REPLICAS,
     "interleave_mm_strings": _MEDIA,
-    "io_processor_plugin": Refused("there is no kind of plugin that turns other data into prompts."),
+    "io_processor_plugin": Refused(
+        "there is no kind of plugin that turns other data into prompts."
+    ),
     "kv_events_config": _TRANSFER,
     "kv_sharing_fast_prefill": Refused("no model that shares caches between layers is built yet."),
     "kv_transfer_config": _TRANSFER,
@@ -112,12 +109,11 @@ REFUSED: dict[str, Refused] = {
     ),
     "override_attention_dtype": Refused("attention computes in the type of --dtype."),
     "pipeline_parallel_size": Refused("dividing the layers over devices is not built yet."),
-    "pooler_config": Refused(_POOLING.missing),
+    "pooler_config": Refused("this engine generates text; pooling models are not built yet."),
     "pt_load_map_location": Refused(
         "checkpoints are read into host memory and go to the device layer by layer."
     ),
     "ray_workers_use_nsight": Refused("there are no Ray workers."),
-    "runner": _POOLING,
     "swap_space": Refused(
         "a preempted request is computed again; nothing is swapped to host memory.",
         passing=(0.0,),

@@ -14,6 +14,9 @@ log = logging.getLogger(__name__)
 _ALREADY_SCALED = ("gemma3", "gemma3_text")
 """Model types whose max_position_embeddings is the length after scaling."""
 
+_LEARNED_POSITIONS = ("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt")
+"""Model types that look positions up in a table, which has an end."""
+
 _LENGTH_IS_STATED = ("default", "llama3", "longrope", "su", "mrope")
 """RoPE kinds that leave max_position_embeddings as the usable length."""
 
@@ -56,6 +59,12 @@ def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = Fals
     if asked is None:
         log.info("max_model_len auto: %d tokens, what the checkpoint was made for.", longest)
         return longest
+    if asked > longest and may_exceed and model.hf_config.get("model_type") in _LEARNED_POSITIONS:
+        raise ConfigError(
+            f"the model has an embedding for each of its {longest} positions and none beyond.",
+            where="--allow-long-max-model-len",
+            fix=f"give --max-model-len at most {longest}.",
+        )
     if asked > longest and may_exceed:
         log.warning("%d tokens are more than the %d that the model was made for.", asked, longest)
     elif asked > longest:

@@ -139,9 +139,11 @@ class ModelConfig:
     pooler_config: Mapping[str, Any] = flag(
         {}, kind="pooling_type", help="how a row of hidden states becomes one vector"
     )
-    skip_tokenizer_init: bool = flag(False,
+    skip_tokenizer_init: bool = flag(
+        False,
         help="load no tokenizer: prompts and answers are token ids, chats and stop strings are "
-        "refused",)
+        "refused",
+    )
     enable_prompt_embeds: bool = flag(False, help="accept embeddings in place of a prompt")
     enable_sleep_mode: bool = flag(False, help="let the engine give its device memory back")
     override_attention_dtype: str | None = flag(

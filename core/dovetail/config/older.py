@@ -141,7 +141,9 @@ def _settled(always: str, *passing: Any) -> Mapped:
 
     def check(value: Any) -> Fields:
         # True == 1 in Python, and a switch is no number.
-        if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing):
+        if any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing
+        ):
             return {}
         raise ConfigError(f"{always}.", fix="leave the flag out.")
 
@@ -237,9 +239,7 @@ MAPPED: dict[str, Mapped] = {
     "quantization_param_path": _settled("the KV cache has no fp8 type yet", None),
     "override_neuron_config": _settled("there is no worker for AWS Neuron", {}),
     "preemption_mode": _settled("a preempted request is computed again", None, "recompute"),
-    "num_scheduler_steps": _settled(
-        "every step is planned; --async-scheduling plans one ahead", 1
-    ),
+    "num_scheduler_steps": _settled("every step is planned; --async-scheduling plans one ahead", 1),
     "multi_step_stream_outputs": _settled("every token is sent as it comes", True),
     "scheduler_delay_factor": _settled("prefills do not wait", 0),
     "use_v2_block_manager": _settled("there is one block manager", True),

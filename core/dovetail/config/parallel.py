@@ -65,8 +65,9 @@ class ParallelConfig:
     )
     enable_eplb: bool = flag(False, help="move experts between devices as their load changes")
     eplb_config: Mapping[str, Any] = flag(
-        {}, help="how experts are moved: window_size, step_interval, num_redundant_experts, "
-        "log_balancedness"
+        {},
+        help="how experts are moved: window_size, step_interval, num_redundant_experts, "
+        "log_balancedness",
     )
     enable_dbo: bool = flag(
         False, help="run two half batches so that one computes while the other communicates"

@@ -79,7 +79,9 @@ def resolve(config: Config) -> EngineSpec:
 def refuse(config: Config) -> None:
     """Raise ConfigError for settings that dovetail does not do, with the reason."""
     ledger.refuse(config)
-    if config.frontend.enable_auto_tool_choice and not config.frontend.tool_call_parser:
+    frontend = config.frontend
+    must_decide = config.is_given("enable_auto_tool_choice") and frontend.enable_auto_tool_choice
+    if must_decide and not frontend.tool_call_parser:
         raise ConfigError(
             "a parser is needed to see the model's tool calls.",
             where="--enable-auto-tool-choice",

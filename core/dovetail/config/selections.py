@@ -301,8 +301,6 @@ def select_stat_loggers(config: Config) -> tuple[Selection, ...]:
     """Return the receivers of statistics and traces. Raises: ConfigError, PluginError"""
     flags_about = {observers.TRACES: observers.TRACES_FLAG}
     return tuple(
-        select(
-            "stat_logger", name, where=flags_about.get(name, "--stat-loggers"), options=options
-        )
+        select("stat_logger", name, where=flags_about.get(name, "--stat-loggers"), options=options)
         for name, options in observers.stat_loggers(config).items()
     )

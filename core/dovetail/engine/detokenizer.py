@@ -25,7 +25,9 @@ class Detokenizer:
         self._stream: TokenStream | None = None
         if params.detokenize:
             self._stream = tokenizer.stream(
-                prompt_ids, skip_special_tokens=params.skip_special_tokens
+                prompt_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                kept_ids=frozenset(params.kept_special_ids),
             )
         self._matcher = StopMatcher(params.stop, includes_stop=params.include_stop_str_in_output)
         self._min_tokens = params.min_tokens

@@ -14,7 +14,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenizerFacts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NoFacts:
     """The facts of no tokenizer: no special tokens and no template."""
 
@@ -23,6 +23,7 @@ class NoFacts:
     eos_token_id: int | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
+    special_texts: dict[int, str] = field(default_factory=dict)
     chat_template: str | None = None
     chat_templates: dict[str, str] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -58,7 +59,13 @@ class NoTokenizer(Tokenizer):
         """Raise RequestError."""
         raise text_refused("prompt")
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> SilentStream:
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> SilentStream:
         """Return a stream without text."""
         return SilentStream()
 

@@ -142,9 +142,7 @@ class OutputProcessor:
         """Return the completions that are not finished."""
         return len(self._owners)
 
-    def add(
-        self, key: int, prepared: PreparedRequest, caller: Caller | None = None
-    ) -> LiveRequest:
+    def add(self, key: int, prepared: PreparedRequest, caller: Caller | None = None) -> LiveRequest:
         """Expect updates of a request. `key` is the caller's, unique among live requests."""
         live = LiveRequest(key, prepared, self._tokenizer, caller)
         self._live[key] = live

@@ -27,9 +27,7 @@ from dovetail.interfaces.spec import GuidedSpec
 NAMES_SHOWN = 3
 
 
-def choose_backend(
-    spec: GuidedSpec, forms: Sequence[Form], asked: str | None, where: str
-) -> str:
+def choose_backend(spec: GuidedSpec, forms: Sequence[Form], asked: str | None, where: str) -> str:
     """Return the name of the backend to use. `asked` is the request's own wish.
 
     Raises: RequestError that points at what is not enforced.

@@ -85,7 +85,7 @@ class GuideCompiler:
                 f"has {len(data)} bytes; at most {MAX_FORM_BYTES} are taken.", where=where
             )
         if self._num_waiting >= MAX_WAITING:
-            raise Overloaded("too many forms wait to be compiled.", where=where)
+            raise Overloaded("too many forms wait to be compiled.")
         self._num_waiting += 1
         try:
             async with self._turn:

@@ -74,9 +74,7 @@ class _Row:
         mask[:] = ALL
         for marker in self._loaded.markers:
             over = marker.forbidden(self._tail)
-            np.bitwise_and.at(
-                mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32))
-            )
+            np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
 
     def forced(self) -> Sequence[int]:
         """Return tokens that must follow, as far as the backend tells."""
@@ -136,7 +134,9 @@ class GuideRows(LogitsProcessor):
                 state.advance()
                 state.fill(self._masks[row])
                 fault: Exception | None = None
-            except Exception as error:  # told where the row is looked at, and there it costs the row
+            except (
+                Exception
+            ) as error:  # told where the row is looked at, and there it costs the row
                 fault = error
             self._filled[row] = (len(state.output_ids), fault)
 

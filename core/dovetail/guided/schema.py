@@ -9,13 +9,13 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dovetail.interfaces.guided import GuidedBackend, Refusal
+from dovetail.interfaces.guided import GuidedBackend, Refusal, words
 
 MAX_DEPTH = 64
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = words(
     "title description default examples example $schema $id $comment $anchor $vocabulary "
     "deprecated readOnly writeOnly contentMediaType contentEncoding contentSchema "
-    "strict name x-guidance".split()
+    "strict name x-guidance"
 )
 """Keywords that never make a value right or wrong."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")

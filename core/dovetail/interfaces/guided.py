@@ -38,6 +38,11 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: tuple[bytes, ...] = ()
 
 
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text, for tables of keywords."""
+    return frozenset(text.split())
+
+
 class InvalidForm(ValueError):
     """A form that cannot be compiled. `pointer` is the JSON Pointer of the part at fault."""
 

@@ -27,6 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `seed` None
     draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
     for the n most likely tokens beside the drawn one (-1: the whole vocabulary).
+    `kept_special_ids` are special tokens that are written though the others are skipped.
     `logits_processors` maps a registered processor's name to its JSON options. `guide` holds the
     answer to a form.
     """
@@ -54,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    kept_special_ids: tuple[int, ...] = ()
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     logits_processors: dict[str, dict[str, Any]] = {}

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-
 NO_TOKENIZER = "none"
 """Name of the Selection that stands in for a tokenizer that was not wanted."""
 

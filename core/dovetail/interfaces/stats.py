@@ -78,8 +78,9 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
 
     `finish_reason` is that of the first completion, `finish_reasons` has one per completion that
     has ended; `error` says why for "error". `generated_tokens` adds the completions up,
-    `longest_tokens` is the longest; `sampling` is as the request asked. `forward_s` and `execute_s` are the summed times of the model
-    and of the executor in the steps that had this request in them, 0 unless asked for.
+    `longest_tokens` is the longest; `sampling` is as the request asked. `forward_s` and `execute_s`
+    are the summed times of the model and of the executor in the steps that had this request in
+    them, 0 unless asked for.
     """
 
     request_id: str

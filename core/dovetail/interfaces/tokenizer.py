@@ -37,8 +37,16 @@ class Tokenizer(Plugin):
         """Return the text of token ids."""
 
     @abstractmethod
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> TokenStream:
         """Return a stream that continues after `prompt_ids`.
+
+        Special tokens among `kept_ids` are written even where the others are skipped.
 
         The joined pieces and the final flush equal decode(prompt + tokens) without the
         prompt's own text.
@@ -61,13 +69,15 @@ class Tokenizer(Plugin):
 class TokenizerFacts(Protocol):
     """`vocab_size` counts added tokens too. `chat_template` is the checkpoint's own, or None;
     a dict of several is reduced to its "default" (and "tool_use" where that exists).
-    `special_tokens` maps bos_token, eos_token, pad_token, ... to their text."""
+    `special_tokens` maps bos_token, eos_token, pad_token, ... to their text, `special_texts` every
+    one of `special_ids` to its text."""
 
     vocab_size: int
     bos_token_id: int | None
     eos_token_id: int | None
     special_tokens: dict[str, str]
     special_ids: frozenset[int]
+    special_texts: dict[int, str]
     chat_template: str | None
     chat_templates: dict[str, str]
     max_tokens: int | None

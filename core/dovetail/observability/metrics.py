@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from prometheus_client import (
@@ -34,19 +35,34 @@ _LINE_START = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + PREFIX.encode(), re.MULT
 # When a series began doubles every scrape, is missing from merged metrics, and nobody reads it.
 disable_created_metrics()
 REGISTRY = CollectorRegistry()
-_declared: dict[str, Counter | Gauge | Histogram] = {}
-_aliased: set[str] = set()
-
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A family as documents list it; with `has_alias` it is shown under a second name too."""
+
+    name: str
+    type: str
+    help_text: str
+    labels: tuple[str, ...]
+    has_alias: bool
+
+    @property
+    def alias(self) -> str | None:
+        """Return the second name, or None."""
+        return ALIAS.decode() + self.name.removeprefix(PREFIX) if self.has_alias else None
+
+
+_declared: dict[str, tuple[Declared, Counter | Gauge | Histogram]] = {}
 
 
 def counter(
     name: str, help_text: str, labels: Sequence[str] = (), *, has_alias: bool = False
 ) -> Counter:
     """Return the counter of this name, made when it is first asked for."""
-    return _once(
-        name, Counter, has_alias, lambda: Counter(name, help_text, labels, registry=REGISTRY)
-    )
+    facts = _facts(name, "counter", help_text, labels, has_alias)
+    return _once(facts, Counter, lambda: Counter(name, help_text, labels, registry=REGISTRY))
 
 
 def gauge(
@@ -59,12 +75,11 @@ def gauge(
 ) -> Gauge:
     """Return the gauge of this name. `merge` says how the API processes' values are merged:
     "mostrecent" for numbers of the engine, "livesum" for numbers of a process."""
-    return _once(
-        name,
-        Gauge,
-        has_alias,
-        lambda: Gauge(name, help_text, labels, registry=REGISTRY, multiprocess_mode=merge),  # type: ignore[arg-type]
-    )
+
+    def make() -> Gauge:
+        return Gauge(name, help_text, labels, registry=REGISTRY, multiprocess_mode=merge)  # type: ignore[arg-type]
+
+    return _once(_facts(name, "gauge", help_text, labels, has_alias), Gauge, make)
 
 
 def histogram(
@@ -76,30 +91,37 @@ def histogram(
     has_alias: bool = False,
 ) -> Histogram:
     """Return the histogram of this name."""
-    return _once(
-        name,
-        Histogram,
-        has_alias,
-        lambda: Histogram(name, help_text, labels, registry=REGISTRY, buckets=tuple(buckets)),
+
+    def make() -> Histogram:
+        return Histogram(name, help_text, labels, registry=REGISTRY, buckets=tuple(buckets))
+
+    return _once(_facts(name, "histogram", help_text, labels, has_alias), Histogram, make)
+
+
+def _facts(
+    name: str, kind: str, help_text: str, labels: Sequence[str], has_alias: bool
+) -> Declared:
+    return Declared(
+        name=name, type=kind, help_text=help_text, labels=tuple(labels), has_alias=has_alias
     )
 
 
-def _once(
-    name: str, wanted: type[Metric], has_alias: bool, make: Callable[[], Metric]
-) -> Metric:
-    found = _declared.get(name)
-    if found is None:
-        found = _declared[name] = make()
-        if has_alias:
-            _aliased.add(name)
+def _once(facts: Declared, wanted: type[Metric], make: Callable[[], Metric]) -> Metric:
+    if facts.name not in _declared:
+        _declared[facts.name] = (facts, make())
+    found = _declared[facts.name][1]
     if not isinstance(found, wanted):
-        raise TypeError(f"metric {name} is declared as {type(found).__name__}")
+        raise TypeError(f"metric {facts.name} is declared as {type(found).__name__}")
     return found
 
 
-def alias_of(name: str) -> str | None:
-    """Return the second name of a family, or None."""
-    return ALIAS.decode() + name.removeprefix(PREFIX) if name in _aliased else None
+def declared() -> list[Declared]:
+    """Return every family declared so far, by name."""
+    return [_declared[name][0] for name in sorted(_declared)]
+
+
+def _has_alias(name: str) -> bool:
+    return name in _declared and _declared[name][0].has_alias
 
 
 class _Families(Collector):
@@ -119,8 +141,8 @@ def exposition() -> bytes:
     A family with a second name follows once more under it, with the same numbers.
     """
     families = list(_merged().collect())
-    own = generate_latest(_Families(f for f in families if f.name not in _aliased))
-    shared = generate_latest(_Families(f for f in families if f.name in _aliased))
+    own = generate_latest(_Families(f for f in families if not _has_alias(f.name)))
+    shared = generate_latest(_Families(f for f in families if _has_alias(f.name)))
     return own + shared + _LINE_START.sub(rb"\1" + ALIAS, shared)
 
 

@@ -5,8 +5,12 @@ Imports no engine and no torch.
 
 from __future__ import annotations
 
+import logging
+
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
+
+logger = logging.getLogger("dovetail.server")
 
 
 def check_frontend(frontend: FrontendConfig) -> None:
@@ -17,6 +21,8 @@ def check_frontend(frontend: FrontendConfig) -> None:
         from dovetail.server.tls import tls_of
 
         tls_of(frontend)
+        if frontend.ssl_ca_certs is not None and not frontend.ssl_cert_reqs:
+            logger.warning("--ssl-ca-certs without --ssl-cert-reqs: no client is asked for any")
     if frontend.middleware:
         from dovetail.server.plugged import load_middleware
 

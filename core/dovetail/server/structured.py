@@ -41,7 +41,11 @@ def asked_form(
 ) -> Asked | None:
     """Return the one form that a request asks for, or None for free text. Raises: RequestError"""
     style = _Style(body, spec)
-    found = [*_response_format(response_format, style), *_outputs(body, style), *_older(body, style)]
+    found = [
+        *_response_format(response_format, style),
+        *_outputs(body, style),
+        *_older(body, style),
+    ]
     if not found:
         return None
     if len(found) > 1:
@@ -54,7 +58,7 @@ class _Style:
     """How JSON is written and which backend is wished: the same for every way of asking."""
 
     def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
-        asked = body.structured_outputs or StructuredOutputs()
+        asked = body.structured_outputs or StructuredOutputs.model_construct()
         self.backend = asked.backend or body.guided_decoding_backend
         self.blanks = spec.blanks if spec else Json().blanks
         pattern = asked.whitespace_pattern or body.guided_whitespace_pattern

@@ -79,8 +79,6 @@ def tls_of(frontend: FrontendConfig) -> Tls | None:
             where="--ssl-cert-reqs",
             fix="name their file with --ssl-ca-certs.",
         )
-    if frontend.ssl_ca_certs is not None and not frontend.ssl_cert_reqs:
-        logger.warning("--ssl-ca-certs without --ssl-cert-reqs: clients are not asked for any")
     return Tls(frontend)
 
 

@@ -33,9 +33,12 @@ class ToolUse:
     is_named: bool = False
 
 
-def tool_use(body: ChatRequest, parsers: Parsers, *, hides_unused: bool = False) -> ToolUse:
+def tool_use(
+    body: ChatRequest, parsers: Parsers, *, hides_unused: bool = False, may_decide: bool = True
+) -> ToolUse:
     """Return which tools are offered. With tool_choice "none" no call is read, and with
-    `hides_unused` the template sees no tool. Raises: RequestError for choices that cannot be kept.
+    `hides_unused` the template sees no tool; without `may_decide` the model itself is not asked
+    whether to call. Raises: RequestError for choices that cannot be kept.
     """
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
@@ -43,6 +46,8 @@ def tool_use(body: ChatRequest, parsers: Parsers, *, hides_unused: bool = False)
             return ToolUse()
         if choice == "none":
             return ToolUse(tools=body.tools)
+        if not may_decide:
+            raise _undecided()
         parser = _needed(parsers.tool)
         return ToolUse(tools=body.tools, parser=parser, asked=_strict(body, parser))
     if not body.tools:
@@ -56,6 +61,16 @@ def tool_use(body: ChatRequest, parsers: Parsers, *, hides_unused: bool = False)
     form = calls_form(parser, tool_values(offered), most, where="tool_choice")
     asked = Asked(where="tool_choice", form=form)
     return ToolUse(tools=body.tools, parser=parser, asked=asked, is_named=is_named)
+
+
+def _undecided() -> RequestError:
+    return RequestError(
+        "this server does not let the model decide whether to call a tool.",
+        where="tool_choice",
+        fix='send "none", "required" or a function, or start the server without '
+        "--no-enable-auto-tool-choice.",
+        code="no_auto_tool_choice",
+    )
 
 
 def _is_named(tool: ToolBody, choice: Any) -> bool:
@@ -152,7 +167,6 @@ def session_plan(
     use: ToolUse,
     reasoning: ReasoningParser | None,
     tail: str,
-    facts: TokenizerFacts,
 ) -> SessionPlan:
     """Return how the answer's text is read. `tail` is the end of the rendered prompt."""
     one_call = body.parallel_tool_calls is False or use.is_named
@@ -162,7 +176,6 @@ def session_plan(
         tool_parser=use.parser,
         tools=tool_values(use.tools),
         starts_inside=reasoning is not None and reasoning.starts_inside(tail),
-        dropped=dropped_texts(body, {*markers_in_use(use.parser, reasoning), *layout}, facts),
         layout=layout,
         max_calls=1 if one_call else None,
         is_forced_call=use.is_named,
@@ -175,21 +188,16 @@ def markers_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None)
     return {text for region in regions for text in (region.start, region.end) if text}
 
 
-def layout_in_use(
-    parser: ToolParser | None, reasoning: ReasoningParser | None
-) -> tuple[str, ...]:
+def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> tuple[str, ...]:
     """Return the texts that are never content, the longest first."""
     texts = {*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ())}
     return tuple(sorted(texts, key=lambda text: (-len(text), text)))
 
 
-def hides_markers(markers: set[str], facts: TokenizerFacts) -> bool:
-    """Return whether skipping special tokens would hide a marker, or a part of one."""
-    return any(text and text in m for m in markers for text in facts.special_tokens.values())
-
-
-def dropped_texts(body: ChatRequest, markers: set[str], facts: TokenizerFacts) -> tuple[str, ...]:
-    """Return special tokens that the session must remove, because the engine may not skip any."""
-    if not body.skip_special_tokens or not hides_markers(markers, facts):
-        return ()
-    return tuple(sorted({t for t in facts.special_tokens.values() if t} - markers))
+def kept_special_ids(
+    parser: ToolParser | None, reasoning: ReasoningParser | None, facts: TokenizerFacts
+) -> tuple[int, ...]:
+    """Return the special tokens in which markers or layout are written: they must be seen."""
+    seen = {*markers_in_use(parser, reasoning), *layout_in_use(parser, reasoning)}
+    found = (i for i, text in facts.special_texts.items() if text and any(text in s for s in seen))
+    return tuple(sorted(found))

@@ -35,13 +35,16 @@ class JsonCalls:
     """The keys of a call, and what may stand between calls.
 
     `arguments` are alternatives, the first is the one to write. `is_name_enough`: an object without
-    arguments is a call. `dividers` are characters that may stand, with blanks, between objects in
-    a row; None: there is one object only. A list of objects is always taken.
+    arguments is a call. `others` are the keys that may stand before these, None: any; syntaxes
+    without a tag name them, so that an answer in JSON is seen to be no call early on. `dividers` are
+    characters that may stand, with blanks, between objects in a row; None: there is one object
+    only. A list of objects is always taken.
     """
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     is_name_enough: bool = True
+    others: tuple[str, ...] | None = None
     dividers: str | None = None
 
     def parse(self, text: str) -> list[ToolCall]:
@@ -148,6 +151,8 @@ class JsonCalls:
                 name = name or member
             elif member.key in self.arguments:
                 arguments = arguments or member
+            elif self.others is not None and member.key not in self.others:
+                raise MalformedToolCall(f'no call has a "{member.key}"')
             if name and arguments:
                 break
         return name, arguments

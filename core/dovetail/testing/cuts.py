@@ -11,6 +11,7 @@ from dovetail.interfaces.tool_parser import ToolParser
 
 NUM_RANDOM_CUTS = 40
 MAX_TWO_WAY_CUTS = 400
+ODD_LETTERS = ('"', "\\", "{", "}", "[", "]", ",", ":", "<", ">", ";", "\n", "\N{SNOWMAN}", "\x00")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +59,29 @@ def cuts(text: str, *, seed: int = 0) -> Iterator[list[str]]:
     step = max(1, len(text) // MAX_TWO_WAY_CUTS)
     for at in range(0, len(text) + 1, step):
         yield [text[:at], text[at:]]
+    yield from random_cuts(text, seed=seed, num=NUM_RANDOM_CUTS)
+
+
+def random_cuts(text: str, *, seed: int, num: int) -> Iterator[list[str]]:
+    """Yield the text cut at random, `num` times: in a few pieces, in many, or in letters."""
     chance = random.Random(seed)
-    for _ in range(NUM_RANDOM_CUTS):
-        places = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(1, 8)))
+    for _ in range(num):
+        most = chance.choice((2, 8, 40, len(text) + 1))
+        places = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(most) + 1))
         yield [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def damaged(text: str, *, seed: int, num: int) -> Iterator[str]:
+    """Yield the text `num` times with parts deleted, doubled, exchanged, or odd letters put in."""
+    chance = random.Random(seed)
+    for _ in range(num):
+        made = text
+        for _ in range(chance.randint(1, 3)):
+            a, b = sorted(chance.randrange(len(made) + 1) for _ in range(2))
+            b = min(b, a + chance.choice((1, 3, 30)))
+            kept = chance.choice(("", made[a:b] * 2, chance.choice(ODD_LETTERS), made[a:b][::-1]))
+            made = made[:a] + kept + made[b:]
+        yield made
 
 
 def letters(text: str) -> str:

@@ -51,6 +51,7 @@ class FakeFacts:
     eos_token_id: int | None = EOS_ID
     special_tokens: dict[str, str] = field(default_factory=lambda: {"eos_token": "<|im_end|>"})
     special_ids: frozenset[int] = frozenset({EOS_ID})
+    special_texts: dict[int, str] = field(default_factory=dict)
     chat_template: str | None = CHATML
     chat_templates: dict[str, str] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -72,7 +73,13 @@ class FakeTokenizer(Tokenizer):
         """Return the characters."""
         return "".join(chr(i) for i in token_ids if i or not skip_special_tokens)
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> TokenStream:
         """Not needed: the fake engine makes text itself."""
         raise NotImplementedError
 
@@ -189,6 +196,7 @@ class FakeAsyncEngine:
         self.aborted: list[str] = []
         self.num_resets = 0
         self.reset_fault: Exception | None = None
+        self.guides = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
         self._input = InputProcessor(self.spec, self.tokenizer)
 

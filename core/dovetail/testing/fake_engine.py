@@ -54,6 +54,7 @@ class FakeFacts:
         default_factory=lambda: {"eos_token": "<eos>", "bos_token": "<bos>"}
     )
     special_ids: frozenset[int] = frozenset((EOS, BOS))
+    special_texts: dict[int, str] = field(default_factory=dict)
     chat_template: str | None = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -104,7 +105,13 @@ class ByteTokenizer(Tokenizer):
         stream = self.stream((), skip_special_tokens=skip_special_tokens)
         return "".join(map(stream.push, token_ids)) + stream.flush()
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> TokenStream:
         """Return a stream; bytes need no context."""
         return ByteStream(skips_special=skip_special_tokens)
 

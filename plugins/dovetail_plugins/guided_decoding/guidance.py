@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.guided.regex import ascii_classes
 from dovetail.interfaces import form as forms
-from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
+from dovetail.interfaces.guided import (
+    Compiled,
+    GuidedBackend,
+    InvalidForm,
+    Matcher,
+    Vocabulary,
+    words,
+)
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
@@ -36,11 +43,11 @@ class Guidance(GuidedBackend):
     capabilities = frozenset({"json", "pattern", "grammar", "sequence", "free", "forced"})
     auto_rank = 10
     languages = ("lark", "gbnf", "ebnf")
-    keywords: ClassVar[frozenset[str]] = frozenset(
+    keywords: ClassVar[frozenset[str]] = words(
         "type properties required additionalProperties patternProperties items prefixItems "
         "minItems maxItems minLength maxLength pattern format enum const anyOf allOf $ref $defs "
         "definitions minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
-        "minProperties maxProperties".split()
+        "minProperties maxProperties"
     )
 
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
@@ -178,8 +185,8 @@ class _Lark:
             case forms.Choice(parts):
                 return "( " + " | ".join(map(self._part, parts)) + " )"
             case forms.Repeat(part, least, most):
-                bounds = "{%d,%s}" % (least, "" if most is None else most)
-                return f"( {self._part(part)} ){bounds}"
+                bounds = f"{least},{'' if most is None else most}"
+                return f"( {self._part(part)} ){{{bounds}}}"
 
     def _named(self, name: str, body: str) -> str:
         made = f"{name}_{len(self._lines)}"

@@ -67,9 +67,7 @@ def problem_of(stats: RequestStats) -> str | None:
     return None
 
 
-def attributes_of(
-    stats: RequestStats, model: str, detail: Collection[str]
-) -> dict[str, Attribute]:
+def attributes_of(stats: RequestStats, model: str, detail: Collection[str]) -> dict[str, Attribute]:
     """Return the attributes of the request's span. Times in seconds, lengths in tokens."""
     attributes: dict[str, Attribute] = {
         "gen_ai.operation.name": operation_of(stats),

@@ -67,7 +67,9 @@ class PrometheusStats(StatLogger):
         )
         for reason in SUCCESS_REASONS:  # a rate needs the zero that came before
             self._success.labels(model_name, reason)
-        lora = gauge(_full(LORA), "Always 0: there are no adapters here", LORA_LABELS, has_alias=True)
+        lora = gauge(
+            _full(LORA), "Always 0: there are no adapters here", LORA_LABELS, has_alias=True
+        )
         lora.labels("0", "", "").set(0)
         self._num_queried = 0
         self._num_hit = 0
@@ -153,7 +155,9 @@ class PrometheusStats(StatLogger):
         self._num_accepted += stats.accepted_tokens
         accepted, most = self._num_accepted, self._num_draft_tokens
         self._set("spec_decode_draft_acceptance_rate", accepted / most)
-        self._set("spec_decode_efficiency", (accepted + self._num_drafts) / (most + self._num_drafts))
+        self._set(
+            "spec_decode_efficiency", (accepted + self._num_drafts) / (most + self._num_drafts)
+        )
 
     def _count(self, name: str, count: int) -> None:
         if count:

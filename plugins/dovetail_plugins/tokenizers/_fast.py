@@ -68,13 +68,14 @@ class FastTokenizer:
         """Return the text of token ids."""
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
-        """Return a stream that continues after `prompt_ids`."""
-        left_out = self._special if skip_special_tokens else frozenset()
+    def stream(self, prompt_ids: Sequence[int], *, left_out: frozenset[int]) -> TokenStream:
+        """Return a stream that continues after `prompt_ids` and skips the tokens `left_out`."""
         if self._decoder_types == ["ByteLevel"]:
             return ByteLevelStream(lambda i: b"" if i in left_out else self._bytes(i), prompt_ids)
         return WindowStream(
-            lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+            lambda ids: self.decode(
+                [i for i in ids if i not in left_out], skip_special_tokens=False
+            ),
             prompt_ids,
             is_open=self._is_byte if "ByteFallback" in self._decoder_types else lambda _: False,
             is_left_out=lambda i: i in left_out or self._backend.id_to_token(i) is None,
@@ -111,6 +112,7 @@ class FastTokenizer:
             eos_token_id=self._id("eos_token"),
             special_tokens=self._named,
             special_ids=self._special,
+            special_texts={i: self._added[i] for i in sorted(self._special)},
             chat_template=templates.get("default"),
             chat_templates=templates,
             max_tokens=_files.max_tokens(self._settings),

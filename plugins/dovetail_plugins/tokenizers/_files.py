@@ -38,6 +38,7 @@ class Facts:
     eos_token_id: int | None
     special_tokens: dict[str, str] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
+    special_texts: dict[int, str] = field(default_factory=dict)
     chat_template: str | None = None
     chat_templates: dict[str, str] = field(default_factory=dict)
     max_tokens: int | None = None

@@ -32,7 +32,9 @@ class SlowTokenizer:
                 where=str(folder),
                 fix="add a tokenizer.json to the folder, or name another with --tokenizer",
             ) from error
-        self._special = frozenset(self._tokenizer.all_special_ids)
+        added = self._tokenizer.added_tokens_decoder
+        flagged = {i for i, token in added.items() if token.special}
+        self._special = frozenset({*self._tokenizer.all_special_ids, *flagged})
         self._facts = self._build_facts(folder)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -49,13 +51,15 @@ class SlowTokenizer:
             )
         )
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
-        """Return a stream that continues after `prompt_ids`."""
+    def stream(self, prompt_ids: Sequence[int], *, left_out: frozenset[int]) -> TokenStream:
+        """Return a stream that continues after `prompt_ids` and skips the tokens `left_out`."""
         return WindowStream(
-            lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens),
+            lambda ids: self.decode(
+                [i for i in ids if i not in left_out], skip_special_tokens=False
+            ),
             prompt_ids,
             is_open=self._is_byte,
-            is_left_out=lambda i: skip_special_tokens and i in self._special,
+            is_left_out=lambda i: i in left_out,
             waits_for_whole=True,
         )
 
@@ -90,6 +94,13 @@ class SlowTokenizer:
             eos_token_id=self._tokenizer.eos_token_id,
             special_tokens=named,
             special_ids=self._special,
+            special_texts=dict(
+                zip(
+                    sorted(self._special),
+                    map(str, self._tokenizer.convert_ids_to_tokens(sorted(self._special))),
+                    strict=True,
+                )
+            ),
             chat_template=templates.get("default"),
             chat_templates=templates,
             max_tokens=_files.max_tokens(settings),

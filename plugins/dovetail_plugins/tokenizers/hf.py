@@ -45,11 +45,16 @@ class HfTokenizer(Tokenizer):
         """Return the text of token ids; ids outside the vocabulary have none."""
         return str(self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> TokenStream:
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> TokenStream:
         """Return a stream that continues after `prompt_ids`."""
-        stream: TokenStream = self._inner.stream(
-            prompt_ids, skip_special_tokens=skip_special_tokens
-        )
+        special = self.facts().special_ids if skip_special_tokens else frozenset()
+        stream: TokenStream = self._inner.stream(prompt_ids, left_out=special - kept_ids)
         return stream
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:

@@ -10,20 +10,23 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.form import Form, Json, sequence
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Sample, Tool, ToolCall
+from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import schema_of
 from dovetail.syntax.tagged_calls import TaggedCalls
+from dovetail.syntax.tagged_parser import TaggedToolParser
 from dovetail.syntax.templates import unmentioned
-from dovetail_plugins.tool_parsers._deepseek import BEGIN, END, SECTION, SEPARATOR, DeepseekSection
+from dovetail_plugins.tool_parsers._deepseek import BEGIN, END, INNER, SECTION, SEPARATOR
 
 
-class DeepseekV3(DeepseekSection):
+class DeepseekV3(TaggedToolParser):
     """function, separator, name, then the arguments in a ```json fence."""
 
     info = Info(
         summary="fenced JSON arguments between tags (DeepSeek-V3, R1)",
         source="https://huggingface.co/deepseek-ai/DeepSeek-V3-0324",
     )
+    markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
+    inner: ClassVar[tuple[str, ...]] = INNER
     calls: ClassVar[TaggedCalls] = TaggedCalls(
         begin=BEGIN,
         middle="```json",

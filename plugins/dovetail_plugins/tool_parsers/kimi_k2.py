@@ -8,44 +8,45 @@ streaming and no HTTP.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, Json, Pattern, divided, sequence
+from dovetail.interfaces.form import Choice, Form, Json, Literal, Repeat, sequence
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.json_calls import schema_of
 from dovetail.syntax.tagged_calls import TaggedCalls
+from dovetail.syntax.tagged_parser import TaggedToolParser
 from dovetail.syntax.templates import unmentioned
 
 SECTION = Markers(start="<|tool_calls_section_begin|>", end="<|tool_calls_section_end|>")
 BEGIN = "<|tool_call_begin|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
 END = "<|tool_call_end|>"
-_CALLS = TaggedCalls(
-    begin=BEGIN,
-    middle=ARGUMENTS,
-    end=END,
-    head=re.compile(r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:]+)(?::\d+)?)"),
-)
+DIGIT = Choice(tuple(Literal(digit) for digit in "0123456789"))
 
 
-class KimiK2(ToolParser):
+class KimiK2(TaggedToolParser):
     """functions.NAME:INDEX and arguments for each call, in one section."""
 
     info = Info(
         summary="ids with names and JSON arguments between tags (Kimi K2)",
         source="https://huggingface.co/moonshotai/Kimi-K2-Instruct",
     )
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
     markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
     inner: ClassVar[tuple[str, ...]] = (BEGIN, ARGUMENTS, END)
+    calls: ClassVar[TaggedCalls] = TaggedCalls(
+        begin=BEGIN,
+        middle=ARGUMENTS,
+        end=END,
+        head=re.compile(r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:]+)(?::\d+)?)"),
+    )
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text=f'{SECTION.start}{BEGIN}functions.weather:0{ARGUMENTS}{{"city": "Paris"}}{END}'
             f"{SECTION.end}",
-            calls=(ToolCall(name="weather", arguments='{"city": "Paris"}', id="functions.weather:0"),),
+            calls=(
+                ToolCall(name="weather", arguments='{"city": "Paris"}', id="functions.weather:0"),
+            ),
         ),
         Sample(
             text=f"I look it up.{SECTION.start}{BEGIN}functions.now:0{ARGUMENTS}{{}}{END}"
@@ -76,19 +77,7 @@ class KimiK2(ToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, SECTION.start)
 
-    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls in a section. Raises: MalformedToolCall"""
-        return _CALLS.parse(body)
-
-    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
-        return _CALLS.so_far(body)
-
     def form(self, tool: Tool) -> Form:
         """Return the text of one call within a section."""
-        head = (f"{BEGIN}functions.{tool.name}:", Pattern("[0-9]{1,4}"), ARGUMENTS)
+        head = (f"{BEGIN}functions.{tool.name}:", Repeat(DIGIT, 1, 4), ARGUMENTS)
         return sequence(*head, Json(schema_of(tool)), END)
-
-    def forms(self, call: Form, most: int | None) -> Form:
-        """Return the text of a section."""
-        return sequence(SECTION.start, divided(call, "", most), SECTION.end)

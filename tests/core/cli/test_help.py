@@ -128,7 +128,9 @@ def test_a_search_word(capsys: pytest.CaptureFixture[str]) -> None:
     usages = [line for line in text.splitlines() if line.startswith("  -")]
     named = [flag.spelling for flag in flags().values() if "max" in flag.spelling]
     assert len(named) > 10
-    assert all(any(f"{name} " in f"{usage} ".replace(",", " ") for usage in usages) for name in named)
+    assert all(
+        any(f"{name} " in f"{usage} ".replace(",", " ") for usage in usages) for name in named
+    )
     assert not any("--port " in usage for usage in usages)
     told = screen(capsys, "serve", "--help=prefix").splitlines()
     assert told[-1].startswith("also: ")

@@ -13,9 +13,7 @@ from dovetail.config.field import Flag, Meta
 from dovetail.errors import ConfigError
 
 
-def make(
-    shape: str, *, is_optional: bool = False, default: Any = None, **meta: Any
-) -> Flag:
+def make(shape: str, *, is_optional: bool = False, default: Any = None, **meta: Any) -> Flag:
     return Flag(
         name="some_flag",
         group="ModelConfig",

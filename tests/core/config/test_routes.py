@@ -42,7 +42,7 @@ def sample(flag: Flag) -> Any:
         case "int":
             return int(min(low + 3, flag.meta.le or low + 3))
         case "float":
-            return 0.5 if (flag.meta.le or 1) <= 1 else low + 1.5
+            return low + 0.5 if flag.meta.le is not None else low + 1.5
         case "list":
             return ("one", "two")
         case "json":

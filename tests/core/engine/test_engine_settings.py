@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+import uvloop
 
 from dovetail.engine import transport
 from dovetail.engine.async_engine import AsyncEngine
@@ -70,17 +71,21 @@ def test_an_idle_engine_and_one_in_many_short_steps_live_on() -> None:
     asyncio.run(main())
 
 
-def test_a_held_up_event_loop_is_not_the_engines_fault() -> None:
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_held_up_event_loop_is_not_the_engines_fault(loop: Any) -> None:
+    spec = spec_with(options={"delay_s": 0.01}, step_timeout_s=0.5)
+
     async def main() -> None:
-        async with running(spec_with(options={"delay_s": 0.01}, step_timeout_s=0.5)) as engine:
-            task = asyncio.create_task(finish(engine, 200))
+        async with running(spec, in_process=False) as engine:
+            task = asyncio.create_task(finish(engine, 150))
             await asyncio.sleep(0.1)
             time.sleep(1.5)  # noqa: ASYNC251  (what this test is about)
             await asyncio.sleep(0.1)
             assert engine.is_alive
             await task
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 @pytest.mark.parametrize("in_process", [True, False])

@@ -158,7 +158,13 @@ class ReorderedTokenizer(Tokenizer):
         """Return nothing."""
         return ""
 
-    def stream(self, prompt_ids: Any, *, skip_special_tokens: bool = True) -> Any:
+    def stream(
+        self,
+        prompt_ids: Any,
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> Any:
         """Return nothing."""
 
     def tokens(self, token_ids: Any) -> list[str]:

@@ -122,6 +122,37 @@ def test_allow_list(
     assert set(found()) & ours == expected
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "expected"),
+    [
+        (None, "", {"half@dovetail-llm"}),
+        (None, "your_pack", {"half@dovetail-llm", "big@your.pack"}),
+        (None, "tiny", {"half@dovetail-llm", "tiny@my-pack"}),
+        ("", "tiny,your.pack", {"half@dovetail-llm"}),
+        ("your.pack", "", {"half@dovetail-llm", "big@your.pack"}),
+        ("tiny", None, {"half@dovetail-llm"}),
+    ],
+)
+def test_the_other_servers_list_names_plugins_or_packages_and_ours_wins(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str | None,
+    other: str | None,
+    expected: set[str],
+) -> None:
+    install(tmp_path, "my-pack", "[dovetail.dtype]\ntiny = my.mod:TINY\n")
+    install(tmp_path, "your.pack", "[dovetail.dtype]\nbig = your.mod:BIG\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(discovery, "_SOURCE_ROOT", checkout(tmp_path / "tree", TABLE))
+    for name, value in ((discovery.ALLOW_VARIABLE, own), (discovery.FOREIGN_VARIABLE, other)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    mine = {"half@dovetail-llm", "tiny@my-pack", "big@your.pack"}
+    assert set(found()) & mine == expected
+
+
 def test_the_scan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "_SOURCE_ROOT", checkout(tmp_path, TABLE))
     first = discovery.scan()

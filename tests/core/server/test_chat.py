@@ -212,9 +212,12 @@ def test_one_call_at_a_time() -> None:
         ),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema"),
         ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "odd"}}, "response_format.type"),
+        ({"guided_json": "{", "guided_regex": "a"}, "guided_json"),
+        ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
@@ -236,6 +239,17 @@ def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], param: str) -> N
 def test_tools_without_a_parser_are_refused() -> None:
     app, _ = app_for(parsers=Parsers())
     assert chat(app, tools=TOOLS).json()["error"]["code"] == "no_tool_parser"
+
+
+@pytest.mark.parametrize("enable_auto_tool_choice", [True, False])
+def test_whether_the_model_may_decide_to_call(enable_auto_tool_choice: bool) -> None:
+    app, engine = app_for(enable_auto_tool_choice=enable_auto_tool_choice)
+    answers = [chat(app, tools=TOOLS), chat(app, tools=TOOLS, tool_choice="auto")]
+    wanted = 200 if enable_auto_tool_choice else 400
+    assert [answer.status_code for answer in answers] == [wanted, wanted]
+    assert len(engine.asked) == (2 if enable_auto_tool_choice else 0)
+    assert chat(app, tools=TOOLS, tool_choice="none").status_code == 200
+    assert chat(app).status_code == 200
 
 
 def test_continuing_the_final_message() -> None:
@@ -326,12 +340,13 @@ def test_token_ids_and_logprob_names() -> None:
 
 
 def test_markers_that_are_special_tokens_are_still_seen() -> None:
-    facts = FakeFacts(special_tokens={"eos_token": "<|im_end|>", "think": "<think>"})
-    engine = FakeAsyncEngine(Script(pieces=["<think>a</think>b<|im_", "end|>"]), facts=facts)
+    facts = FakeFacts(special_texts={7: "<|im_end|>", 8: "<think>", 9: "think>"})
+    engine = FakeAsyncEngine(Script(pieces=["<think>a</think>b"]), facts=facts)
     app, _ = app_for(engine=engine, parsers=Parsers(reasoning=Thinks(None)))
     message = chat(app).json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("a", "b")
-    assert engine.asked[0][1].skip_special_tokens is False
+    assert engine.asked[0][1].skip_special_tokens
+    assert engine.asked[0][1].kept_special_ids == (8, 9)
 
 
 def test_models_without_a_template_say_so() -> None:

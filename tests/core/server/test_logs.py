@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from dovetail.config.frontend import FrontendConfig
 from dovetail.config.log_config import read_log_config
 from dovetail.errors import ConfigError
 from dovetail.observability.logging import UVICORN_LOGGERS, configure
+from dovetail.server.life import Life
+from dovetail.server.listen import bind
+from dovetail.testing.serving import app_for
 
 NAMES = ("", "dovetail", "dovetail.server", "dovetail.engine", *UVICORN_LOGGERS)
 
@@ -94,6 +100,30 @@ def test_uvicorns_level(level: str, shown: int, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.count("line") == shown
     configure("info", uvicorn_level="trace")
     assert logging.getLogger("uvicorn.asgi").getEffectiveLevel() == 5
+
+
+@pytest.mark.parametrize("has_flag", [False, True])
+def test_the_access_log(has_flag: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", uvicorn_level="info")
+    app, engine = app_for()
+    frontend = FrontendConfig(disable_uvicorn_access_log=has_flag)
+
+    async def main() -> None:
+        sock = bind(None, 0)
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        life = Life(app, engine, frontend)  # type: ignore[arg-type]
+        ready = asyncio.Event()
+        task = asyncio.ensure_future(life.run(sock, ready.set))
+        await ready.wait()
+        async with httpx.AsyncClient() as client:
+            await client.get(f"{url}/live")
+        life.stop()
+        await task
+
+    asyncio.run(main())
+    err = capsys.readouterr().err
+    assert ('"GET /live HTTP/1.1" 200' in err) is not has_flag
+    assert "uvicorn.error: Started server process" in err
 
 
 @pytest.mark.parametrize(

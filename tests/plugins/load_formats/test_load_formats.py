@@ -47,6 +47,22 @@ def test_both_readings_give_the_same(tmp_path: Path, reading: str) -> None:
     assert_same(read(Safetensors(SafetensorsOptions(reading=reading)), tmp_path), TENSORS)
 
 
+def test_an_eager_file_is_in_memory_before_its_first_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    checkpoint = Checkpoint(path=str(tmp_path))
+    tensors = Safetensors(SafetensorsOptions(reading="eager")).tensors(checkpoint)
+    found = dict([next(tensors)])
+    path.write_bytes(bytes(path.stat().st_size))
+    assert_same(found | dict(tensors), TENSORS)
+
+
+def test_eager_is_refused_where_no_file_is_of_that_format(tmp_path: Path) -> None:
+    torch.save(TENSORS, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="only safetensors files are read eager"):
+        read(Auto(SafetensorsOptions(reading="eager")), tmp_path)
+
+
 def test_an_unknown_reading_is_refused() -> None:
     with pytest.raises(ConfigError, match="slowly"):
         SafetensorsOptions(reading="slowly")

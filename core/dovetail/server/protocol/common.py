@@ -119,9 +119,9 @@ class SamplingFields(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
-    guided_choice: (
-        Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None
-    ) = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None = (
+        None
+    )
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None

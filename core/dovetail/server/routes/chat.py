@@ -28,7 +28,7 @@ from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import LONG_WORK, Server
 from dovetail.server.streaming import until_gone
 from dovetail.server.structured import asked_form
-from dovetail.server.tools import ToolUse, session_plan, tool_use
+from dovetail.server.tools import ToolUse, kept_special_ids, session_plan, tool_use
 
 
 async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
@@ -53,7 +53,8 @@ async def _prepare(
     check_stream(body.stream, body.stream_options)
     server.check_template(body.chat_template)
     hides = server.frontend.exclude_tools_when_tool_choice_none
-    use = tool_use(body, server.parsers, hides_unused=hides)
+    decides = server.frontend.enable_auto_tool_choice
+    use = tool_use(body, server.parsers, hides_unused=hides, may_decide=decides)
     reply = open_reply(server, body, request_id_of(request, body.request_id), model)
     reply.ignored += server.fields.check(body, known=("messages.",))
     rendered = await server.run(
@@ -62,7 +63,10 @@ async def _prepare(
     reply.ignored += server.fields.report(rendered.ignored)
     prompt_ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
     plan = _plan(server, body, use, rendered)
-    fields = _engine_fields(body, plan)
+    fields = _engine_fields(body)
+    fields["kept_special_ids"] = kept_special_ids(
+        use.parser, server.parsers.reasoning, server.engine.tokenizer.facts()
+    )
     asked = asked_form(body, body.response_format, server.guided_spec) or use.asked
     if asked is not None:
         fields["guide"] = await server.guide(asked, plan, rendered.tail)
@@ -98,11 +102,10 @@ def render_query(body: ChatRequest, use: ToolUse) -> RenderQuery:
 
 
 def _plan(server: Server, body: ChatRequest, use: ToolUse, rendered: Rendered) -> SessionPlan:
-    facts = server.engine.tokenizer.facts()
-    return session_plan(body, use, server.parsers.reasoning, rendered.tail, facts)
+    return session_plan(body, use, server.parsers.reasoning, rendered.tail)
 
 
-def _engine_fields(body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
+def _engine_fields(body: ChatRequest) -> dict[str, Any]:
     """Return the sampling fields that chat spells in its own way."""
     fields: dict[str, Any] = {}
     max_tokens = body.max_completion_tokens or body.max_tokens
@@ -112,8 +115,6 @@ def _engine_fields(body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
         fields["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
-    if plan.dropped:
-        fields["skip_special_tokens"] = False
     return fields
 
 

@@ -59,6 +59,7 @@ async def _text(server: Server, body: TokenizeRequest) -> tuple[str, bool, tuple
 
 async def get_tokenizer_info(server: ServerOf) -> Response:
     """Return the tokenizer's class, settings, special tokens and chat template."""
+    server.check_text("tokenizer")
     folder = server.engine.spec.tokenizer_path
     tokenizer, templates = server.engine.tokenizer, server.renderer.templates
     info = await server.run(lambda: tokenizer_info(folder, tokenizer, templates), LONG_WORK)

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.text import Sample, Tool, ToolCall
+from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.testing.contract import requires
-from dovetail.testing.cuts import Parsed, cuts, expected, letters, parse_in_pieces
+from dovetail.testing.cuts import (
+    Parsed,
+    cuts,
+    damaged,
+    expected,
+    letters,
+    parse_in_pieces,
+    random_cuts,
+)
 from dovetail.testing.forms import example
 
 BODIES = (
@@ -19,6 +27,7 @@ BODIES = (
     "NaN", '{"name": 1}', '{"name": "f", "arguments": ', '{"name": "f", "arguments": "not json"}',
     "name(", "name(a=", "\N{SNOWMAN}" * 9, "\ud83d", "{" * 5000, "[" * 5000 + "]" * 5000,
 )  # fmt: skip
+NUM_DAMAGED = 25
 LONG_TEXT_BYTES = 60_000
 LONG_TEXT_S = 5.0
 
@@ -59,6 +68,12 @@ def bodies(parser: ToolParser, text: str) -> list[str]:
             found.append(text[begin : end if end >= 0 else len(text)])
             at = text.find(marker.start, at + len(marker.start))
     return found
+
+
+def opening(parser: ToolParser, text: str) -> Markers | None:
+    """Return the markers that stand first in a text."""
+    found = [(text.find(m.start), -len(m.start), m) for m in parser.markers if m.start in text]
+    return min(found, key=lambda place: place[:2])[2] if found else None
 
 
 def is_cut(parser: ToolParser, text: str) -> bool:
@@ -132,6 +147,15 @@ class TestToolParser:
                     before = now
                 assert grows(before, parsed(parser, body, tools) or before), body
 
+    def test_region_end_stays(self, parser: ToolParser) -> None:
+        """Once a region is over by its own syntax, no longer body moves its end."""
+        for sample in parser.samples:
+            for body in bodies(parser, sample.text):
+                ends = [parser.region_end(body[:end]) for end in range(len(body) + 1)]
+                named = [(at, end) for at, end in enumerate(ends) if end is not None]
+                assert all(end == named[0][1] <= at for at, end in named), body
+                assert not named or len(named) == len(ends) - named[0][0], body
+
     @requires("streams")
     def test_arguments_come_while_they_are_written(self, parser: ToolParser) -> None:
         """Of some sample's call the name is known before the region ends."""
@@ -144,15 +168,18 @@ class TestToolParser:
 
     @requires("has_form")
     def test_forms_are_calls(self, parser: ToolParser) -> None:
-        """A text of the form of a tool's call is a call of that tool, with those arguments."""
+        """A text of the form of a tool's calls is calls of that tool, with those arguments."""
         tool = Tool(name="find_it", parameters=FORM_SCHEMA)
         form = parser.form(tool)
         assert form is not None
         for arguments in ({"text": "a b", "number": 3}, {"text": 'say "no"\n', "number": -1}):
-            text = example(form, arguments)
-            got = parse_in_pieces([text], tool_parser=parser, tools=(tool,))
-            assert [call.name for call in got.calls] == ["find_it"], text
-            assert json.loads(got.calls[0].arguments) == arguments, text
+            for most in (1, 3):
+                text = example(parser.forms(form, most), arguments)
+                got = parse_in_pieces([text], tool_parser=parser, tools=(tool,))
+                assert not got.content, text
+                assert 1 <= len(got.calls) <= most, text
+                assert {call.name for call in got.calls} == {"find_it"}, text
+                assert all(json.loads(call.arguments) == arguments for call in got.calls), text
 
     def test_arguments_are_json_objects(self, parser: ToolParser) -> None:
         """The arguments of every call that is not cut off are the text of a JSON object."""
@@ -165,10 +192,14 @@ class TestToolParser:
     def test_content_around_calls_stays(self, parser: ToolParser) -> None:
         """Text before and after a call is content, unchanged but for blanks beside the call."""
         for sample in (s for s in parser.samples if s.calls and not s.content):
+            marker = opening(parser, sample.text)
+            assert marker is not None
             got = run(parser, [f"Before it. {sample.text}"], sample)
-            assert got.calls == sample.calls
-            assert got.content.strip() == "Before it."
-            if all(marker.end for marker in parser.markers):
+            if marker.opens_answer:
+                assert (got.content.strip(), got.calls) == (f"Before it. {sample.text}", ())
+            else:
+                assert (got.content.strip(), got.calls) == ("Before it.", sample.calls)
+            if not is_cut(parser, sample.text):
                 got = run(parser, [f"{sample.text} After it."], sample)
                 assert got.content.strip() == "After it."
 
@@ -186,6 +217,17 @@ class TestToolParser:
                 got = run(parser, [text], sample)
                 if not got.calls:
                     assert letters(got.content) == letters(text)
+
+    def test_damaged_text_loses_nothing(self, parser: ToolParser) -> None:
+        """Samples with parts deleted, doubled and exchanged come to the same however they are cut;
+        what is no call is content."""
+        for number, sample in enumerate(parser.samples):
+            for text in damaged(sample.text, seed=number, num=NUM_DAMAGED):
+                whole = run(parser, [text], sample)
+                for pieces in random_cuts(text, seed=number, num=3):
+                    assert run(parser, pieces, sample) == whole, pieces
+                if not whole.calls:
+                    assert letters(whole.content) == letters(text)
 
     @pytest.mark.parametrize("number", range(len(BODIES)))
     def test_malformed_bodies(self, parser: ToolParser, number: int) -> None:

@@ -1,0 +1,35 @@
+"""TaggedToolParser: the functions of families that write one section of calls between tags.
+
+Knows no family: a parser adds its section's markers, its tags, samples and the form of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.syntax.tagged_calls import TaggedCalls
+
+
+class TaggedToolParser(ToolParser):
+    """`calls` are the family's tags, `between` what it writes between two calls."""
+
+    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    calls: ClassVar[TaggedCalls]
+    between: ClassVar[str] = ""
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls in a section. Raises: MalformedToolCall"""
+        return self.calls.parse(body)
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        return self.calls.so_far(body)
+
+    def forms(self, call: Form, most: int | None) -> Form:
+        """Return the text of a section of calls."""
+        section = self.markers[0]
+        return sequence(section.start, divided(call, self.between, most), section.end)

@@ -1,0 +1,56 @@
+"""Tool calls of Jamba 1.5 and later: a JSON list between <tool_calls> tags.
+
+Source: the chat template of AI21-Jamba-1.5. Knows no streaming and no HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.text import Markers, Sample, ToolCall
+from dovetail.syntax.json_parser import JsonToolParser
+from dovetail.syntax.templates import unmentioned
+
+
+class Jamba(JsonToolParser):
+    """A list of {"name": ..., "arguments": {...}} in each region."""
+
+    info = Info(
+        summary="a JSON list between <tool_calls> tags (Jamba)",
+        source="https://huggingface.co/ai21labs/AI21-Jamba-Mini-1.5",
+    )
+    markers: ClassVar[tuple[Markers, ...]] = (Markers(start="<tool_calls>", end="</tool_calls>"),)
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(
+            text='<tool_calls>[\n    {"name": "weather", "arguments": {"city": "Paris"}}\n]</tool_calls>',
+            calls=(ToolCall(name="weather", arguments='{"city": "Paris"}'),),
+        ),
+        Sample(
+            text='I look it up.\n<tool_calls>[\n    {"name": "now", "arguments": {}},\n    {"name": "find", '
+            '"arguments": {"q": "</tool_calls> \\"x\\" \\u00e9 ☃"}}\n]</tool_calls>',
+            content="I look it up.",
+            calls=(
+                ToolCall(name="now", arguments="{}"),
+                ToolCall(name="find", arguments='{"q": "</tool_calls> \\"x\\" \\u00e9 ☃"}'),
+            ),
+        ),
+        Sample(
+            text="<tool_calls>none</tool_calls> and on",
+            content="<tool_calls>none</tool_calls> and on",
+        ),
+        Sample(
+            text='<tool_calls>[\n    {"name": "weather", "arguments": {"city": "Pa',
+            calls=(ToolCall(name="weather", arguments='{"city": "Pa'),),
+        ),
+    )
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why a chat template (str) does not ask for this syntax."""
+        return unmentioned(query, "<tool_calls>", "<|bom|>")
+
+    def forms(self, call: Form, most: int | None) -> Form:
+        """Return the text of a region of calls."""
+        return sequence("<tool_calls>[\n    ", divided(call, ",\n    ", most), "\n]</tool_calls>")

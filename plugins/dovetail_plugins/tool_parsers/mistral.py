@@ -1,0 +1,108 @@
+"""Tool calls of Mistral's models after [TOOL_CALLS]: a JSON list, or a name and [ARGS].
+
+Source: the instruct formats that mistral-common documents: tokenizers v2 to v7 write a list, v11
+NAME[CALL_ID]ID[ARGS]{...}, v13 NAME[ARGS]{...}, with [TOOL_CALLS] before each call. The chat
+templates take only ids of nine letters and digits. Knows no streaming and no HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from dovetail.interfaces.form import Choice, Form, Json, sequence
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
+from dovetail.syntax.json_calls import JsonCalls, object_at, schema_of
+from dovetail.syntax.json_text import value_end
+from dovetail.syntax.templates import unmentioned
+
+START = "[TOOL_CALLS]"
+_CALLS = JsonCalls()
+_HEAD = re.compile(
+    r"\s*(?P<name>[^\s\[\]{}<>]+)(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+))?(?:\[ARGS\])?\s*(?=\{)"
+)
+_PART_OF_HEAD = re.compile(r"\s*[^\s\[\]{}<>]*(?:\[[A-Z_]*(?:\][A-Za-z0-9]*)?)*\s*")
+MAX_HEAD_CHARS = 256
+
+
+class Mistral(ToolParser):
+    """[TOOL_CALLS][{"name": ..., "arguments": {...}}] or [TOOL_CALLS]name[ARGS]{...}."""
+
+    info = Info(
+        summary="a JSON list, or names with [ARGS], after [TOOL_CALLS] (Mistral)",
+        source="https://github.com/mistralai/mistral-common",
+    )
+    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START),)
+    inner: ClassVar[tuple[str, ...]] = ("[ARGS]", "[CALL_ID]")
+    id_prefix: ClassVar[str] = ""
+    id_digits: ClassVar[int] = 9
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(
+            text='[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}]',
+            calls=(ToolCall(name="weather", arguments='{"city": "Paris"}'),),
+        ),
+        Sample(
+            text='I look it up.[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "find", '
+            '"arguments": {"q": "[TOOL_CALLS] \\"x\\" \\u00e9 ☃"}, "id": "a1b2c3d4e"}]',
+            content="I look it up.",
+            calls=(
+                ToolCall(name="now", arguments="{}"),
+                ToolCall(name="find", arguments='{"q": "[TOOL_CALLS] \\"x\\" \\u00e9 ☃"}'),
+            ),
+        ),
+        Sample(
+            text='[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]find[CALL_ID]a1b2c3d4e[ARGS]{"q": "}"}',
+            calls=(
+                ToolCall(name="now", arguments="{}"),
+                ToolCall(name="find", arguments='{"q": "}"}', id="a1b2c3d4e"),
+            ),
+        ),
+        Sample(text="[TOOL_CALLS] they say", content="[TOOL_CALLS] they say"),
+        Sample(
+            text='[TOOL_CALLS]weather[ARGS]{"city": "Pa',
+            calls=(ToolCall(name="weather", arguments='{"city": "Pa'),),
+        ),
+    )
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why a chat template (str) does not ask for this syntax."""
+        return unmentioned(query, START)
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls in a region. Raises: MalformedToolCall"""
+        head = _HEAD.match(body)
+        if head is None:
+            return _CALLS.parse(body)
+        return [_called(head, object_at(body.rstrip(), head.end()))]
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        head = _HEAD.match(body)
+        if head is not None:
+            return [_called(head, body[head.end() : value_end(body, head.end())])]
+        if body.lstrip().startswith(("[", "{")):
+            return _CALLS.so_far(body)
+        if len(body) > MAX_HEAD_CHARS or not _PART_OF_HEAD.fullmatch(body):
+            raise MalformedToolCall("neither a list nor a name")
+        return []
+
+    def region_end(self, body: str) -> int | None:
+        """Return where the list, or the arguments, are over."""
+        head = _HEAD.match(body)
+        if head is not None:
+            return value_end(body, head.end())
+        return _CALLS.end(body) if body.lstrip().startswith(("[", "{")) else None
+
+    def form(self, tool: Tool) -> Form:
+        """Return the text of one call: with [ARGS], or as a list."""
+        named = sequence(f"{START}{tool.name}[ARGS]", Json(schema_of(tool)))
+        return Choice((named, _CALLS.form(tool, before=f"{START}[", after="]")))
+
+
+def _called(head: re.Match[str], arguments: str) -> ToolCall:
+    return ToolCall(name=head["name"], arguments=arguments, id=head["id"] or "")
