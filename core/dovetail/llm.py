@@ -5,6 +5,7 @@ Needs neither a server nor fastapi. Knows of engines only through SyncEngine.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,6 +37,7 @@ class LLM(AbstractContextManager["LLM"]):
         """
         fields = flags if model is None else {"model": model, **flags}
         config = Config.from_fields(fields)
+        config.tell(sys.stderr)
         self._frontend = config.frontend
         self._engine = SyncEngine(resolve(config))
 

@@ -453,6 +453,11 @@ def test_collect_detailed_traces() -> None:
     assert found["otlp"]["detail"] == ["model"]
 
 
+def test_older_flags_are_told_offline_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_llm(folder, num_scheduler_steps=1):
+        assert "note: --num-scheduler-steps changes nothing" in capsys.readouterr().err
+
+
 def test_demo_fields_give_way() -> None:
     config = with_demo_fields(Config.from_fields({"tool_call_parser": None}))
     assert config.frontend.tool_call_parser is None

@@ -492,7 +492,7 @@ SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]]
     ("window-only-ahead", Fcfs, {"windows": (5,), "num_blocks": 14, "async_steps": True}),
     ("whole-prompts", Fcfs, {"uses_chunked_prefill": False, "max_step_tokens": 40}),
     ("no-prefix-ahead", PriorityFirst, {"uses_prefix_cache": False, "async_steps": True}),
-    ("one-in-parts", Fcfs, {"max_partial": 1, "max_step_tokens": 12, "num_blocks": 30}),
+    ("one-in-parts", Fcfs, {"max_partial": 1, "long_prefill_tokens": 5, "num_blocks": 30}),
     ("long-turns", PriorityFirst, LONG_TURNS),
     ("long-turns-ahead", Fcfs, {**LONG_TURNS, "async_steps": True, "draft_rate": 0.3}),
     ("tiny", Fcfs, {"num_blocks": 12, "max_step_tokens": 10, "long_prefill_tokens": 5}),

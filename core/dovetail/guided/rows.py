@@ -32,6 +32,8 @@ class _Row:
 
     def __init__(self, tokens: RowTokens, loaded: LoadedGuide, vocabulary: Vocabulary) -> None:
         self.output_ids = tokens.output_ids
+        self.may_force = _may_force(tokens.params)
+        self.max_tokens = tokens.params.max_tokens
         self.num_seen = 0
         self._loaded = loaded
         self._vocabulary = vocabulary
@@ -77,8 +79,21 @@ class _Row:
             np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that must follow, as far as the backend tells."""
-        return self._matcher.forced() if self._matcher is not None else ()
+        """Return tokens that must follow what was drawn, the end included. Mutates: self"""
+        self.advance()
+        if self._matcher is None or not self.may_force:
+            return ()
+        if self._matcher.is_complete() and not self._loaded.guide.triggers:
+            return self._vocabulary.eos_ids[:1]
+        return self._matcher.forced()
+
+
+def _may_force(params: SamplingParams) -> bool:
+    """Return whether a token without an alternative need not be drawn: nothing else has a say in
+    it, and nobody wants its logprob."""
+    has_say = params.allowed_token_ids or params.bad_words_token_ids or params.logit_bias
+    has_say = has_say or params.logits_processors or params.min_tokens or params.ignore_eos
+    return not has_say and params.logprobs is None
 
 
 class GuideRows(LogitsProcessor):
@@ -139,6 +154,22 @@ class GuideRows(LogitsProcessor):
             ) as error:  # told where the row is looked at, and there it costs the row
                 fault = error
             self._filled[row] = (len(state.output_ids), fault)
+
+    def forced(self, row: int) -> Sequence[int]:
+        """Return the tokens that the row's form leaves no choice about, after those drawn.
+
+        None where a backend fails: the row's next mask tells. Mutates: self
+        """
+        state = self._rows.get(row)
+        if state is None:
+            return ()
+        self._wait()
+        room = (state.max_tokens or 0) - len(state.output_ids)
+        try:
+            return state.forced()[: max(0, room)]
+        except Exception as error:
+            self._filled[row] = (len(state.output_ids), error)
+            return ()
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Forbid what the rows' forms do not allow. Raises: what a backend raised for a row

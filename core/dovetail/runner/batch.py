@@ -91,6 +91,12 @@ class Batch:
         self.tokens[rows, self.lengths[rows]] = token_ids
         self.lengths[rows] += 1
 
+    def extend(self, row: int, token_ids: Sequence[int]) -> None:
+        """Add tokens to one row. Mutates: self"""
+        start = int(self.lengths[row])
+        self.tokens[row, start : start + len(token_ids)] = token_ids
+        self.lengths[row] += len(token_ids)
+
     def gather(self, plan: StepPlan) -> StepInputs:
         """Return the step's inputs; first gives each row its new blocks. Mutates: self"""
         steps = plan.rows

@@ -7,7 +7,8 @@ text; a fault that belongs to one row is reported in that row's result.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -217,14 +218,31 @@ class ModelRunner:
             return self._verified(inputs, hidden, sampling, prompt, faults)
         draws = self._draw(inputs, hidden, sampling)
         self._batch.append(inputs.rows[sampling], draws.token_ids)
+        forced = self._force(inputs.rows[sampling], draws)
         if len(sampling) == len(inputs.steps) and not (
-            draws.faults or draws.logprobs or prompt or faults
+            draws.faults or draws.logprobs or prompt or faults or forced
         ):
             return tuple(
                 RowResult(row=step.row, token_ids=(token_id,))
                 for step, token_id in zip(inputs.steps, draws.token_ids, strict=True)
             )
-        return _row_results(inputs.steps, sampling.tolist(), draws, prompt, faults)
+        return _row_results(inputs.steps, sampling.tolist(), draws, prompt, faults, forced)
+
+    def _force(self, rows: np.ndarray, draws: Draws) -> dict[int, tuple[int, ...]]:
+        """Add the tokens that rows' forms leave no choice about; return them by index of the draw.
+
+        Not with steps planned ahead: those count on one token. Mutates: self
+        """
+        if self._guide_rows is None or self.run.async_steps:
+            return {}
+        found = {}
+        for index, row in enumerate(rows.tolist()):
+            token_ids = () if index in draws.faults else tuple(self._guide_rows.forced(row))
+            if token_ids:
+                self._batch.extend(row, token_ids)
+                self._sampler.note(row, token_ids)
+                found[index] = token_ids
+        return found
 
     def _draw(self, inputs: StepInputs, hidden: torch.Tensor, sampling: np.ndarray) -> Draws:
         """Return the tokens drawn after the selected rows' last tokens. Mutates: sampling state"""
@@ -268,8 +286,10 @@ def _row_results(
     draws: Draws,
     prompt: dict[int, tuple[TokenLogprobs, ...]],
     prompt_faults: dict[int, str],
+    forced: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> tuple[RowResult, ...]:
-    """Return one result per row. `sampling` are the indices of the rows that drew."""
+    """Return one result per row. `sampling` are the indices of the rows that drew, `forced` what
+    came after a draw without one."""
     drawn = {index: i for i, index in enumerate(sampling)}
     results = []
     for index, step in enumerate(steps):
@@ -282,7 +302,7 @@ def _row_results(
         results.append(
             RowResult(
                 row=step.row,
-                token_ids=() if i is None else (draws.token_ids[i],),
+                token_ids=() if i is None else (draws.token_ids[i], *forced.get(i, ())),
                 logprobs=() if logprobs is None else (logprobs,),
                 prompt_logprobs=prompt.get(index, ()),
             )

@@ -10,7 +10,7 @@ model and no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -80,6 +80,10 @@ class Sampler:
         self._penalties.remove_row(row)
         self._faults.pop(row, None)
         self._params.clear(row)
+
+    def note(self, row: int, token_ids: Sequence[int]) -> None:
+        """Count tokens that a row got without a draw. Mutates: self"""
+        self._penalties.record([row] * len(token_ids), token_ids)
 
     def condemn(self, row: int, fault: str) -> None:
         """Remember a row's first fault: whatever it still draws is void. Mutates: self"""

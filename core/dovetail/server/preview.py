@@ -43,11 +43,12 @@ def look_ahead(config: Config, spec: EngineSpec) -> Preview:
 def found(config: Config, spec: EngineSpec, ahead: Preview) -> dict[str, tuple[Any, str]]:
     """Return the flags of the HTTP server that leave something open: value, and who decided."""
     by_model = "the model's" if ahead.template else None
+    template = config.frontend.chat_template or by_model
     return {
-        "chat_template": (by_model, MODEL if by_model else DEFAULT),
+        "chat_template": (template, MODEL if by_model else DEFAULT),
         "tool_call_parser": _named(ahead.parsers.tool),
         "reasoning_parser": _named(ahead.parsers.reasoning),
-        "host": (DEFAULT_HOST, DEFAULT),
+        "host": (config.frontend.host or DEFAULT_HOST, DEFAULT),
         "max_num_queued_reqs": (max_queued(config, spec), DEFAULT),
     }
 

@@ -32,6 +32,8 @@ class JsonToolParser(ToolParser):
 
     def region_end(self, body: str) -> int | None:
         """Return where the JSON text is over."""
+        if self.prefix.startswith(body):
+            return None
         text = body.removeprefix(self.prefix)
         end = self.calls.end(text)
         return None if end is None else len(body) - len(text) + end

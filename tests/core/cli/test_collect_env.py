@@ -1,4 +1,4 @@
-"""`dovetail collect-env`: every section is there, nothing hangs it or ends it, no secret is told."""
+"""`dovetail collect-env`: every section is there, nothing hangs or ends it, no secret is told."""
 
 from __future__ import annotations
 
@@ -94,6 +94,13 @@ def test_a_torch_that_cannot_be_loaded_is_told(
     assert collect_env._asked("import time\ntime.sleep(60)", 0.5)["fault"]
 
 
+def test_torch_and_the_native_kernels_are_asked() -> None:
+    torch, native = collect_env._torch(), collect_env._native()
+    assert torch["version"] == metadata.version("torch")
+    assert torch["threads"] >= 1
+    assert native["state"] != "loaded" or native["isa"]
+
+
 def test_variables_are_shown_and_secrets_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         monkeypatch.delenv(name)
@@ -128,7 +135,8 @@ def test_plugins_of_others_are_listed_and_may_add_facts(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-pack\nVersion: 1.5\n")
     (info / "entry_points.txt").write_text(
-        "[dovetail.tool_parser]\nmine = my_pack_hooks:Mine\n[dovetail.hooks]\nmine = my_pack_hooks\n"
+        "[dovetail.tool_parser]\nmine = my_pack_hooks:Mine\n"
+        "[dovetail.hooks]\nmine = my_pack_hooks\n"
     )
     module = types.ModuleType("my_pack_hooks")
     module.environment_facts = hooks.hookimpl(  # type: ignore[attr-defined]

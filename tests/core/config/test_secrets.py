@@ -26,7 +26,9 @@ def test_other_names(name: str) -> None:
 
 def test_secrets_inside_values() -> None:
     value = {"worker": {"api_key": "hunter2", "max_tokens": 5, "list": [{"token": "hunter2"}]}}
-    assert masked(value) == {"worker": {"api_key": "***", "max_tokens": 5, "list": [{"token": "***"}]}}
+    assert masked(value) == {
+        "worker": {"api_key": "***", "max_tokens": 5, "list": [{"token": "***"}]}
+    }
     assert masked("http://me:hunter2@proxy:3128/") == "http://***@proxy:3128/"
     assert masked_text('{"api_key": "hun\\"ter2", "n": 1}') == '{"api_key": "***", "n": 1}'
 

@@ -77,9 +77,14 @@ def opening(parser: ToolParser, text: str) -> Markers | None:
 
 
 def is_cut(parser: ToolParser, text: str) -> bool:
-    """Return whether a text ends within a region that has an end."""
+    """Return whether a text ends within a region."""
     last = max(((text.rfind(m.start), m) for m in parser.markers), key=lambda pair: pair[0])
-    return last[0] >= 0 and bool(last[1].end) and text.find(last[1].end, last[0]) < 0
+    if last[0] >= 0 and last[1].end:
+        return text.find(last[1].end, last[0]) < 0
+    return any(
+        text.endswith(body) and parser.region_end(body) is None and not parsed(parser, body, ())
+        for body in bodies(parser, text)
+    )
 
 
 def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall]:
