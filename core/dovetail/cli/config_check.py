@@ -28,13 +28,15 @@ def run(args: argparse.Namespace) -> int:
     """Check; return the exit status. Raises: ConfigError for the first fault."""
     from dovetail.config.asked import asked
     from dovetail.config.resolve import resolve
+    from dovetail.config.show import DEMO
     from dovetail.engine.transport import make_socket_folder
     from dovetail.server.checks import check_frontend
     from dovetail.server.listen import listening, url_of
     from dovetail.server.preview import look_ahead
 
     config = asked(args)
-    _say("settings", f"{len(config.origins)} given, all known and in range")
+    given = sum(origin != DEMO for origin in config.origins.values())
+    _say("settings", f"{given} given, all known and in range")
     check_frontend(config.frontend)
     _say("HTTP flags", _frontend_text(config))
     spec = resolve(config)
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     folder = make_socket_folder(spec.socket_dir)
     folder.rmdir()
     _say("socket", f"the engine's can be made in {folder.parent}")
-    _say("tokenizer", f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.vocab_size} tokens")
+    _say("tokenizer", _tokenizer_text(spec, ahead))
     _say("chat template", _template_text(config, ahead))
     _say("parsers", _parsers_text(ahead))
     with listening(config.frontend) as sock:
@@ -91,6 +93,12 @@ def _memory_text(spec: EngineSpec) -> str:
     else:
         size = f"{cache.memory_share:.0%} of what the device has free"
     return f"KV cache of {size} ({spec.run.kv_dtype}), up to {spec.schedule.max_rows} requests"
+
+
+def _tokenizer_text(spec: EngineSpec, ahead: Preview) -> str:
+    if not ahead.vocab_size:
+        return "none: requests carry token ids"
+    return f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.vocab_size} tokens"
 
 
 def _template_text(config: Config, ahead: Preview) -> str:

@@ -50,15 +50,23 @@ class GuideCompiler:
         where: str,
         backend: str | None = None,
         starts_after: str = "",
+        closes: bool = False,
     ) -> Guide:
         """Return the guide of an answer that has this form, after the text `starts_after`.
+
+        `closes`: near max_tokens it is led to its end.
 
         `where` is the request's field, for errors. Raises: RequestError, Overloaded
         """
         name = choose_backend(self.spec, [form], backend, where)
         artifact = await self._artifact(name, form, where)
-        key = _key(name, artifact, starts_after.encode())
-        return Guide(backend=name, key=key, artifact=artifact, starts_after=starts_after)
+        return Guide(
+            backend=name,
+            key=_key(name, artifact, starts_after.encode(), str(closes)),
+            artifact=artifact,
+            starts_after=starts_after,
+            closes=closes,
+        )
 
     async def triggered(
         self, parts: Sequence[tuple[str, Form]], *, where: str, backend: str | None = None

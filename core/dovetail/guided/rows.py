@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.guided.closing import WINDOW_TOKENS
 from dovetail.guided.table import GuideTable, LoadedGuide
 from dovetail.interfaces.guided import Matcher, Vocabulary
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
@@ -30,7 +31,9 @@ class OutOfForm(Exception):
 class _Row:
     """Where one answer stands: waiting for a marker, or within a form."""
 
-    def __init__(self, tokens: RowTokens, loaded: LoadedGuide, vocabulary: Vocabulary) -> None:
+    def __init__(self, tokens: RowTokens, loaded: LoadedGuide, table: GuideTable) -> None:
+        vocabulary = table.vocabulary
+        self._closing = table.closing
         self.output_ids = tokens.output_ids
         self.may_force = _may_force(tokens.params)
         self.max_tokens = tokens.params.max_tokens
@@ -72,11 +75,26 @@ class _Row:
         if self._matcher is not None:
             mask[:] = 0
             self._matcher.fill(mask)
+            if self._loaded.guide.closes:
+                self._close(self._matcher, mask)
             return
         mask[:] = ALL
         for marker in self._loaded.markers:
             over = marker.forbidden(self._tail)
             np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
+
+    def _close(self, matcher: Matcher, mask: np.ndarray) -> None:
+        """Leave only the way to the end, once there are just tokens enough for it. Mutates: mask"""
+        left = (self.max_tokens or 0) - len(self.output_ids)
+        if left > WINDOW_TOKENS:
+            return
+        path = self._closing.path(matcher, left)
+        # One token for the end itself, and one to spare: this draw may lead away from the end.
+        if path is None or len(path) + 2 < left:
+            return
+        next_id = path[0] if path else self._vocabulary.eos_ids[0]
+        mask[:] = 0
+        mask[next_id // 32] = np.uint32(1) << np.uint32(next_id % 32)
 
     def forced(self) -> Sequence[int]:
         """Return tokens that must follow what was drawn, the end included. Mutates: self"""
@@ -120,7 +138,7 @@ class GuideRows(LogitsProcessor):
         assert tokens.params.guide is not None
         loaded = self._table.prepare(tokens.params.guide)
         vocabulary = self._table.vocabulary
-        self._rows[tokens.row] = _Row(tokens, loaded, vocabulary)
+        self._rows[tokens.row] = _Row(tokens, loaded, self._table)
         self._masks[tokens.row] = np.zeros(vocabulary.mask_words, dtype=np.uint32)
 
     def remove_row(self, row: int) -> None:

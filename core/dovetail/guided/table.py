@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from dovetail import registry
 from dovetail.errors import RequestError
+from dovetail.guided.closing import Closing
 from dovetail.guided.marker import Marker
 from dovetail.guided.vocabulary import load_vocabulary
 from dovetail.interfaces.guided import Compiled, Guide, GuidedBackend, InvalidForm, Vocabulary
@@ -37,6 +38,7 @@ class GuideTable:
         self._selections: Mapping[str, Selection] = {s.name: s for s in spec.backends}
         self._backends: dict[str, GuidedBackend] = {}
         self._vocabulary: Vocabulary | None = None
+        self._closing: Closing | None = None
         self._loaded: OrderedDict[str, LoadedGuide] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -62,6 +64,13 @@ class GuideTable:
             self._backends[name] = made
         return self._backends[name]
 
+    @property
+    def closing(self) -> Closing:
+        """Return the ways to an answer's end in this vocabulary."""
+        if self._closing is None:
+            self._closing = Closing(self.vocabulary)
+        return self._closing
+
     def prepare(self, guide: Guide) -> LoadedGuide:
         """Return the guide with everything loaded. Raises: RequestError. Mutates: self"""
         with self._lock:
@@ -70,6 +79,8 @@ class GuideTable:
                 self._loaded.move_to_end(guide.key)
                 return found
             loaded = self._load(guide)
+            if guide.closes:
+                _ = self.closing  # made here, beside the steps
             self._loaded[guide.key] = loaded
             self._trim()
             return loaded

@@ -28,6 +28,7 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     first place where that text was written (the end of the reasoning).
     With `triggers` text is free until one of them was written; then the form that follows it holds
     until it is complete, and text is free again. `triggers` pairs up with `artifacts`.
+    `closes`: near max_tokens only what leads to the end is allowed.
     """
 
     backend: str
@@ -36,6 +37,7 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     starts_after: str = ""
     triggers: tuple[str, ...] = ()
     artifacts: tuple[bytes, ...] = ()
+    closes: bool = False
 
 
 def words(text: str) -> frozenset[str]:

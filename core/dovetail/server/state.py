@@ -130,7 +130,11 @@ class Server:
         elif plan.reasoning is not None and not tail.rstrip().endswith(plan.reasoning.end):
             form = after_reasoning(form, plan.reasoning)
         return await guides.guide(
-            form, where=asked.where, backend=asked.backend, starts_after=starts_after
+            form,
+            where=asked.where,
+            backend=asked.backend,
+            starts_after=starts_after,
+            closes=asked.closes,
         )
 
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:

@@ -27,13 +27,14 @@ BLANKS = Pattern(r"[ \n\r\t]{0,8}")
 class Asked:
     """A form that a request asks for, the field that did, and the backend it wishes.
 
-    `tags` are texts and the form that follows each of them in free text; then `form` is None.
+    `closes`: near max_tokens the answer is led to its end. `tags` are texts and the form that follows each of them in free text; then `form` is None.
     """
 
     where: str
     form: Form | None = None
     tags: tuple[tuple[str, Form], ...] = ()
     backend: str | None = None
+    closes: bool = False
 
 
 def asked_form(
@@ -60,6 +61,7 @@ class _Style:
     def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
         asked = body.structured_outputs or StructuredOutputs.model_construct()
         self.backend = asked.backend or body.guided_decoding_backend
+        self.closes_early = asked.close_on_length
         self.blanks = spec.blanks if spec else Json().blanks
         pattern = asked.whitespace_pattern or body.guided_whitespace_pattern
         if asked.disable_any_whitespace:
@@ -83,7 +85,7 @@ class _Style:
 
     def asked(self, where: str, form: Form) -> Asked:
         """Return what was asked for."""
-        return Asked(where=where, form=form, backend=self.backend)
+        return Asked(where=where, form=form, backend=self.backend, closes=self.closes_early)
 
 
 def _response_format(given: ResponseFormat | None, style: _Style) -> list[Asked]:

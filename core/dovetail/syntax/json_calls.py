@@ -36,7 +36,7 @@ class JsonCalls:
 
     `arguments` are alternatives, the first is the one to write. `is_name_enough`: an object without
     arguments is a call. `others` are the keys that may stand before these, None: any; syntaxes
-    without a tag name them, so that an answer in JSON is seen to be no call early on. `dividers` are
+    without a tag name them, so that an answer in JSON is soon seen to be no call. `dividers` are
     characters that may stand, with blanks, between objects in a row; None: there is one object
     only. A list of objects is always taken.
     """

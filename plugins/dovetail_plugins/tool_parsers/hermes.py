@@ -5,27 +5,27 @@ Source: the chat templates of Hermes 2 Pro and Qwen 2.5/3. Knows no streaming an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces.form import Form
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.json_calls import JsonCalls
+from dovetail.syntax.json_parser import JsonToolParser
+from dovetail.syntax.templates import unmentioned
 
-_CALLS = JsonCalls(arguments=("arguments",))
+XML_TAGS = ("<function=", "<arg_key>", "<parameter=")
 
 
-class Hermes(ToolParser):
+class Hermes(JsonToolParser):
     """{"name": ..., "arguments": {...}} in each region."""
 
     info = Info(
         summary="JSON objects between <tool_call> tags (Hermes, Qwen)",
         source="https://github.com/NousResearch/Hermes-Function-Calling",
     )
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start="<tool_call>", end="</tool_call>"),)
+    calls: ClassVar[JsonCalls] = JsonCalls(arguments=("arguments",))
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text='<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
@@ -54,18 +54,10 @@ class Hermes(ToolParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        if not isinstance(query, str) or all(m.start in query for m in cls.markers):
-            return []
-        return ["the chat template does not mention <tool_call>"]
-
-    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls in a region. Raises: MalformedToolCall"""
-        return _CALLS.parse(body)
-
-    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the call as far as it is written. Raises: MalformedToolCall"""
-        return _CALLS.so_far(body)
+        if isinstance(query, str) and any(tag in query for tag in XML_TAGS):
+            return ["the chat template writes arguments as XML within <tool_call>"]
+        return unmentioned(query, "<tool_call>", "arguments")
 
     def form(self, tool: Tool) -> Form:
         """Return the text of one call."""
-        return _CALLS.form(tool, before="<tool_call>\n", after="\n</tool_call>")
+        return self.calls.form(tool, before="<tool_call>\n", after="\n</tool_call>")

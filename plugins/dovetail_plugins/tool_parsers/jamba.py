@@ -24,12 +24,13 @@ class Jamba(JsonToolParser):
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start="<tool_calls>", end="</tool_calls>"),)
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
-            text='<tool_calls>[\n    {"name": "weather", "arguments": {"city": "Paris"}}\n]</tool_calls>',
+            text='<tool_calls>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_calls>',
             calls=(ToolCall(name="weather", arguments='{"city": "Paris"}'),),
         ),
         Sample(
-            text='I look it up.\n<tool_calls>[\n    {"name": "now", "arguments": {}},\n    {"name": "find", '
-            '"arguments": {"q": "</tool_calls> \\"x\\" \\u00e9 ☃"}}\n]</tool_calls>',
+            text='I look it up.\n<tool_calls>[\n    {"name": "now", "arguments": {}},\n    '
+            '{"name": "find", "arguments": {"q": "</tool_calls> \\"x\\" \\u00e9 ☃"}}\n]'
+            "</tool_calls>",
             content="I look it up.",
             calls=(
                 ToolCall(name="now", arguments="{}"),
@@ -41,7 +42,7 @@ class Jamba(JsonToolParser):
             content="<tool_calls>none</tool_calls> and on",
         ),
         Sample(
-            text='<tool_calls>[\n    {"name": "weather", "arguments": {"city": "Pa',
+            text='<tool_calls>[{"name": "weather", "arguments": {"city": "Pa',
             calls=(ToolCall(name="weather", arguments='{"city": "Pa'),),
         ),
     )

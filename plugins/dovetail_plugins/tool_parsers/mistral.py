@@ -1,8 +1,8 @@
 """Tool calls of Mistral's models after [TOOL_CALLS]: a JSON list, or a name and [ARGS].
 
-Source: the instruct formats that mistral-common documents: tokenizers v2 to v7 write a list, v11
-NAME[CALL_ID]ID[ARGS]{...}, v13 NAME[ARGS]{...}, with [TOOL_CALLS] before each call. The chat
-templates take only ids of nine letters and digits. Knows no streaming and no HTTP.
+Source: the instruct formats of mistral-common: tokenizers v2 to v7 write a list, v11
+NAME[CALL_ID]ID[ARGS]{...}, v13 NAME[ARGS]{...}, each after [TOOL_CALLS]. The chat templates take
+only ids of nine letters and digits. Knows no streaming and no HTTP.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from dovetail.syntax.templates import unmentioned
 START = "[TOOL_CALLS]"
 _CALLS = JsonCalls()
 _HEAD = re.compile(
-    r"\s*(?P<name>[^\s\[\]{}<>]+)(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+))?(?:\[ARGS\])?\s*(?=\{)"
+    r"\s*(?P<name>[^\s\[\]{}<>]{1,128})(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+))?(?:\[ARGS\]\s*)?(?=\{)"
 )
-_PART_OF_HEAD = re.compile(r"\s*[^\s\[\]{}<>]*(?:\[[A-Z_]*(?:\][A-Za-z0-9]*)?)*\s*")
-MAX_HEAD_CHARS = 256
+_PART_OF_HEAD = re.compile(r"\s*[^\s\[\]{}<>]{0,128}(?:\[[A-Z_]*(?:\][A-Za-z0-9]*)?)*\s*")
 
 
 class Mistral(ToolParser):
@@ -41,10 +40,6 @@ class Mistral(ToolParser):
     id_prefix: ClassVar[str] = ""
     id_digits: ClassVar[int] = 9
     samples: ClassVar[tuple[Sample, ...]] = (
-        Sample(
-            text='[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}]',
-            calls=(ToolCall(name="weather", arguments='{"city": "Paris"}'),),
-        ),
         Sample(
             text='I look it up.[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "find", '
             '"arguments": {"q": "[TOOL_CALLS] \\"x\\" \\u00e9 ☃"}, "id": "a1b2c3d4e"}]',
@@ -87,7 +82,7 @@ class Mistral(ToolParser):
             return [_called(head, body[head.end() : value_end(body, head.end())])]
         if body.lstrip().startswith(("[", "{")):
             return _CALLS.so_far(body)
-        if len(body) > MAX_HEAD_CHARS or not _PART_OF_HEAD.fullmatch(body):
+        if not _PART_OF_HEAD.fullmatch(body):
             raise MalformedToolCall("neither a list nor a name")
         return []
 

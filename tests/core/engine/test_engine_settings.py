@@ -49,7 +49,7 @@ def test_a_step_that_takes_too_long_ends_the_engine() -> None:
         spec = spec_with(options={"delay_s": 3.0}, step_timeout_s=0.5)
         async with running(spec, in_process=False) as engine:
             started_s = time.monotonic()
-            with pytest.raises(EngineDead, match="--engine-step-timeout is 0.5 s"):
+            with pytest.raises(EngineDead, match=r"--engine-step-timeout is 0\.5 s"):
                 await finish(engine, 3)
             assert 0.5 < time.monotonic() - started_s < 2.9
             assert not engine.is_alive
@@ -79,7 +79,7 @@ def test_a_held_up_event_loop_is_not_the_engines_fault(loop: Any) -> None:
         async with running(spec, in_process=False) as engine:
             task = asyncio.create_task(finish(engine, 150))
             await asyncio.sleep(0.1)
-            time.sleep(1.5)  # noqa: ASYNC251  (what this test is about)
+            time.sleep(1.5)  # not asyncio.sleep: the loop must not run
             await asyncio.sleep(0.1)
             assert engine.is_alive
             await task

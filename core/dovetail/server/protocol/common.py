@@ -80,6 +80,7 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    close_on_length: bool = False
 
 
 class SamplingFields(Body):

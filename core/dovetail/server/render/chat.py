@@ -123,7 +123,7 @@ def load_template(value: str | None) -> str | None:
         raise ConfigError(
             f"cannot read {value}: {error}",
             where="--chat-template",
-            fix="name an existing file, or pass the template text itself.",
+            fix="name a .jinja file, or give the template itself.",
         ) from error
 
 

@@ -1,0 +1,63 @@
+"""Closing: a short way from within a JSON text to its end, found by trying with a matcher.
+
+Used near max_tokens, so that an answer is cut short as a whole JSON value and not in the middle of
+one. Greedy: closing characters first, then the shortest values. Knows no schema.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.interfaces.guided import Matcher, Vocabulary
+
+WINDOW_TOKENS = 128
+"""How far from max_tokens a way to the end is looked for; longer ways are not found."""
+_CLOSERS = frozenset(b'"]}')
+_SHORT = (b"0", b"1", b"null", b"true", b"false", b'""', b"[", b"{", b":", b",", b'"')
+
+
+class Closing:
+    """The order in which a vocabulary's tokens are tried. Made once, for all rows."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        tokens = vocabulary.tokens
+        closing = [i for i, text in enumerate(tokens) if text and _CLOSERS.issuperset(text)]
+        closing.sort(key=lambda i: -len(tokens[i]))
+        by_text = {text: i for i, text in enumerate(tokens) if text in _SHORT}
+        short = [by_text[text] for text in _SHORT if text in by_text]
+        rest = sorted(
+            (i for i, text in enumerate(tokens) if text and text.strip()),
+            key=lambda i: len(tokens[i]),
+        )
+        self._order = np.array([*closing, *short, *rest], dtype=np.int64)
+        self._ends = np.array(vocabulary.eos_ids, dtype=np.int64)
+
+    def path(self, matcher: Matcher, most: int) -> list[int] | None:
+        """Return at most `most` tokens after which the answer may end, or None.
+
+        The matcher is where it was afterwards.
+        """
+        taken: list[int] = []
+        mask = np.zeros(self._vocabulary.mask_words, dtype=np.uint32)
+        try:
+            while True:
+                mask[:] = 0
+                matcher.fill(mask)
+                if _bits(mask, self._ends).any():
+                    return taken
+                allowed = _bits(mask, self._order)
+                if len(taken) >= most or not allowed.any():
+                    return None
+                token_id = int(self._order[int(allowed.argmax())])
+                if not matcher.accept(token_id):
+                    return None
+                taken.append(token_id)
+        finally:
+            if taken:
+                matcher.rollback(len(taken))
+
+
+def _bits(mask: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return whether each token's bit is set. Shapes: [words] uint32, [N] -> [N] bool"""
+    return (mask[ids // 32] >> (ids % 32).astype(np.uint32)) & np.uint32(1) != 0
