@@ -31,6 +31,9 @@ class Closing:
             key=lambda i: len(tokens[i]),
         )
         self._order = np.array([*closing, *short, *rest], dtype=np.int64)
+        quotes = [i for i in closing if tokens[i].startswith(b'"')]
+        self._order_in_text = np.array([*quotes, *self._order], dtype=np.int64)
+        self._num_in_text = len(tokens) // 4
         self._ends = np.array(vocabulary.eos_ids, dtype=np.int64)
 
     def path(self, matcher: Matcher, most: int) -> list[int] | None:
@@ -46,16 +49,24 @@ class Closing:
                 matcher.fill(mask)
                 if _bits(mask, self._ends).any():
                     return taken
-                allowed = _bits(mask, self._order)
+                order = self._order_for(mask)
+                allowed = _bits(mask, order)
                 if len(taken) >= most or not allowed.any():
                     return None
-                token_id = int(self._order[int(allowed.argmax())])
+                token_id = int(order[int(allowed.argmax())])
                 if not matcher.accept(token_id):
                     return None
                 taken.append(token_id)
         finally:
             if taken:
                 matcher.rollback(len(taken))
+
+
+    def _order_for(self, mask: np.ndarray) -> np.ndarray:
+        """Return the order to try. Where much is allowed, free text is being written: brackets
+        would only be more of it, so its quotation mark comes first."""
+        num_allowed = int(np.unpackbits(mask.view(np.uint8)).sum())
+        return self._order_in_text if num_allowed > self._num_in_text else self._order
 
 
 def _bits(mask: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -109,9 +109,15 @@ class _Row:
 def _may_force(params: SamplingParams) -> bool:
     """Return whether a token without an alternative need not be drawn: nothing else has a say in
     it, and nobody wants its logprob."""
-    has_say = params.allowed_token_ids or params.bad_words_token_ids or params.logit_bias
-    has_say = has_say or params.logits_processors or params.min_tokens or params.ignore_eos
-    return not has_say and params.logprobs is None
+    with_a_say = (
+        params.allowed_token_ids,
+        params.bad_words_token_ids,
+        params.logit_bias,
+        params.logits_processors,
+        params.min_tokens,
+        params.ignore_eos,
+    )
+    return not any(with_a_say) and params.logprobs is None
 
 
 class GuideRows(LogitsProcessor):
