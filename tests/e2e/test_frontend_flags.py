@@ -120,6 +120,18 @@ def test_a_stream_is_not_held_back_by_middleware(unix: ServerProcess) -> None:
         assert sum(1 for _ in stream) > 20
 
 
+def test_a_client_that_leaves_through_middleware_ends_its_request(unix: ServerProcess) -> None:
+    body = {"prompt": "One", "stream": True, "max_tokens": 1500, "ignore_eos": True}
+    with through(unix) as client:
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+            assert client.get("/load").json()["running"] == 1
+        deadline_s = time.monotonic() + 2
+        while client.get("/load").json()["running"]:
+            assert time.monotonic() < deadline_s, "it still runs"
+            time.sleep(0.02)
+
+
 def status_of(unix: ServerProcess, headers: dict[str, str]) -> int:
     with through(unix) as client:
         try:

@@ -1,45 +1,30 @@
-"""Tool parsers beyond their contract: many random cuts, odd bodies, the model's own bytes."""
+"""Every registered tool parser beyond its contract: many random cuts of hostile texts, long texts.
+
+`python -m dovetail.testing.hostile 10000` tries more of the same.
+"""
 
 from __future__ import annotations
 
-import json
-import random
-
 import pytest
 
-from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
-from dovetail.testing.cuts import Parsed, parse_in_pieces
+from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
+from dovetail.testing.hostile import longest_s, mismatches, registered
 from dovetail_plugins.tool_parsers.hermes import Hermes
 
-NUM_CUTS = 2500
-ODD_CALL = (
-    '<tool_call>{"name": "g", "arguments": '
-    '{"t": "a \\"</tool_call>\\" \\u00e9 ☃", "n": [1.0, {}]}}</tool_call>'
-)
-PARTS = (
-    "text before ", "\n\n", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', ODD_CALL,
-    "<tool_call>broken</tool_call>", "<tool", "</tool_call>", "<think>no</think>", "☃",
-    '<tool_call>{"name": "cut", "argu',
-)  # fmt: skip
+NUM_CUTS = 300
+LONG_CHARS = 10_000
+LONG_S = 2.0
+PARSERS = dict(registered())
 
 
-def parsed(pieces: list[str]) -> Parsed:
-    return parse_in_pieces(pieces, tool_parser=Hermes(None))
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS.keys())
+def test_random_cuts_of_hostile_texts(parser: ToolParser) -> None:
+    assert mismatches(parser, NUM_CUTS, seed=1) == []
 
 
-def test_random_cuts_of_random_texts() -> None:
-    chance = random.Random(0)
-    num_calls = 0
-    for _ in range(NUM_CUTS // 10):
-        text = "".join(chance.choices(PARTS, k=chance.randint(1, 6)))
-        whole = parsed([text])
-        num_calls += len(whole.calls)
-        for _ in range(10):
-            places = sorted(chance.choices(range(len(text) + 1), k=chance.randint(1, 30)))
-            pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
-            assert parsed(pieces) == whole, pieces
-        assert all(isinstance(json.loads(call.arguments), dict) for call in whole.calls)
-    assert num_calls > 100
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS.keys())
+def test_long_hostile_texts_take_little_time(parser: ToolParser) -> None:
+    assert longest_s(parser, LONG_CHARS) < LONG_S
 
 
 @pytest.mark.parametrize(

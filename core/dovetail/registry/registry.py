@@ -24,8 +24,8 @@ from dovetail.interfaces.plugin import Plugin, Value
 from dovetail.interfaces.spec import Selection
 from dovetail.registry import discovery, files
 from dovetail.registry.entry import Entry, Status
-from dovetail.registry.known import reason_for
 from dovetail.registry.kinds import KINDS, Kind, kind_named
+from dovetail.registry.known import reason_for
 from dovetail.registry.options import describe_options, given_options, options_for
 from dovetail.registry.select import Candidate, pick, reasons_against
 from dovetail.registry.verify import verify

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.form import Choice, Form, Literal, Pattern, sequence
+from dovetail.interfaces.form import Choice, Form, Literal, Pattern, Repeat, sequence
 from dovetail.interfaces.form import Sequence as InOrder
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Tool
@@ -120,14 +120,13 @@ def _strict(body: ChatRequest, parser: ToolParser) -> Asked | None:
         for tool, given in zip(offered, body.tools, strict=True)
     ]
     marker = parser.markers[0]
+    most = 1 if body.parallel_tool_calls is False else None
+    calls = parser.forms(forms[0] if len(forms) == 1 else Choice(tuple(forms)), most)
     if marker.opens_answer:
-        most = 1 if body.parallel_tool_calls is False else None
         other = Pattern(f"(?s:[^{_escaped(marker.start[0])}].*)?")
-        calls = parser.forms(Choice(tuple(forms)), most)
         return Asked(where=where, form=Choice((other, calls)))
-    rests = tuple(_without_start(form, marker.start) for form in forms)
-    rest = rests[0] if len(rests) == 1 else Choice(rests)
-    return Asked(where=where, tags=((marker.start, rest),))
+    region = calls.part if isinstance(calls, Repeat) else calls
+    return Asked(where=where, tags=((marker.start, _without_start(region, marker.start)),))
 
 
 def _escaped(character: str) -> str:
@@ -141,6 +140,8 @@ def _without_start(form: Form, start: str) -> Form:
             return Literal(text[len(start) :])
         case InOrder((first, *rest)):
             return sequence(_without_start(first, start), *rest)
+        case Choice(parts):
+            return Choice(tuple(_without_start(part, start) for part in parts))
         case _:
             raise RequestError(
                 "this model's way of writing calls cannot be held to a schema unasked.",
@@ -183,9 +184,10 @@ def session_plan(
 
 
 def markers_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> set[str]:
-    """Return every marker text that the session looks for."""
+    """Return every text that the session or the tool parser looks for."""
     regions = [*(parser.markers if parser else ()), *((reasoning.markers,) if reasoning else ())]
-    return {text for region in regions for text in (region.start, region.end) if text}
+    inner = parser.inner if parser else ()
+    return {*inner, *(text for region in regions for text in (region.start, region.end) if text)}
 
 
 def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> tuple[str, ...]:

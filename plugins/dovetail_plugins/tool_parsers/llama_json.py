@@ -51,7 +51,7 @@ class Llama3Json(JsonToolParser):
         summary="JSON objects that begin the answer (Llama 3.1 to 3.3)",
         source="https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/",
     )
-    markers: ClassVar[tuple[Markers, ...]] = (PYTHON, BRACE)
+    markers: ClassVar[tuple[Markers, ...]] = (BRACE, PYTHON)
     calls: ClassVar[JsonCalls] = JsonCalls(
         arguments=("parameters", "arguments"),
         is_name_enough=False,
@@ -79,8 +79,8 @@ class Llama4Json(Llama3Json):
         source="https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/",
     )
     markers: ClassVar[tuple[Markers, ...]] = (
-        PYTHON,
         BRACE,
+        PYTHON,
         Markers(start="<|python_start|>", end="<|python_end|>"),
     )
     samples: ClassVar[tuple[Sample, ...]] = (
