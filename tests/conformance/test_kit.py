@@ -52,6 +52,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("tool_parser", f"{PLAIN}:ForgetfulParser", "cut_does_not_matter"),
     ("tool_parser", f"{PLAIN}:LooseArguments", "arguments_are_json_objects"),
     ("tool_parser", f"{PLAIN}:ChoosyParser", "unknown_tools_are_passed_on"),
+    ("tool_parser", f"{PLAIN}:RepentantParser", "damaged_text_loses_nothing"),
+    ("tool_parser", f"{PLAIN}:WanderingEnd", "region_end_stays"),
     ("reasoning_parser", f"{PLAIN}:AlwaysThinks", "unmarked_text_is_content"),
     ("reasoning_parser", f"{PLAIN}:NeverThinks", "prompt_may_open_thinking"),
     ("dtype", f"{PLAIN}:THING", "value_crosses_processes"),

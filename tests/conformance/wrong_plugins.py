@@ -297,6 +297,31 @@ class ChoosyParser(SlashParser):
         return [call for call in calls if call.name in {tool.name for tool in tools}]
 
 
+class RepentantParser(SlashParser):
+    """What it says of a beginning it takes back where the text goes wrong later."""
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the call once a blank follows the name, unless the body is spoilt."""
+        name, blank, arguments = body.partition(" ")
+        if arguments not in ("", "{", "{}"):
+            raise MalformedToolCall(body)
+        return [ToolCall(name=name, arguments=arguments)] if name and blank else []
+
+
+class WanderingEnd(SlashParser):
+    """Its regions end wherever the text ends."""
+
+    markers = (Markers(start="//"),)
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(text="//f {}", calls=(ToolCall(name="f", arguments="{}"),)),
+        Sample(text="//bad", content="//bad"),
+    )
+
+    def region_end(self, body: str) -> int | None:
+        """Return the end of the text, once there is a blank."""
+        return len(body) if " " in body else None
+
+
 class AlwaysThinks(ReasoningParser):
     """Says that every answer begins inside, and does not claim it."""
 

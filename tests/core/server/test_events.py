@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
-from dovetail.interfaces.text import Markers
-from dovetail.server.events import Collected, Session, SessionPlan
+from dovetail.interfaces.text import Markers, Tool, ToolCall
+from dovetail.interfaces.tool_parser import MalformedToolCall
+from dovetail.server.events import Collected, Session, SessionPlan, ToolCallStart
 from dovetail.server.events.matcher import find_first, partial_length
 from dovetail.testing.serving import NameAndJson, Thinks
 
@@ -98,6 +101,66 @@ def test_dropped_special_tokens_vanish_everywhere() -> None:
     whole = run(text, [], plan)
     assert whole == ("ab", "", [("f", '{"a": 1}')])
     assert all(run(text, [at], plan) == whole for at in range(len(text)))
+
+
+def test_layout_is_no_content_but_may_stand_in_a_call() -> None:
+    plan = SessionPlan(tool_parser=NameAndJson(None), layout=("<answer>", "<answer>!"))
+    text = '<answer>!a<answer>b[call]f {"t": "<answer>"}[/call]<answer>[call]no<answer>[/call]'
+    whole = run(text, [], plan)
+    assert whole == ("ab[call]no[/call]", "", [("f", '{"t": "<answer>"}')])
+    assert all(run(text, [at], plan) == whole for at in range(len(text)))
+    assert run(text, list(range(len(text))), plan) == whole
+
+
+class Dotted(NameAndJson):
+    """Calls are "@name." to the first dot; no marker ends them."""
+
+    markers: ClassVar[tuple[Markers, ...]] = (Markers(start="@"),)
+    id_prefix: ClassVar[str] = "c"
+    id_digits: ClassVar[int] = 5
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the call, which names itself if its name begins with "my"."""
+        if not body.strip(".").isalpha():
+            raise MalformedToolCall(body)
+        own = "own-id" if body.startswith("my") else ""
+        return [ToolCall(name=body.strip("."), arguments="{}", id=own)]
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Refuse what can become no name."""
+        if body.strip(".") and not body.strip(".").isalpha():
+            raise MalformedToolCall(body)
+        return []
+
+    def region_end(self, body: str) -> int | None:
+        """Return the place behind the first dot."""
+        return body.index(".") + 1 if "." in body else None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a @f. b @g.", ("ab", "", [("f", "{}"), ("g", "{}")])),
+        ("a @f", ("a", "", [("f", "{}")])),
+        ("a @f1. b @g. and much more text", ("a @f1. b @g. and much more text", "", [])),
+        ("@f.<end> @g.<en", ("<en", "", [("f", "{}"), ("g", "{}")])),
+        ("@1<end>23456789012345678901234567890<end>", ("@123456789012345678901234567890", "", [])),
+    ],
+)
+def test_a_region_may_end_by_its_own_syntax(text: str, expected: tuple[object, ...]) -> None:
+    plan = SessionPlan(tool_parser=Dotted(None), dropped=("<end>",))
+    assert run(text, [], plan) == expected
+    for at in range(len(text)):
+        assert run(text, [at], plan) == expected
+    assert run(text, list(range(len(text))), plan) == expected
+
+
+def test_call_ids_are_the_models_or_of_the_parsers_shape() -> None:
+    events = Session(SessionPlan(tool_parser=Dotted(None))).feed("@mine. @f. and more than that")
+    first, second = (event.call_id for event in events if isinstance(event, ToolCallStart))
+    assert first == "own-id"
+    assert second.startswith("c")
+    assert len(second) == 6
 
 
 def test_max_calls_keeps_the_first() -> None:

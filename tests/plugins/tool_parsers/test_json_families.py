@@ -79,6 +79,10 @@ TRANSCRIPTS: list[tuple[str, str, list[tuple[str, str]], str]] = [
     ("xlam", '```json\n{"colour": "red"}\n```', [], '```json\n{"colour": "red"}\n```'),
     ("xlam", "[]", [], "[]"),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', [("f", '{"a": 1}')], ""),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1} oops}</tool_call> on',
+     [("f", '{"a": 1}')], "on"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' + "1" * 5000 + "}}</tool_call>",
+     [("f", '{"a": ' + "1" * 5000 + "}")], ""),
 ]  # fmt: skip
 
 
