@@ -297,13 +297,28 @@ class ChoosyParser(SlashParser):
         return [call for call in calls if call.name in {tool.name for tool in tools}]
 
 
+LONG, WIDE = "f" * 16, "{" + " " * 60 + "}"
+
+
 class RepentantParser(SlashParser):
     """What it says of a beginning it takes back where the text goes wrong later."""
+
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(text=f"//{LONG} {WIDE};;", calls=(ToolCall(name=LONG, arguments=WIDE),)),
+        Sample(text="//bad;;", content="//bad;;"),
+    )
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the call."""
+        calls = self.so_far(body, tools)
+        if not calls or "".join(calls[0].arguments.split()) != "{}":
+            raise MalformedToolCall(body)
+        return calls
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call once a blank follows the name, unless the body is spoilt."""
         name, blank, arguments = body.partition(" ")
-        if arguments not in ("", "{", "{}"):
+        if set(arguments) - set("{ }"):
             raise MalformedToolCall(body)
         return [ToolCall(name=name, arguments=arguments)] if name and blank else []
 

@@ -156,6 +156,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
     "response_role": (f"{FRONTEND}::test_the_response_role_in_streams_and_whole",),
+    "reasoning_field": ("core/server/test_thinking.py::test_reasoning_field",),
     "return_tokens_as_token_ids": (f"{FRONTEND}::test_tokens_as_token_ids",),
     "revision": (f"{WHOLE}::test_revisions_and_download_dir",),
     "root_path": (f"{FRONTEND}::test_root_path",),

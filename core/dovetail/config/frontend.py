@@ -55,6 +55,11 @@ class FrontendConfig:
     reasoning_parser_plugin: str | None = flag(
         None, metavar="FILE", help="Python file that registers reasoning parsers"
     )
+    reasoning_field: str = flag(
+        "both",
+        kind="reasoning_field",
+        help="name under which chat answers carry the model's thinking",
+    )
     allowed_origins: tuple[str, ...] = flag(
         ("*",), metavar="ORIGIN", help="web origins that browsers may call from"
     )

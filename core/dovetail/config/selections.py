@@ -179,7 +179,7 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
     stored = stored_quantization(model)
     if asked in _NO_CHOICE:
         asked = None
-    if stored and asked and ":" not in asked and asked.partition("@")[0] != stored:
+    if stored and asked and ":" not in asked and not _reads(asked, stored):
         raise ConfigError(
             f'the checkpoint is stored as "{stored}", not "{asked}".',
             where="--quantization",
@@ -188,6 +188,14 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
     where = "--quantization" if asked else "quantization_config of the checkpoint"
     options = config.plugin.options_of("quantization")
     return select("quantization", asked or stored or "none", where=where, options=options)
+
+
+def _reads(asked: str, stored: str) -> bool:
+    """Return whether a method reads checkpoints that are stored as another, or as itself."""
+    if asked.partition("@")[0] == stored:
+        return True
+    plugin: type[QuantMethod] = registry.load("quantization", asked, where="--quantization")
+    return stored in plugin.stored_as
 
 
 def stored_quantization(model: ModelSpec) -> str | None:

@@ -256,13 +256,15 @@ def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> Comple
         if detokenizer.matched is not None:
             break
     if update.finish_reason is not None and detokenizer.matched is None:
-        pieces.append(detokenizer.flush())
+        rest = detokenizer.flush()
+        pieces[-1:] = [pieces[-1] + rest] if pieces else [rest]
     is_matched = detokenizer.matched is not None
     child.finish_reason = "stop" if is_matched else update.finish_reason
     return CompletionDelta(
         index=child.index,
         text="".join(pieces),
         token_ids=update.token_ids[:num_taken],
+        num_chars=tuple(map(len, pieces[:num_taken])),
         logprobs=_logprobs_of(live, update, num_taken),
         finish_reason=child.finish_reason,
         stop_reason=detokenizer.matched if is_matched else update.stop_reason,

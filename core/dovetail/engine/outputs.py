@@ -19,12 +19,14 @@ class CompletionDelta:
     """News of one of a request's n completions.
 
     `text` is new and final: no stop string and no half character is in it, so it may lag behind
-    `token_ids`. `logprobs` pairs up with `token_ids`.
+    `token_ids`. `logprobs` pairs up with `token_ids`, and so does `num_chars`: how much of the
+    text each of them brought.
     """
 
     index: int
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    num_chars: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -92,6 +94,7 @@ def join_deltas(deltas: Sequence[CompletionDelta]) -> CompletionDelta:
         index=last.index,
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        num_chars=tuple(count for delta in deltas for count in delta.num_chars),
         logprobs=logprobs,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,

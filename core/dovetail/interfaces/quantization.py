@@ -48,12 +48,37 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor of the checkpoint that a linear layer is stored in, as this rank holds it.
+
+    `output_axis` and `input_axis` run along O and I, however many outputs or inputs lie in one
+    entry; None: not divided. `is_per_part`: each of the fused matrices has one of this `shape` (a
+    scale of the whole matrix, an order of its inputs). `default` fills one that a checkpoint may
+    lack; None: it must be there.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    output_axis: int | None = None
+    input_axis: int | None = None
+    is_per_part: bool = False
+    default: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """The activation of a gated layer: its name among kernels ("" for one they do not know), and
     itself."""
 
     name: str
     function: Callable[[torch.Tensor], torch.Tensor]
+
+
+def weight_tensor(spec: LinearSpec, dtype: str) -> StoredTensor:
+    """Return a full-precision `weight` [O, I]."""
+    shape = (spec.out_size, spec.in_size)
+    return StoredTensor(name="weight", shape=shape, dtype=dtype, output_axis=0, input_axis=1)
 
 
 class LinearMethod(ABC):
@@ -65,13 +90,13 @@ class LinearMethod(ABC):
 
     looks_up: ClassVar[bool] = False
 
-    def loads_as(self, spec: LinearSpec) -> str:
-        """Return the dtype that a full-precision weight is loaded in, by torch's name."""
-        return spec.dtype
+    def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the tensors that a checkpoint stores the layer in: a `weight` [O, I]."""
+        return (weight_tensor(spec, spec.dtype),)
 
-    def matrix(self, values: torch.Tensor, spec: LinearSpec) -> Matrix | None:
-        """Return a loaded weight as a kernel multiplies it; None when torch does. For layers that
-        hold many matrices in one parameter, such as experts. Shapes: values [O, I]"""
+    def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix | None:
+        """Return loaded tensors as a kernel multiplies them; None when torch does. For layers that
+        hold many matrices in one parameter, such as experts. `tensors` are those of `stored`."""
         return None
 
     @abstractmethod
@@ -114,13 +139,20 @@ class LinearMethod(ABC):
 
 
 class QuantMethod(Plugin):
-    """A way weights are stored. `why_not(ModelSpec)` says which checkpoints it cannot read."""
+    """A way weights are stored. `why_not(ModelSpec)` says which checkpoints it cannot read.
+
+    `ignored` are endings of the names of tensors that a checkpoint may hold and nobody needs,
+    `stored_as` the names that checkpoints of the method give it in their config.
+    """
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "from_checkpoint": "reads weights that a checkpoint stores quantized",
         "while_loading": "quantizes a full-precision checkpoint while it loads",
     }
+
+    ignored: ClassVar[tuple[str, ...]] = ()
+    stored_as: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __init__(self, options: Any, model: ModelSpec) -> None:

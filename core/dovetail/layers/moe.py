@@ -6,15 +6,23 @@ Experts are divided over ranks along F. Shape letters: X experts, A picked per t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.activation import gate, gated
-from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
-from dovetail.layers.placement import Cut, Part, Placement, WeightHolder, mark_axes
+from dovetail.layers.placement import (
+    Cut,
+    Part,
+    Placement,
+    WeightHolder,
+    place_parts,
+    stored_parameter,
+)
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups
@@ -60,28 +68,36 @@ class Experts(WeightHolder):
             "down_proj": linear_spec(context, f"{name}.down_proj", local, (size,)),
         }
         self.methods = {leaf: context.quant.linear(spec) for leaf, spec in self.specs.items()}
-        self.gate_up_proj = self._empty("gate_up_proj")
-        self.down_proj = self._empty("down_proj")
+        self._stored: dict[str, tuple[str, str]] = {}
+        for leaf in self.specs:
+            self._register(leaf)
         self._matrices: dict[str, list[Matrix]] = {}
 
-    def _empty(self, leaf: str) -> nn.Parameter:
+    def _register(self, leaf: str) -> None:
+        """Make the empty parameters of one of the two matrices, all experts' together."""
         spec = self.specs[leaf]
-        empty = torch.empty(
-            (self.num_experts, spec.out_size, spec.in_size),
-            dtype=dtype_of(self.methods[leaf].loads_as(spec)),
-            device=spec.device,
-        )
-        return mark_axes(nn.Parameter(empty, requires_grad=False), output=1, input=2)
+        for stored in self.methods[leaf].stored(spec):
+            name = leaf if stored.name == "weight" else f"{leaf}_{stored.name}"
+            self._stored[name] = (leaf, stored.name)
+            parameter = stored_parameter(stored, spec, experts=self.num_experts)
+            self.register_parameter(name, parameter)
 
     def finish(self) -> None:
         """Give every expert's matrices to their method. Mutates: self"""
         for leaf, spec in self.specs.items():
-            made = [self.methods[leaf].matrix(v, spec) for v in self.get_parameter(leaf).data]
+            names = {word: name for name, (own, word) in self._stored.items() if own == leaf}
+            data = {word: self.get_parameter(name).data for word, name in names.items()}
+            method = self.methods[leaf]
+            made = [
+                method.matrix({word: values[expert] for word, values in data.items()}, spec)
+                for expert in range(self.num_experts)
+            ]
             kept = [m for m in made if m is not None]
             if not kept:
                 continue
             self._matrices[leaf] = kept
-            delattr(self, leaf)
+            for name in names.values():
+                delattr(self, name)
             for expert, matrix in enumerate(kept):
                 for name, tensor in matrix.tensors().items():
                     self.register_buffer(f"{leaf}_{expert}_{name}", tensor, persistent=False)
@@ -120,64 +136,52 @@ class Experts(WeightHolder):
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
         """Return where "N.gate_up_proj.weight" with a part, or a whole parameter, goes."""
-        words = leaf.removesuffix(".weight").split(".")
-        if words[-1] not in ("gate_up_proj", "down_proj"):
-            return None
-        if len(words) == 1 and part is None:
+        words = leaf.split(".")
+        if len(words) == 1 and part is None and words[0] in self._stored:
             return [
                 placement
                 for expert in range(self.num_experts)
                 for placement in self._place(words[0], expert, None, is_whole=True)
             ]
-        if len(words) != 2 or not words[0].isdecimal() or int(words[0]) >= self.num_experts:
+        if len(words) != 3 or not words[0].isdecimal() or int(words[0]) >= self.num_experts:
             return None
-        return self._place(words[1], int(words[0]), part, is_whole=False) or None
+        name = words[1] if words[2] == "weight" else f"{words[1]}_{words[2]}"
+        if name not in self._stored:
+            return None
+        return self._place(name, int(words[0]), part, is_whole=False) or None
 
     def _place(
-        self, leaf: str, expert: int, wanted: str | None, *, is_whole: bool
+        self, name: str, expert: int, wanted: str | None, *, is_whole: bool
     ) -> list[Placement]:
-        """Return the placements of one expert's matrix, cut out of all experts' if `is_whole`."""
-        data = self.get_parameter(leaf).data
-        parts = self.gate_up if leaf == "gate_up_proj" else self.down
-        is_joined = wanted is None
-        full = sum(p.full for p in parts)
-        placements = []
-        offset = base = 0
-        for part in parts:
-            cuts = [Cut(axis=0, start=expert, size=1, full=self.num_experts)]
-            cuts.append(
-                Cut(
-                    axis=1,
-                    start=part.start + (base if is_joined else 0),
-                    size=part.local,
-                    full=full if is_joined else part.full,
-                )
+        """Return the placements of one expert's tensor, cut out of all experts' if `is_whole`."""
+        parameter = self.get_parameter(name)
+        own = nn.Parameter(parameter.data[expert], requires_grad=False)
+        vars(own).update(vars(parameter))
+        is_down = self._stored[name][0] == "down_proj"
+        parts = self.down if is_down else self.gate_up
+        found = place_parts(name, own, parts, wanted, self.input if is_down else None) or []
+        return [
+            replace(
+                placement,
+                piece=f"{expert}.{placement.piece}",
+                target=placement.target.unsqueeze(0) if is_whole else placement.target,
+                cuts=_behind_experts(placement.cuts, expert, self.num_experts)
+                if is_whole
+                else placement.cuts,
             )
-            if leaf == "down_proj":
-                start, size, inner = self.input
-                cuts.append(Cut(axis=2, start=start, size=size, full=inner))
-            target = data[expert : expert + 1, offset : offset + part.local]
-            if wanted in (None, part.name):
-                placements.append(_placement(leaf, f"{expert}.{part.name}", target, cuts, is_whole))
-            offset, base = offset + part.local, base + part.full
-        return placements
+            for placement in found
+        ]
 
     def pieces(self, leaf: str) -> set[str]:
         """Return one piece per expert and matrix."""
-        parts = self.gate_up if leaf == "gate_up_proj" else self.down
+        parts = self.down if self._stored[leaf][0] == "down_proj" else self.gate_up
         return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in parts}
 
 
-def _placement(
-    leaf: str, piece: str, target: torch.Tensor, cuts: list[Cut], is_whole: bool
-) -> Placement:
-    """Return the placement with or without the axis of experts."""
-    if is_whole:
-        return Placement(name=leaf, piece=piece, target=target, cuts=tuple(cuts))
-    moved = tuple(
-        Cut(axis=c.axis - 1, start=c.start, size=c.size, full=c.full) for c in cuts if c.axis > 0
-    )
-    return Placement(name=leaf, piece=piece, target=target[0], cuts=moved)
+def _behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tuple[Cut, ...]:
+    """Return the cuts of one expert's tensor as cuts of all experts' tensors together."""
+    moved = (replace(cut, axis=cut.axis + 1) for cut in cuts)
+    return (Cut(axis=0, start=expert, size=1, full=num_experts), *moved)
 
 
 class MoE(nn.Module):

@@ -15,6 +15,9 @@ from typing import cast
 import torch
 from torch import nn
 
+from dovetail.interfaces.quantization import LinearSpec, StoredTensor
+from dovetail.layers.dtypes import dtype_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
@@ -91,13 +94,61 @@ class WeightHolder(nn.Module):
         """Repack the parameters once all are filled."""
 
 
-def mark_axes(parameter: nn.Parameter, *, output: int | None, input: int | None) -> nn.Parameter:
+def mark_axes(
+    parameter: nn.Parameter,
+    *,
+    output: int | None,
+    input: int | None,
+    is_per_part: bool = False,
+    is_optional: bool = False,
+) -> nn.Parameter:
     """Say which axes of a parameter run along the layer's output and input; returns it.
 
-    Mutates: parameter (attributes `output_axis` and `input_axis`)
+    `is_per_part`: axis 0 counts the fused parts, each of which has a tensor without that axis.
+    `is_optional`: a checkpoint may lack it.
+    Mutates: parameter (its attributes)
     """
-    vars(parameter).update(output_axis=output, input_axis=input)
+    vars(parameter).update(
+        output_axis=output, input_axis=input, is_per_part=is_per_part, is_optional=is_optional
+    )
     return parameter
+
+
+def is_optional(parameter: nn.Parameter) -> bool:
+    """Return whether a checkpoint may lack a parameter."""
+    return bool(vars(parameter).get("is_optional"))
+
+
+def is_per_part(parameter: nn.Parameter) -> bool:
+    """Return whether axis 0 of a parameter counts the fused parts."""
+    return bool(vars(parameter).get("is_per_part"))
+
+
+def register_stored(
+    layer: nn.Module, tensors: Sequence[StoredTensor], spec: LinearSpec, *, experts: int = 0
+) -> None:
+    """Give a layer empty parameters for the tensors that a checkpoint stores it in.
+
+    `experts`: as many matrices lie behind each other along a new axis 0. Mutates: layer
+    """
+    for stored in tensors:
+        layer.register_parameter(stored.name, stored_parameter(stored, spec, experts=experts))
+
+
+def stored_parameter(stored: StoredTensor, spec: LinearSpec, *, experts: int = 0) -> nn.Parameter:
+    """Return the empty (or default) parameter of a stored tensor."""
+    parts = (len(spec.out_sizes),) if stored.is_per_part else ()
+    shape = (*((experts,) if experts else ()), *parts, *stored.shape)
+    values = torch.empty(shape, dtype=dtype_of(stored.dtype), device=spec.device)
+    if stored.default is not None:
+        values.fill_(stored.default)
+    return mark_axes(
+        nn.Parameter(values, requires_grad=False),
+        output=stored.output_axis,
+        input=stored.input_axis,
+        is_per_part=stored.is_per_part,
+        is_optional=stored.default is not None,
+    )
 
 
 def axes_of(parameter: nn.Parameter) -> tuple[int | None, int | None]:
@@ -120,12 +171,10 @@ def place_parts(
     """
     if wanted is not None and wanted not in {p.name for p in parts}:
         return None
+    if is_per_part(parameter):
+        return _place_per_part(leaf, parameter, parts, wanted, input_cut)
     output_axis, input_axis = axes_of(parameter)
-    cuts: tuple[Cut, ...] = ()
-    if input_cut is not None and input_axis is not None:
-        per = Fraction(parameter.shape[input_axis], input_cut[1])
-        start, size, full = (_whole(n * per) for n in input_cut)
-        cuts = (Cut(axis=input_axis, start=start, size=size, full=full),)
+    cuts = _input_cuts(parameter.shape, input_axis, input_cut)
     if output_axis is None:
         pieces = [wanted] if wanted is not None else [p.name for p in parts]
         return [Placement(name=leaf, piece=p, target=parameter.data, cuts=cuts) for p in pieces]
@@ -133,6 +182,33 @@ def place_parts(
         _place_part(leaf, parameter.data, output_axis, parts, part, cuts, is_joined=wanted is None)
         for part in parts
         if wanted is None or part.name == wanted
+    ]
+
+
+def _input_cuts(
+    shape: Sequence[int], axis: int | None, input_cut: tuple[int, int, int] | None
+) -> tuple[Cut, ...]:
+    if input_cut is None or axis is None or shape[axis] == 1:
+        return ()
+    per = Fraction(shape[axis], input_cut[1])
+    start, size, full = (_whole(n * per) for n in input_cut)
+    return (Cut(axis=axis, start=start, size=size, full=full),)
+
+
+def _place_per_part(
+    leaf: str,
+    parameter: nn.Parameter,
+    parts: Sequence[Part],
+    wanted: str | None,
+    input_cut: tuple[int, int, int] | None,
+) -> list[Placement]:
+    """Return the placements of a tensor that each part has for itself. One that comes for all of
+    them joined counts for each."""
+    cuts = _input_cuts(parameter.shape[1:], axes_of(parameter)[1], input_cut)
+    return [
+        Placement(name=leaf, piece=part.name, target=parameter.data[number], cuts=cuts)
+        for number, part in enumerate(parts)
+        if wanted in (None, part.name)
     ]
 
 

@@ -16,7 +16,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.dtypes import dtype_name
-from dovetail.layers.placement import Placement, WeightHolder
+from dovetail.layers.placement import Placement, WeightHolder, is_optional
 
 NAMES_SHOWN = 10
 
@@ -47,10 +47,12 @@ def load_weights(
     weight_map: WeightMap,
     tensors: Iterable[tuple[str, torch.Tensor]],
     rank: RankSpec | None = None,
+    ignored: tuple[str, ...] = (),
 ) -> LoadReport:
     """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
-    So a layer's weight is in memory twice only while it is repacked.
+    So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of names
+    that nobody needs.
     Mutates: module
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
@@ -58,7 +60,7 @@ def load_weights(
     filled: dict[str, set[str]] = defaultdict(set)
     unfinished = _Unfinished(module)
     for name, tensor in tensors:
-        target = map_name(weight_map, name)
+        target = None if name.endswith(ignored) else map_name(weight_map, name)
         if target is None or (target.is_tied and filled[target.path]) or unfinished.has_had(target):
             report.ignored.append(name)
             continue
@@ -86,11 +88,15 @@ class _Unfinished:
         self._holders: dict[str, WeightHolder] = {}
         self._named: dict[str, str] = {}
         self._finished: set[str] = set()
+        self._optional: set[str] = set()
         self._parameters: dict[str, list[str]] = defaultdict(list)
         owners = dict(module.named_modules())
-        for path, _ in module.named_parameters():
+        for path, parameter in module.named_parameters():
             parent, _, leaf = path.rpartition(".")
             owner = owners[parent]
+            if is_optional(parameter):
+                self._optional.add(path)
+                continue
             self.wanted[path] = owner.pieces(leaf) if isinstance(owner, WeightHolder) else {""}
             if isinstance(owner, WeightHolder):
                 self._holders[path] = owner
@@ -103,7 +109,10 @@ class _Unfinished:
     def finish_if_full(self, target: Target, path: str, filled: Mapping[str, set[str]]) -> None:
         """Repack the layer of parameter `path` if all its pieces have come. Mutates: the layer"""
         self._named[target.path] = path
-        own = self._parameters.get(path.rpartition(".")[0], [])
+        parent = path.rpartition(".")[0]
+        own = self._parameters.get(parent, [])
+        if any(p.rpartition(".")[0] == parent and p not in filled for p in self._optional):
+            return  # it may still come
         if own and all(self.wanted[p] <= filled.get(p, set()) for p in own):
             self._holders[path].finish()
             self._finished.update(own)

@@ -129,6 +129,8 @@ _TABLE = (
            "where default sampling settings come from; any other word is a folder", is_open=True),
     _value("chat_content_format", "--chat-template-content-format",
            "whether templates see content as text or as parts"),
+    _value("reasoning_field", "--reasoning-field",
+           "names under which chat answers carry thinking", default="both"),
     _value("block_size", "--block-size", "tokens per KV cache block", default="16"),
     _value("compilation_level", "--compilation-config", "how far steps are made fast",
            default=None, is_open=True),

@@ -68,7 +68,6 @@ KNOWN: dict[str, dict[str, str]] = {
         (
             "aqlm",
             "auto-round",
-            "awq",
             "awq_marlin",
             "bitsandbytes",
             "compressed-tensors",
@@ -77,7 +76,6 @@ KNOWN: dict[str, dict[str, str]] = {
             "fbgemm_fp8",
             "fp8",
             "gguf",
-            "gptq",
             "gptq_marlin",
             "gptq_marlin_24",
             "hqq",

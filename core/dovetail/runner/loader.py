@@ -59,9 +59,10 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     Raises: ConfigError naming the file, layer or flag at fault.
     """
     start_s = time.perf_counter()
-    model = _build(run, device)
+    quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
+    model = _build(run, device, quant)
     built_s = time.perf_counter()
-    _fill(model, run, device)
+    _fill(model, run, device, quant.ignored)
     filled_s = time.perf_counter()
     model.eval().requires_grad_(False)
     give_memory_back()
@@ -102,9 +103,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(previous)
 
 
-def _build(run: RunSpec, device: torch.device) -> nn.Module:
+def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
     """Return the model with empty parameters."""
-    quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
     context = BuildContext(
         model=run.model,
         quant=quant,
@@ -131,7 +131,7 @@ def _build(run: RunSpec, device: torch.device) -> nn.Module:
 
 
 @torch.inference_mode()
-def _fill(module: nn.Module, run: RunSpec, device: torch.device) -> None:
+def _fill(module: nn.Module, run: RunSpec, device: torch.device, ignored: tuple[str, ...]) -> None:
     """Fill every parameter from the checkpoint and let layers repack them. Mutates: module"""
     model = cast(Model, module)
     if "no_weights" in model.capabilities:
@@ -152,7 +152,8 @@ def _fill(module: nn.Module, run: RunSpec, device: torch.device) -> None:
             download_dir=run.load_options.get("download_dir"),
             progress=progress,
         )
-        load_weights(module, weight_map, load_format.tensors(checkpoint), run.rank)
+        tensors = load_format.tensors(checkpoint)
+        load_weights(module, weight_map, tensors, run.rank, ignored)
 
 
 @contextmanager

@@ -30,6 +30,14 @@ from dovetail.server.protocol.chat import (
 from dovetail.server.streaming import Step
 
 
+REASONING_NAMES = {
+    "both": ("reasoning", "reasoning_content"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+}
+"""The fields that thinking is written in, by --reasoning-field."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatShape:
     """What the request wants shown. `echo` is text put before every answer."""
@@ -43,16 +51,26 @@ class ChatShape:
     shows_usage_always: bool = False
     shows_cached: bool = False
     shows_prompt_logprobs: bool = False
+    shows_reasoning_count: bool = False
+    reasoning_names: tuple[str, ...] = REASONING_NAMES["both"]
     prompt_ids: tuple[int, ...] = ()
     echo: str = ""
 
+    def counts(self) -> Counts:
+        """Return a count of nothing yet."""
+        return Counts(shows_cached=self.shows_cached, shows_reasoning=self.shows_reasoning_count)
 
-def _delta(event: Event) -> ReplyMessage:
+    def reasoning_fields(self, text: str) -> dict[str, Any]:
+        """Return reasoning under the names that the server writes."""
+        return dict.fromkeys(self.reasoning_names, text)
+
+
+def _delta(event: Event, shape: ChatShape) -> ReplyMessage:
     match event:
         case ContentDelta(text=text):
             return ReplyMessage(content=text)
         case ReasoningDelta(text=text):
-            return ReplyMessage(reasoning=text, reasoning_content=text)
+            return ReplyMessage(**shape.reasoning_fields(text))
         case ToolCallStart(index=index, call_id=call_id, name=name):
             function = CallFunction(name=name, arguments="")
             call = ReplyToolCall(index=index, id=call_id, type="function", function=function)
@@ -87,7 +105,7 @@ class ChatChunks:
     def __init__(self, reply: Reply, shape: ChatShape) -> None:
         self._reply = reply
         self._shape = shape
-        self._counts = Counts(shows_cached=shape.shows_cached)
+        self._counts = shape.counts()
         self._opened: set[int] = set()
         self._is_first = True
 
@@ -108,7 +126,7 @@ class ChatChunks:
             self._opened.add(step.index)
             opening = ReplyMessage(role=self._shape.role, content=self._shape.echo)
             made.append(self._choice(step.index, opening))
-        deltas = [_delta(e) for e in step.events if _is_shown(e, self._shape)]
+        deltas = [_delta(e, self._shape) for e in step.events if _is_shown(e, self._shape)]
         extras = self._extras(step)
         if extras and not deltas:
             deltas = [ReplyMessage()]
@@ -168,7 +186,7 @@ class _Answer:
 async def chat_body(steps: AsyncIterator[Step], reply: Reply, shape: ChatShape) -> ChatReply:
     """Return the whole answer: exactly its stream, joined."""
     answers: dict[int, _Answer] = {}
-    counts = Counts(shows_cached=shape.shows_cached)
+    counts = shape.counts()
     fields: dict[str, Any] = {}
     async for step in steps:
         counts.note(step)
@@ -210,7 +228,7 @@ def _message(collected: Collected, shape: ChatShape) -> ReplyMessage:
     content = shape.echo + collected.content
     fields: dict[str, Any] = {"refusal": None}
     if collected.reasoning:
-        fields |= {"reasoning": collected.reasoning, "reasoning_content": collected.reasoning}
+        fields |= shape.reasoning_fields(collected.reasoning)
     if collected.calls:
         fields["tool_calls"] = [
             ReplyToolCall(

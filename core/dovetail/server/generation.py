@@ -22,8 +22,10 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.observability.logging import shortened
 from dovetail.server.events import SessionPlan
 from dovetail.server.fields import HEADER, header_value
+from dovetail.server.finish import Dialect
 from dovetail.server.logprobs import TokenNames
 from dovetail.server.protocol.common import (
+    CompletionTokensDetails,
     PromptTokensDetails,
     SamplingFields,
     StreamOptions,
@@ -31,7 +33,15 @@ from dovetail.server.protocol.common import (
 )
 from dovetail.server.sampling import build_sampling, sampling_fields
 from dovetail.server.state import Server
-from dovetail.server.streaming import EventStream, Step, continued, event_steps, until_gone
+from dovetail.server.streaming import (
+    EventStream,
+    Framing,
+    Step,
+    StreamHead,
+    continued,
+    event_steps,
+    until_gone,
+)
 
 logger = logging.getLogger("dovetail.server")
 Item = TypeVar("Item")
@@ -46,6 +56,7 @@ class Generation:
     prompt_ids: Sequence[int]
     params: SamplingParams
     plan: SessionPlan = field(default_factory=SessionPlan)
+    dialect: Dialect = "chat"
     priority: int = 0
     cache_salt: str = ""
 
@@ -58,7 +69,7 @@ class Generation:
             priority=self.priority,
             cache_salt=self.cache_salt,
         )
-        steps = event_steps(outputs, self.plan)
+        steps = event_steps(outputs, self.plan, self.dialect)
         return noted(server, self, steps) if server.frontend.enable_log_requests else steps
 
 
@@ -198,15 +209,18 @@ class Counts:
     """Tokens of an answer so far, prompts of several generations added up."""
 
     shows_cached: bool = False
+    shows_reasoning: bool = False
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     generated_tokens: dict[int, int] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
+    reasoning_tokens: int = 0
 
     def note(self, step: Step, which: int = 0) -> None:
         """Record a step of generation `which`. Mutates: self"""
         self.prompt_tokens[which] = step.num_prompt_tokens
         self.generated_tokens[which] = step.num_generated_tokens
         self.cached_tokens[which] = step.num_cached_tokens
+        self.reasoning_tokens = step.num_reasoning_tokens
 
     def usage(self) -> Usage:
         """Return OpenAI's usage object."""
@@ -216,6 +230,10 @@ class Counts:
         if self.shows_cached:
             cached = sum(self.cached_tokens.values())
             fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
+        if self.shows_reasoning:
+            fields["completion_tokens_details"] = CompletionTokensDetails(
+                reasoning_tokens=self.reasoning_tokens
+            )
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=generated,
@@ -240,16 +258,17 @@ async def streamed(
     reply: Reply,
     steps: AsyncGenerator[Item, None],
     run: Callable[[AsyncIterator[Item]], AsyncGenerator[bytes, None]],
+    framing: Framing | None = None,
 ) -> EventStream:
     """Return a stream of `run(steps)`; its status waits until the first step has come.
 
     Mutates: owned (the stream takes over what it holds)
     """
     first = await until_gone(request, anext(steps))
-    return EventStream(
-        run(continued(first, steps)),
-        owned.pop_all(),
-        reply.headers(),
-        reply.request_id,
+    head = StreamHead(
+        headers=reply.headers(),
+        request_id=reply.request_id,
         logs_stack=request.app.state.server.frontend.log_error_stack,
+        framing=framing or Framing(),
     )
+    return EventStream(run(continued(first, steps)), owned.pop_all(), head)

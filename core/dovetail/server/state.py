@@ -70,6 +70,11 @@ class Server:
         """Return the served model names, the main one first."""
         return self.engine.spec.served_names or (self.engine.spec.run.model.path,)
 
+    @property
+    def processor_names(self) -> tuple[str, ...]:
+        """Return the names of the logits processors that the engine has."""
+        return tuple(picked.name for picked in self.engine.spec.run.logits_processors)
+
     def model_name(self, asked: str | None) -> str:
         """Return the name to answer with. Raises: NotFound"""
         if not asked:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.outputs import CompletionDelta, RequestOutput
 from dovetail.errors import DovetailError, RequestFault
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.observability import metrics
-from dovetail.server.errors import problem_of
-from dovetail.server.events import Event, Session, SessionPlan
-from dovetail.server.finish import finish_reason
+from dovetail.server.errors import Problem, problem_of
+from dovetail.server.events import CountedSession, Event, SessionPlan
+from dovetail.server.finish import Dialect, finish_reason
 
 logger = logging.getLogger("dovetail.server")
 Answer = TypeVar("Answer")
@@ -38,7 +38,8 @@ class ClientGone(Exception):
 class Step:
     """News of one of a request's answers. `text` is what the events were made of.
 
-    The counts are of the whole request so far; `finish_reason` is set exactly once per answer.
+    The counts are of the whole request so far; `finish_reason` is set exactly once per answer, in
+    the words of the request's dialect.
     """
 
     index: int
@@ -51,24 +52,26 @@ class Step:
     num_prompt_tokens: int
     num_generated_tokens: int
     num_cached_tokens: int
+    num_reasoning_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
 
 
 async def event_steps(
-    outputs: AsyncGenerator[RequestOutput, None], plan: SessionPlan
+    outputs: AsyncGenerator[RequestOutput, None], plan: SessionPlan, dialect: Dialect = "chat"
 ) -> AsyncGenerator[Step, None]:
     """Yield a step per delta of the engine. Closing it closes `outputs`, which aborts.
 
     Raises: RequestFault when the engine ended an answer with an error or an abort.
     """
-    sessions: dict[int, Session] = {}
+    sessions: dict[int, CountedSession] = {}
     num_generated = 0
     try:
         async for output in outputs:
             for delta in output.deltas:
                 num_generated += len(delta.token_ids)
-                session = sessions.setdefault(delta.index, Session(plan))
-                events = session.feed(delta.text)
+                session = sessions.get(delta.index) or CountedSession(plan)
+                sessions[delta.index] = session
+                events = session.feed(delta.text, len(delta.token_ids), delta.num_chars)
                 if delta.finish_reason is not None:
                     _check_end(delta.finish_reason, output.request_id)
                     events = [*events, *session.finish()]
@@ -78,22 +81,28 @@ async def event_steps(
                     events=events,
                     token_ids=delta.token_ids,
                     logprobs=delta.logprobs,
-                    finish_reason=_reason(delta.finish_reason, session),
+                    finish_reason=_reason(delta, session, dialect),
                     stop_reason=delta.stop_reason,
                     num_prompt_tokens=len(output.prompt_token_ids),
                     num_generated_tokens=num_generated,
                     num_cached_tokens=output.num_cached_tokens,
+                    num_reasoning_tokens=sum(s.num_reasoning_tokens for s in sessions.values()),
                     prompt_logprobs=output.prompt_logprobs,
                 )
     finally:
         await outputs.aclose()
 
 
-def _reason(cause: str | None, session: Session) -> str | None:
-    if cause is None:
+def _reason(delta: CompletionDelta, counted: CountedSession, dialect: Dialect) -> str | None:
+    if delta.finish_reason is None:
         return None
-    is_forced = session.plan.is_forced_call
-    return finish_reason(cause, num_calls=session.num_calls, is_forced_call=is_forced)
+    return finish_reason(
+        delta.finish_reason,
+        num_calls=counted.session.num_calls,
+        is_forced_call=counted.session.plan.is_forced_call,
+        is_stop_text=isinstance(delta.stop_reason, str),
+        dialect=dialect,
+    )
 
 
 def _check_end(cause: str, request_id: str) -> None:
@@ -132,32 +141,60 @@ async def continued(first: Item, rest: AsyncIterator[Item]) -> AsyncIterator[Ite
         yield item
 
 
-class EventStream(StreamingResponse):
-    """A response of server-sent events. `chunks` are JSON bodies; `owned` is closed at its end.
+def data_frame(data: bytes) -> bytes:
+    """Return an event without a name."""
+    return b"data: " + data + b"\n\n"
+
+
+def named_frame(name: str, data: bytes) -> bytes:
+    """Return an event with a name."""
+    return b"event: " + name.encode() + b"\n" + data_frame(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """How a dialect writes its stream: what its chunks become, what says that all is well at the
+    end, and what an error becomes."""
+
+    frame: Callable[[bytes], bytes] = data_frame
+    end: bytes = data_frame(b"[DONE]")
+    error: Callable[[Problem], bytes] = lambda problem: data_frame(problem.body())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamHead:
+    """What is known of a stream before its first chunk.
+
     `logs_stack`: the traceback of every error is logged, not only of those nobody foresaw.
+    """
+
+    headers: dict[str, str]
+    request_id: str
+    logs_stack: bool = False
+    framing: Framing = field(default_factory=Framing)
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events; `owned` is closed at its end.
 
     An error after the first chunk becomes an error event, and then the stream just ends: without
-    [DONE] no client takes it for a success. A client that leaves stops the chunks at once.
+    its end no client takes it for a success. A client that leaves stops the chunks at once.
     """
 
     def __init__(
-        self,
-        chunks: AsyncGenerator[bytes, None],
-        owned: AsyncExitStack,
-        headers: dict[str, str],
-        request_id: str,
-        logs_stack: bool = False,
+        self, chunks: AsyncGenerator[bytes, None], owned: AsyncExitStack, head: StreamHead
     ) -> None:
         self._chunks = chunks
         self._owned = owned
-        self._request_id = request_id
-        self._logs_stack = logs_stack
+        self._request_id = head.request_id
+        self._logs_stack = head.logs_stack
+        self._framing = head.framing
         fixed = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
         }
-        super().__init__(chunks, headers={**fixed, **headers})
+        super().__init__(chunks, headers={**fixed, **head.headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -179,8 +216,9 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for chunk in self._chunks:
-                await _send_event(send, chunk)
-            await _send_event(send, b"[DONE]")
+                await _send_frame(send, self._framing.frame(chunk))
+            if self._framing.end:
+                await _send_frame(send, self._framing.end)
         except Exception as error:
             await self._send_error(send, error)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -198,13 +236,11 @@ class EventStream(StreamingResponse):
             found.info.message,
             exc_info=error if has_stack else None,
         )
-        await _send_event(send, found.body())
+        await _send_frame(send, self._framing.error(found))
 
 
-async def _send_event(send: Send, data: bytes) -> None:
-    await send(
-        {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}
-    )
+async def _send_frame(send: Send, frame: bytes) -> None:
+    await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
 async def merged(

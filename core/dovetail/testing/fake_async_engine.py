@@ -290,6 +290,7 @@ def _delta(index: int, script: Script, position: int, params: SamplingParams) ->
         index=index,
         text=piece,
         token_ids=ids,
+        num_chars=(1,) * len(ids),
         logprobs=None if params.logprobs is None else _logprobs(ids, params.logprobs),
         finish_reason=script.finish_reason if is_last else None,
         stop_reason=script.stop_reason if is_last else None,

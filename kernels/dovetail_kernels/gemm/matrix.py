@@ -6,6 +6,7 @@ Knows no layer and no checkpoint. The weight given is not kept where it gets pac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -45,6 +46,8 @@ class Matrix:
         self, weight: Weight, *, device: str, dtype: torch.dtype, is_gated: bool = False
     ) -> None:
         is_native = runs_natively(device, dtype)
+        self._order = weight.order
+        weight = replace(weight, order=None)
         self._packed = Packed(weight, is_gated=is_gated) if is_native else None
         self._weight = None if is_native else weight
         self._is_gated = is_gated
@@ -54,7 +57,11 @@ class Matrix:
         if self._packed is not None:
             return self._packed.tensors()
         assert self._weight is not None
-        kept = {"values": self._weight.values, "scales": self._weight.scales}
+        kept = {
+            "values": self._weight.values,
+            "scales": self._weight.scales,
+            "zeros": self._weight.zeros,
+        }
         return {name: t for name, t in kept.items() if t is not None}
 
     def multiply(
@@ -65,6 +72,8 @@ class Matrix:
         activation: str = "none",
     ) -> torch.Tensor:
         """Return act(x W^T + bias) + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N]"""
+        if self._order is not None:
+            x = x.index_select(1, self._order)
         if self._packed is not None:
             return self._packed(x, bias, residual, activation)
         assert self._weight is not None
@@ -73,11 +82,19 @@ class Matrix:
 
     @property
     def packed(self) -> Packed | None:
-        """Return the native form, or None where there is none."""
-        return self._packed
+        """Return the native form, or None where there is none that takes inputs as they come."""
+        return self._packed if self._order is None else None
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix that is meant. Shapes: index [M] int64 -> [M, K] float32"""
+        found = self._rows(index)
+        if self._order is None:
+            return found
+        meant = torch.empty_like(found)
+        meant[:, self._order] = found
+        return meant
+
+    def _rows(self, index: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed.rows(index)
         assert self._weight is not None

@@ -5,6 +5,7 @@ Knows no checkpoint and no packing. Shape letters: N outputs, K inputs, G inputs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +36,7 @@ class Weight:
     `values`: the format's own dtype for floats, int8 for int8, uint8 in 0 .. 15 for int4.
     `scales`: float32 [N] for int8; [N, K / G] in any float format for int4. `zeros`: zero points
     like the scales, None for 8 everywhere: a 4-bit weight is (value - zero) * scale.
+    `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     """
 
     format: str
@@ -42,6 +44,7 @@ class Weight:
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
     group: int = 0
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,6 +61,15 @@ class Weight:
 
     def dequantize(self) -> torch.Tensor:
         """Return the matrix that is meant. Shapes: [N, K] float32"""
+        wide = self._in_order()
+        if self.order is None:
+            return wide
+        meant = torch.empty_like(wide)
+        meant[:, self.order] = wide
+        return meant
+
+    def _in_order(self) -> torch.Tensor:
+        """Return the matrix as it lies. Shapes: [N, K] float32"""
         wide = self.values.float()
         if self.scales is None:
             return wide
@@ -69,6 +81,35 @@ class Weight:
             for t in (self.scales, points)
         )
         return (wide - zeros) * scales
+
+
+def join(weights: Sequence[Weight]) -> Weight | None:
+    """Return matrices of one kind as one, along the outputs; None where they differ in kind."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    for other in weights[1:]:
+        same_kind = (other.format, other.group) == (first.format, first.group)
+        same_zeros = (other.zeros is None) == (first.zeros is None)
+        if not same_kind or not same_zeros or not _same_order(first.order, other.order):
+            return None
+    return replace(
+        first,
+        values=torch.cat([w.values for w in weights]),
+        scales=_cat([w.scales for w in weights]),
+        zeros=_cat([w.zeros for w in weights]),
+    )
+
+
+def _same_order(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _cat(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    there = [t for t in tensors if t is not None]
+    return torch.cat(there) if there else None
 
 
 def quantize_int8(weight: torch.Tensor) -> Weight:

@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.guided.regex import ascii_classes
+from dovetail.guided.regex import whole_text
+from dovetail.guided.schema import anchored, plain_schema
 from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import (
     Compiled,
@@ -173,9 +174,9 @@ class _Lark:
             case forms.Literal(text):
                 return self._literal(text)
             case forms.Json(schema, blanks):
-                return self._named("json", "%json " + json.dumps(with_blanks(schema, blanks)))
+                return self._named("json", "%json " + json.dumps(as_json(schema, blanks)))
             case forms.Pattern(regex):
-                return self._named("TEXT", _slashed(ascii_classes(regex)))
+                return self._named("TEXT", _slashed(whole_text(regex)))
             case forms.Free(without):
                 return self._named("FREE", _free(without))
             case forms.Grammar(text, language):
@@ -206,10 +207,14 @@ class _Lark:
         )
 
 
-def with_blanks(schema: dict[str, Any], blanks: str) -> dict[str, Any]:
-    """Return a schema with the white space that llguidance may write between parts."""
-    said = {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
-    return {**schema, "x-guidance": said}
+def as_json(schema: dict[str, Any], blanks: str) -> dict[str, Any]:
+    """Return a schema as llguidance reads it, with the white space that may stand between parts.
+
+    Escapes by number are left out: a name written with one would pass for another name.
+    """
+    said: dict[str, Any] = {"json_allowed_escapes": 'nrtbf\\"'}
+    said |= {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
+    return {**plain_schema(schema, anchored), "x-guidance": said}
 
 
 def as_lark(text: str, language: str) -> str:

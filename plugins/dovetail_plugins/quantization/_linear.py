@@ -6,16 +6,22 @@ filled as the checkpoint stores it, then converted (or not) and packed for the n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.interfaces.quantization import Gate, LinearMethod, LinearSpec
+from dovetail.interfaces.quantization import (
+    Gate,
+    LinearMethod,
+    LinearSpec,
+    StoredTensor,
+    weight_tensor,
+)
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.placement import mark_axes
+from dovetail.layers.placement import register_stored
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
 
@@ -36,13 +42,6 @@ def as_stored(values: torch.Tensor, *, rounds_activations: bool) -> Weight:
     return Weight(format=format, values=values)
 
 
-def register_weight(layer: nn.Module, spec: LinearSpec, dtype: torch.dtype) -> None:
-    """Give a layer an empty `weight`. Mutates: layer"""
-    empty = torch.empty(spec.out_size, spec.in_size, dtype=dtype, device=spec.device)
-    weight = nn.Parameter(empty, requires_grad=False)
-    layer.register_parameter("weight", mark_axes(weight, output=0, input=1))
-
-
 class TorchLinear(LinearMethod):
     """One weight [O, I] in the compute dtype."""
 
@@ -50,7 +49,7 @@ class TorchLinear(LinearMethod):
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
         """Register an empty `weight`. Mutates: layer"""
-        register_weight(layer, spec, dtype_of(spec.dtype))
+        register_stored(layer, self.stored(spec), spec)
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
@@ -69,14 +68,14 @@ class MatrixLinear(LinearMethod):
     def __init__(self, convert: Convert) -> None:
         self._convert = convert
 
-    def loads_as(self, spec: LinearSpec) -> str:
-        """Return the type the checkpoint stores."""
-        return spec.weight_dtype or spec.dtype
+    def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return a `weight` in the type the checkpoint stores."""
+        return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
 
-    def matrix(self, values: torch.Tensor, spec: LinearSpec) -> Matrix:
-        """Return a loaded weight, converted and packed. Shapes: values [O, I]"""
+    def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+        """Return a loaded weight, converted and packed."""
         return Matrix(
-            self._convert(values),
+            self._convert(tensors["weight"]),
             device=spec.device,
             dtype=dtype_of(spec.dtype),
             is_gated=spec.is_gated,
@@ -85,11 +84,11 @@ class MatrixLinear(LinearMethod):
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
         """Register an empty `weight` in the type the checkpoint stores. Mutates: layer"""
         self._spec = spec
-        register_weight(layer, spec, dtype_of(self.loads_as(spec)))
+        register_stored(layer, self.stored(spec), spec)
 
     def finish(self, layer: nn.Module) -> None:
         """Convert and pack the weight. Mutates: layer (buffers in place of `weight`)"""
-        self._matrix = self.matrix(layer.get_parameter("weight").data, self._spec)
+        self._matrix = self.matrix({"weight": layer.get_parameter("weight").data}, self._spec)
         del layer.weight
         for name, tensor in self._matrix.tensors().items():
             layer.register_buffer(name, tensor, persistent=False)

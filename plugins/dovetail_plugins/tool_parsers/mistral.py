@@ -14,28 +14,26 @@ from typing import Any, ClassVar
 from dovetail.interfaces.form import Choice, Form, Json, sequence
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
-from dovetail.syntax.json_calls import JsonCalls, object_at, schema_of
+from dovetail.interfaces.tool_parser import MalformedToolCall
+from dovetail.syntax.json_calls import object_at, schema_of
+from dovetail.syntax.json_parser import JsonToolParser
 from dovetail.syntax.json_text import value_end
 from dovetail.syntax.templates import unmentioned
 
-START = "[TOOL_CALLS]"
-_CALLS = JsonCalls()
 _HEAD = re.compile(
     r"\s*(?P<name>[^\s\[\]{}<>]{1,128})(?:\[CALL_ID\](?P<id>[A-Za-z0-9]+))?(?:\[ARGS\]\s*)?(?=\{)"
 )
 _PART_OF_HEAD = re.compile(r"\s*[^\s\[\]{}<>]{0,128}(?:\[[A-Z_]*(?:\][A-Za-z0-9]*)?)*\s*")
 
 
-class Mistral(ToolParser):
+class Mistral(JsonToolParser):
     """[TOOL_CALLS][{"name": ..., "arguments": {...}}] or [TOOL_CALLS]name[ARGS]{...}."""
 
     info = Info(
         summary="a JSON list, or names with [ARGS], after [TOOL_CALLS] (Mistral)",
         source="https://github.com/mistralai/mistral-common",
     )
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
-    markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START),)
+    markers: ClassVar[tuple[Markers, ...]] = (Markers(start="[TOOL_CALLS]"),)
     inner: ClassVar[tuple[str, ...]] = ("[ARGS]", "[CALL_ID]")
     id_prefix: ClassVar[str] = ""
     id_digits: ClassVar[int] = 9
@@ -66,13 +64,13 @@ class Mistral(ToolParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        return unmentioned(query, START)
+        return unmentioned(query, "[TOOL_CALLS]")
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in a region. Raises: MalformedToolCall"""
         head = _HEAD.match(body)
         if head is None:
-            return _CALLS.parse(body)
+            return super().parse(body, tools)
         return [_called(head, object_at(body.rstrip(), head.end()))]
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -81,22 +79,21 @@ class Mistral(ToolParser):
         if head is not None:
             return [_called(head, body[head.end() : value_end(body, head.end())])]
         if body.lstrip().startswith(("[", "{")):
-            return _CALLS.so_far(body)
+            return super().so_far(body, tools)
         if not _PART_OF_HEAD.fullmatch(body):
             raise MalformedToolCall("neither a list nor a name")
         return []
 
     def region_end(self, body: str) -> int | None:
         """Return where the list, or the arguments, are over."""
-        head = _HEAD.match(body)
-        if head is not None:
+        if (head := _HEAD.match(body)) is not None:
             return value_end(body, head.end())
-        return _CALLS.end(body) if body.lstrip().startswith(("[", "{")) else None
+        return super().region_end(body) if body.lstrip().startswith(("[", "{")) else None
 
     def form(self, tool: Tool) -> Form:
         """Return the text of one call: with [ARGS], or as a list."""
-        named = sequence(f"{START}{tool.name}[ARGS]", Json(schema_of(tool)))
-        return Choice((named, _CALLS.form(tool, before=f"{START}[", after="]")))
+        named = sequence(f"[TOOL_CALLS]{tool.name}[ARGS]", Json(schema_of(tool)))
+        return Choice((named, self.calls.form(tool, before="[TOOL_CALLS][", after="]")))
 
 
 def _called(head: re.Match[str], arguments: str) -> ToolCall:

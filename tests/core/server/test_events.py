@@ -156,7 +156,8 @@ def test_a_region_may_end_by_its_own_syntax(text: str, expected: tuple[object, .
 
 
 def test_call_ids_are_the_models_or_of_the_parsers_shape() -> None:
-    events = Session(SessionPlan(tool_parser=Dotted(None))).feed("@mine. @f. and more than that")
+    session = Session(SessionPlan(tool_parser=Dotted(None)))
+    events = session.feed("@myself. @f.") + session.finish()
     first, second = (event.call_id for event in events if isinstance(event, ToolCallStart))
     assert first == "own-id"
     assert second.startswith("c")

@@ -4,6 +4,7 @@ One pipeline for every endpoint, streamed or not; knows no HTTP, tokens or model
 """
 
 from dovetail.server.events.collect import Collected, CollectedCall
+from dovetail.server.events.counted import CountedSession
 from dovetail.server.events.session import Session, SessionPlan
 from dovetail.server.events.types import (
     ContentDelta,
@@ -17,6 +18,7 @@ __all__ = [
     "Collected",
     "CollectedCall",
     "ContentDelta",
+    "CountedSession",
     "Event",
     "ReasoningDelta",
     "Session",

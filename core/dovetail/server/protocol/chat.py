@@ -104,6 +104,9 @@ class ChatRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
+    thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
+    tool_parser: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    reasoning_parser: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     echo: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -47,7 +47,7 @@ REFUSED = {
     "audio": "only text is built",
     "prediction": "predicted outputs are not built",
     "web_search_options": "there is no web search here",
-    "thinking_token_budget": "a thinking budget is not built",
+    "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
     "mm_processor_kwargs": "only text is built",
     "kv_transfer_params": "KV transfer is not built",
 }
@@ -141,6 +141,12 @@ class PromptTokensDetails(Reply):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Reply):
+    """What generated tokens were spent on."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Reply):
     """Tokens counted."""
 
@@ -148,6 +154,7 @@ class Usage(Reply):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class ErrorInfo(Reply):

@@ -1,0 +1,160 @@
+"""A conversation on its way to the engine, whichever dialect it came in: checks, prompt, form.
+
+Every dialect turns its body into a ChatRequest first; from there on they are one. Knows no shapes
+of answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import Request
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.form import Choice, Form
+from dovetail.interfaces.text import Tool
+from dovetail.server.events import SessionPlan
+from dovetail.server.finish import Dialect
+from dovetail.server.generation import Generation, Reply, generation_for, open_reply, request_id_of
+from dovetail.server.named_parsers import parsers_for
+from dovetail.server.protocol.chat import ChatRequest
+from dovetail.server.render.chat import Rendered, RenderQuery
+from dovetail.server.state import LONG_WORK, Parsers, Server
+from dovetail.server.structured import Asked, asked_form
+from dovetail.server.thinking import PROCESSOR, budget_options, template_kwargs, unused_fields
+from dovetail.server.tools import ToolUse, kept_special_ids, session_plan, tool_use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A rendered conversation: its ids, and what decides how the answer is read."""
+
+    ids: list[int]
+    rendered: Rendered
+    use: ToolUse
+    parsers: Parsers
+    plan: SessionPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that is decided before the engine hears of the request."""
+
+    reply: Reply
+    generation: Generation
+    prompt: Prompt
+
+
+async def prepare(
+    server: Server, body: ChatRequest, request: Request, *, dialect: Dialect = "chat"
+) -> Prepared:
+    """Return the request ready for the engine. Raises: RequestError"""
+    model = server.model_name(body.model)
+    reply = open_reply(server, body, request_id_of(request, body.request_id), model)
+    if dialect == "chat":
+        reply.ignored += server.fields.check(body, known=("messages.",))
+    prompt = await render(server, body)
+    reply.ignored += server.fields.report(unused_fields(body, prompt.rendered.ignored))
+    fields = await _engine_fields(server, body, prompt)
+    generation = generation_for(server, body, reply, prompt.ids, fields, prompt.plan)
+    return Prepared(reply=reply, generation=replace(generation, dialect=dialect), prompt=prompt)
+
+
+async def render(server: Server, body: ChatRequest) -> Prompt:
+    """Return the conversation as the model will read it. Raises: RequestError"""
+    server.check_text("messages")
+    server.check_template(body.chat_template)
+    parsers = parsers_for(server.parsers, body.tool_parser, body.reasoning_parser)
+    use = tool_use(
+        body,
+        parsers,
+        hides_unused=server.frontend.exclude_tools_when_tool_choice_none,
+        may_decide=server.frontend.enable_auto_tool_choice,
+    )
+    rendered = await server.run(
+        lambda: server.renderer.render(render_query(body, use)), text_size(body)
+    )
+    ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
+    plan = session_plan(body, use, parsers.reasoning, rendered.tail)
+    return Prompt(ids=ids, rendered=rendered, use=use, parsers=parsers, plan=plan)
+
+
+def text_size(body: ChatRequest) -> int:
+    """Return roughly how many characters the messages and tools hold; a template is long work."""
+    tools = 256 * len(body.tools or ())
+    template = LONG_WORK if body.chat_template is not None else 0
+    sizes = [len(m.content) if isinstance(m.content, str) else 1024 for m in body.messages]
+    return template + tools + sum(sizes)
+
+
+def render_query(body: ChatRequest, use: ToolUse) -> RenderQuery:
+    """Return what to render."""
+    continues = body.continue_final_message
+    asked = "add_generation_prompt" in body.model_fields_set
+    return RenderQuery(
+        messages=body.messages,
+        tools=use.tools,
+        documents=body.documents or (),
+        kwargs=template_kwargs(body),
+        adds_generation_prompt=body.add_generation_prompt and not (continues and not asked),
+        continues_final_message=continues,
+        template=body.chat_template,
+    )
+
+
+async def _engine_fields(server: Server, body: ChatRequest, prompt: Prompt) -> dict[str, Any]:
+    """Return the sampling fields that a conversation decides. Raises: RequestError"""
+    fields: dict[str, Any] = {}
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    if max_tokens is not None:
+        fields["max_tokens"] = max_tokens
+    if body.logprobs:
+        fields["logprobs"] = body.top_logprobs or 0
+    elif body.top_logprobs:
+        raise RequestError("needs logprobs to be true.", where="top_logprobs")
+    tokenizer = server.engine.tokenizer
+    fields["kept_special_ids"] = kept_special_ids(
+        prompt.use.parser, prompt.parsers.reasoning, tokenizer.facts()
+    )
+    if body.thinking_token_budget is not None:
+        options = budget_options(
+            body.thinking_token_budget, prompt.plan, tokenizer, server.processor_names
+        )
+        fields["logits_processors"] = dict(body.logits_processors or {}) | {PROCESSOR: options}
+    asked = asked_answer(server, body, prompt.use)
+    if asked is not None:
+        fields["guide"] = await server.guide(asked, prompt.plan, prompt.rendered.tail)
+    return fields
+
+
+def asked_answer(server: Server, body: ChatRequest, use: ToolUse) -> Asked | None:
+    """Return the form of the whole answer. Raises: RequestError
+
+    What a request says of its answer's form holds for the words of it: a call that must be made is
+    held to its tool alone, and one that may be made is another way to answer.
+    """
+    asked = asked_form(body, body.response_format, server.guided_spec)
+    if asked is None or body.tool_choice not in (None, "auto", "none"):
+        return use.asked or asked
+    calls = _possible_calls(body, use)
+    if calls is None or asked.form is None:
+        return asked
+    return replace(asked, form=Choice((asked.form, calls)))
+
+
+def _possible_calls(body: ChatRequest, use: ToolUse) -> Form | None:
+    """Return the text of calls that the model may make; None where the syntax has no form."""
+    parser = use.parser
+    if parser is None:
+        return None
+    forms = []
+    for tool in use.tools:
+        function = tool.function
+        schema = (function.parameters or {}) if function.strict else {}
+        form = parser.form(Tool(name=function.name, parameters=schema))
+        if form is None:
+            return None
+        forms.append(form)
+    most = 1 if body.parallel_tool_calls is False else None
+    return parser.forms(forms[0] if len(forms) == 1 else Choice(tuple(forms)), most)

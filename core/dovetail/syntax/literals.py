@@ -1,0 +1,190 @@
+"""Literals of other notations as JSON text: Python's, and one with marks instead of quotes.
+
+Reads from the left and no further than it must, so that what it says of the beginning of a text
+holds for the whole. Evaluates nothing, and keeps the bytes of numbers that are JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from dataclasses import dataclass
+
+from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
+from dovetail.syntax.json_text import skip_blanks
+
+MAX_DEPTH = 48
+MAX_NUMBER_CHARS = 400
+_WORD = re.compile(r"\w+")
+_BARE_KEY = re.compile(r"[^\s:{}\[\],<>\"']+")
+_NUMBER = re.compile(r"[-+]?[0-9.](?:[eE][-+](?=[0-9])|[\w.])*")
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_OPENING = re.compile(r"([rRuU]?)(\"\"\"|'''|\"|')")
+_INSIDE = {
+    '"': re.compile(r'((?:[^"\\]++|\\.)*+)"', re.DOTALL),
+    "'": re.compile(r"((?:[^'\\]++|\\.)*+)'", re.DOTALL),
+    '"""': re.compile(r'((?:[^"\\]++|\\.|"(?!""))*+)"""', re.DOTALL),
+    "'''": re.compile(r"((?:[^'\\]++|\\.|'(?!''))*+)'''", re.DOTALL),
+}
+_ESCAPE = re.compile(
+    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
+)
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+_LETTERS |= {letter: letter for letter in "\\'\"/"}
+_WORDS = {"True": "true", "False": "false", "None": "null", "none": "null"}
+_WORDS |= {word: word for word in ("true", "false", "null")}
+CLOSING = {"[": "]", "{": "}", "(": ")"}
+
+
+class CutLiteral(MalformedToolCall):
+    """The text ends before it is decided what stands there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """`mark` stands before and behind a string; empty: strings are Python's. With a mark the keys
+    of objects are bare words."""
+
+    mark: str = ""
+
+    def value(self, text: str, at: int, depth: int = 0) -> tuple[str, int]:
+        """Return (the value at this place as JSON text, the place behind it).
+
+        Raises: CutLiteral, UnfinishedToolCall where the text ends in a string, MalformedToolCall.
+        """
+        if depth > MAX_DEPTH:
+            raise MalformedToolCall("nested too deep")
+        if at >= len(text):
+            raise CutLiteral("a value is missing")
+        if text[at] in CLOSING:
+            return self._container(text, at, depth)
+        if self._is_string(text, at):
+            return self._strings(text, at)
+        return _scalar(text, at)
+
+    def _is_string(self, text: str, at: int) -> bool:
+        if not self.mark:
+            return _OPENING.match(text, at) is not None
+        rest = text[at : at + len(self.mark)]
+        if rest != self.mark and self.mark.startswith(rest):
+            raise CutLiteral("the mark of a string is cut")
+        return rest == self.mark
+
+    def _strings(self, text: str, at: int) -> tuple[str, int]:
+        """Read a string, in Python also several in a row: they are one."""
+        made = ""
+        while True:
+            part, at = self._string(text, at)
+            made += part
+            following = skip_blanks(text, at)
+            if self.mark or _OPENING.match(text, following) is None:
+                return json.dumps(_paired(made), ensure_ascii=False), at
+            at = following
+
+    def _string(self, text: str, at: int) -> tuple[str, int]:
+        if self.mark:
+            start = at + len(self.mark)
+            end = text.find(self.mark, start)
+            if end < 0:
+                raise UnfinishedToolCall("a string is not closed")
+            return text[start:end], end + len(self.mark)
+        opening = _OPENING.match(text, at)
+        assert opening is not None
+        quote = opening[2]
+        if text[opening.start(2) :] == quote * 2:
+            raise CutLiteral("an empty string, or the beginning of three quotes")
+        found = _INSIDE[quote].match(text, opening.end())
+        if found is None:
+            raise UnfinishedToolCall("a string is not closed")
+        is_raw = opening[1] in ("r", "R")
+        return found[1] if is_raw else _ESCAPE.sub(_unescaped, found[1]), found.end()
+
+    def _container(self, text: str, at: int, depth: int) -> tuple[str, int]:
+        """Read a list, an object, or a tuple, which becomes a list if it has a comma."""
+        opening, closing = text[at], CLOSING[text[at]]
+        parts: list[str] = []
+        has_comma = False
+        at = skip_blanks(text, at + 1)
+        while text[at : at + 1] != closing:
+            key, at = self._key(text, at) if opening == "{" else ("", at)
+            part, at = self.value(text, at, depth + 1)
+            parts.append(key + part)
+            at = skip_blanks(text, at)
+            if text[at : at + 1] == ",":
+                has_comma = True
+                at = skip_blanks(text, at + 1)
+            elif at < len(text) and text[at] != closing:
+                raise MalformedToolCall(f"no , or {closing} at character {at + 1}")
+        joined = ", ".join(parts)
+        if opening == "{":
+            return "{" + joined + "}", at + 1
+        is_list = opening == "[" or has_comma or not parts
+        return f"[{joined}]" if is_list else joined, at + 1
+
+    def _key(self, text: str, at: int) -> tuple[str, int]:
+        """Return (the key at this place, quoted, with its colon; where the value begins)."""
+        if at >= len(text):
+            raise CutLiteral("a key is missing")
+        if text[at] in CLOSING:
+            raise MalformedToolCall("a key is a container")
+        bare = _BARE_KEY.match(text, at) if self.mark else None
+        if bare is not None:
+            key, at = json.dumps(bare[0], ensure_ascii=False), bare.end()
+        else:
+            key, at = self.value(text, at, MAX_DEPTH)
+            key = key if key.startswith('"') else json.dumps(key)
+        at = skip_blanks(text, at)
+        if at >= len(text):
+            raise CutLiteral("a key without a value")
+        if text[at] != ":":
+            raise MalformedToolCall(f"no : at character {at + 1}")
+        return key + ": ", skip_blanks(text, at + 1)
+
+
+PYTHON = Literals()
+
+
+def _scalar(text: str, at: int) -> tuple[str, int]:
+    found = _NUMBER.match(text, at) or _WORD.match(text, at)
+    if found is None:
+        if text[at:] in ("-", "+"):
+            raise CutLiteral("a sign without a number")
+        raise MalformedToolCall(f"no literal at character {at + 1}")
+    if len(found[0]) > MAX_NUMBER_CHARS:
+        raise MalformedToolCall("a number too long")
+    if text[found.end() :] in ("", "-", "+"):
+        raise CutLiteral("a word or number that may go on")
+    if found[0] in _WORDS:
+        return _WORDS[found[0]], found.end()
+    if _JSON_NUMBER.fullmatch(found[0]):
+        return found[0], found.end()
+    return _odd_number(found[0]), found.end()
+
+
+def _odd_number(text: str) -> str:
+    """Return a number that only Python writes (1_000, .5, 0x10) as JSON."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        raise MalformedToolCall(f"{text[:32]} is no literal") from error
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise MalformedToolCall(f"{text[:32]} is no number in JSON")
+    return json.dumps(value)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    octal, two, four, eight, letter = found.groups()
+    if letter is not None:
+        return _LETTERS.get(letter, found[0])
+    code = int(octal, 8) if octal else int(two or four or eight, 16)
+    return chr(code) if code <= 0x10FFFF else found[0]
+
+
+def _paired(text: str) -> str:
+    """Return text whose surrogates are paired as JSON pairs them; a lone one is no character."""
+    if text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

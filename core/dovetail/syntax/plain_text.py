@@ -1,0 +1,103 @@
+"""Forms of values that stand in a text without quotes: strings up to a closing tag. Knows no family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.interfaces.form import Choice, Form, Json, Literal, Pattern
+from dovetail.syntax.parameters import Parameter, is_text
+
+_ABOUT = frozenset(
+    "type title description default examples deprecated readOnly writeOnly nullable $comment "
+    "$defs definitions".split()
+)
+_DAY = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:0[0-9]|1[0-4]):[03]0)"
+_BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+FORMATS = {
+    "date": _DAY,
+    "time": _TIME,
+    "date-time": f"{_DAY}T{_TIME}",
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
+    "email": r"[a-z0-9][a-z0-9_+-]{0,30}(?:\.[a-z0-9_+-]{1,30}){0,3}"
+    r"@[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?){1,3}",
+}
+"""Patterns of which every text is of the format (not every text of the format: days end at 28)."""
+
+
+def value_form(parameter: Parameter, closing: str) -> Form | None:
+    """Return the form of a parameter's value: a string is bare, everything else is JSON.
+
+    None for strings that must meet what cannot be said of text that a tag closes.
+    """
+    schema = parameter.schema
+    if not is_text(schema):
+        return Json({**schema, "title": parameter.name})
+    return text_form(schema, closing)
+
+
+def text_form(schema: Mapping[str, Any], closing: str) -> Form | None:
+    """Return the form of a bare string, or None."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    said = set(schema) - _ABOUT
+    if values is not None and said <= {"enum", "const"}:
+        return _one_of([value for value in values if isinstance(value, str)], closing)
+    if not said:
+        return Pattern(text_without(closing))
+    if said <= {"minLength", "maxLength"}:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return Pattern(f"[^{closing[0]}]{{{least},{most}}}")
+    if said == {"format"} and schema["format"] in FORMATS:
+        return Pattern(FORMATS[schema["format"]])
+    if said == {"pattern"} and is_closed_pattern(schema["pattern"]):
+        return Pattern(schema["pattern"][1:-1])
+    return None
+
+
+def _one_of(values: list[str], closing: str) -> Form | None:
+    usable = [Literal(value) for value in values if closing not in value]
+    if not usable:
+        return None
+    return usable[0] if len(usable) == 1 else Choice(tuple(usable))
+
+
+def is_closed_pattern(pattern: Any) -> bool:
+    """Return whether a pattern says of the whole text which characters it has, no "<" among them.
+
+    Conservative: alternatives outside of groups, escapes but a few, and "." and "[^" are not taken.
+    """
+    if not isinstance(pattern, str) or not (pattern.startswith("^") and pattern.endswith("$")):
+        return False
+    inside = pattern[1:-1]
+    plain = re.sub(r"\\[dw.\-+*?/()\[\]{}]", "x", inside)
+    if any(character in plain for character in "\\.<^$") or plain.count("(") != plain.count(")"):
+        return False
+    if re.search(r"[!-;]-[=-~]", plain.replace("0-9", "")):
+        return False  # A range from below "<" to above it.
+    return "|" not in re.sub(r"\([^()]*\)", "", plain)
+
+
+def text_without(word: str) -> str:
+    """Return a regular expression for any text in which a word does not stand.
+
+    The word's first character must stand in it once: then each one begins a new try.
+    """
+    first, rest = word[0], word[1:]
+    if first in rest:
+        raise ValueError(f"{word!r} has its first character twice")
+    open_, close = re.escape(first), ""
+    other = rf"[^{_listed(first)}]*"
+    inner = ""
+    for number in range(len(rest) - 1, -1, -1):
+        wrong = rf"[^{_listed(rest[number])}{_listed(first)}]{other}"
+        right = f"{re.escape(rest[number])}{inner}|" if number < len(rest) - 1 else ""
+        inner = f"(?:{right}{wrong})?"
+    return f"{other}(?:{open_}{inner})*{close}"
+
+
+def _listed(character: str) -> str:
+    return "\\" + character if character in "[]\\^-" else character

@@ -1,0 +1,43 @@
+"""PythonToolParser: the functions of families whose regions hold Python calls and nothing else.
+
+Knows no family: a parser adds its markers, how calls stand together, and samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dovetail.interfaces.form import Form, sequence
+from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.syntax.python_calls import PythonCalls
+
+
+class PythonToolParser(ToolParser):
+    """`opening` and `closing` are written around the calls: empty where no marker is needed."""
+
+    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    calls: ClassVar[PythonCalls] = PythonCalls()
+    opening: ClassVar[str] = ""
+    closing: ClassVar[str] = ""
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls in a region. Raises: MalformedToolCall"""
+        return self.calls.parse(body)
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls as far as whole arguments are written. Raises: MalformedToolCall"""
+        return self.calls.so_far(body)
+
+    def region_end(self, body: str) -> int | None:
+        """Return where the list is over."""
+        return self.calls.end(body)
+
+    def form(self, tool: Tool) -> Form | None:
+        """Return the text of one call."""
+        return self.calls.form(tool)
+
+    def forms(self, call: Form, most: int | None) -> Form:
+        """Return the text of one to `most` calls."""
+        return sequence(self.opening, self.calls.forms(call, most), self.closing)

@@ -1,0 +1,47 @@
+"""XmlToolParser: the functions of families whose regions hold calls with a tag per parameter.
+
+Knows no family: a parser adds its markers, tags and samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.syntax.xml_params import XmlCalls
+
+
+class XmlToolParser(ToolParser):
+    """`calls` are the family's tags. `has_one_call`: a region holds one call, so `blank` is written
+    between markers and call; else calls follow each other, divided by it."""
+
+    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    calls: ClassVar[XmlCalls]
+    has_one_call: ClassVar[bool] = False
+    blank: ClassVar[str] = "\n"
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls in a region. Raises: MalformedToolCall"""
+        return self.calls.parse(body, tools)
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls as far as they are written."""
+        return self.calls.so_far(body, tools)
+
+    def form(self, tool: Tool) -> Form | None:
+        """Return the text of one call; with its markers where a region holds one."""
+        if not self.has_one_call:
+            return self.calls.form(tool)
+        region = self.markers[0]
+        return self.calls.form(tool, start=region.start + self.blank, end=self.blank + region.end)
+
+    def forms(self, call: Form, most: int | None) -> Form:
+        """Return the text of one to `most` calls."""
+        if self.has_one_call:
+            return divided(call, self.blank, most)
+        region = self.markers[0]
+        inside = divided(call, self.blank, most)
+        return sequence(region.start + self.blank, inside, self.blank + region.end)

@@ -1,0 +1,77 @@
+"""CheckpointMethod: what methods share that read a checkpoint stored quantized. Imports no torch.
+
+A method says which tensors a layer is stored in and what matrix they mean; which layers are left
+alone is read here, from the lists that the checkpoint's config has under one name or another.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, StoredTensor
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._names import is_listed
+from dovetail_plugins.quantization._stored import stored_method
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail_kernels.gemm.weight import Weight
+
+SKIP_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
+HEAD = "lm_head"
+ROUTER = ".gate"
+
+
+class CheckpointMethod(QuantMethod):
+    """A layer is a StoredLinear, or a plain one where the checkpoint left it alone."""
+
+    capabilities = frozenset({"from_checkpoint"})
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        self.options = options
+        self.where = str(Path(model.path, "config.json"))
+        self.config: Mapping[str, Any] = model.hf_config.get("quantization_config") or {}
+        lists = (self.config.get(name) or () for name in SKIP_LISTS)
+        self.skipped = tuple(str(name) for names in lists for name in names)
+        self.has_head = bool(self.config.get(HEAD, False))
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why the checkpoint is not of this method. `query` is a ModelSpec or None."""
+        method = stored_method(query)
+        if query is None or method in cls.stored_as:
+            return []
+        return [f"the checkpoint is {f'stored as {method}' if method else 'not quantized'}"]
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Return the method of a layer. Heads and routers are usually left alone."""
+        from dovetail_plugins.quantization._from_checkpoint import StoredLinear
+        from dovetail_plugins.quantization._linear import plain_linear
+
+        if self.is_plain(spec):
+            return plain_linear(spec)
+        return StoredLinear(self.tensors, self.weight)
+
+    def is_plain(self, spec: LinearSpec) -> bool:
+        """Return whether the checkpoint holds the layer in full precision."""
+        is_head = spec.name.rpartition(".")[2] == HEAD
+        if is_head and not self.has_head:
+            return True
+        return spec.name.endswith(ROUTER) or is_listed(spec.name, self.skipped)
+
+    @abstractmethod
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the tensors that a layer is stored in."""
+
+    @abstractmethod
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix that the tensors of one part mean. Raises: ConfigError"""
+
+    def refuse(self, what: str) -> ConfigError:
+        """Return the error for a config that is not read."""
+        return ConfigError(what, where=self.where)

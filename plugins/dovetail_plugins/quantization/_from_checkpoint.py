@@ -1,0 +1,156 @@
+"""StoredLinear: a layer whose checkpoint holds it quantized, in the tensors that a method names.
+
+A method says which tensors there are and what matrix those of one part (q, k, v or gate, up) mean;
+fused parts become one matrix where they are of one kind, and stay several where they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.quantization import Gate, LinearMethod, LinearSpec, StoredTensor
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.placement import register_stored
+from dovetail_kernels.gemm.matrix import Matrix
+from dovetail_kernels.gemm.reference import ACTIVATIONS
+from dovetail_kernels.gemm.weight import Weight, join
+
+Tensors = Callable[[LinearSpec], tuple[StoredTensor, ...]]
+"""The tensors of a layer."""
+PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight]
+"""The tensors of one part become its matrix [outputs of the part, I]."""
+
+
+class StoredLinear(LinearMethod):
+    """A layer by its checkpoint's tensors."""
+
+    looks_up = True
+
+    def __init__(self, tensors: Tensors, weight: PartWeight) -> None:
+        self._tensors = tensors
+        self._weight = weight
+
+    def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the tensors of the layer."""
+        return self._tensors(spec)
+
+    def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+        """Return the loaded tensors as one matrix, or as several behind one face."""
+        stored = self.stored(spec)
+        weights = [
+            self._weight(part_of(tensors, stored, spec, number))
+            for number in range(len(spec.out_sizes))
+        ]
+        joined = join(weights)
+        dtype = dtype_of(spec.dtype)
+        if joined is not None:
+            return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
+        return Several([Matrix(w, device=spec.device, dtype=dtype) for w in weights])
+
+    def create(self, layer: nn.Module, spec: LinearSpec) -> None:
+        """Register the empty tensors. Mutates: layer"""
+        self._spec = spec
+        register_stored(layer, self.stored(spec), spec)
+
+    def finish(self, layer: nn.Module) -> None:
+        """Make the matrix. Mutates: layer (buffers in place of the checkpoint's tensors)"""
+        names = [stored.name for stored in self.stored(self._spec)]
+        tensors = {name: layer.get_parameter(name).data for name in names}
+        self._matrix = self.matrix(tensors, self._spec)
+        for name in names:
+            delattr(layer, name)
+        del tensors
+        for name, tensor in self._matrix.tensors().items():
+            layer.register_buffer(name, tensor, persistent=False)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
+        return self._matrix.multiply(x, bias)
+
+    def apply_add(
+        self,
+        layer: nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]"""
+        return self._matrix.multiply(x, bias, residual)
+
+    def apply_gated(
+        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> torch.Tensor:
+        """Return act(gate) * up. Shapes: x [T, I], W [2F, I] -> [T, F]"""
+        if not self._spec.is_gated:
+            return super().apply_gated(layer, x, bias, gate)
+        return self._matrix.multiply(x, bias, None, gate.name)
+
+    def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
+        return self._matrix.rows(index)
+
+
+class Several(Matrix):
+    """Matrices that share their inputs and cannot be one: their outputs are joined.
+
+    With an activation, the first half of all outputs is the gate of the second.
+    """
+
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        self._matrices = matrices
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what the matrices keep in memory, by name."""
+        return {
+            f"{number}_{name}": tensor
+            for number, matrix in enumerate(self._matrices)
+            for name, tensor in matrix.tensors().items()
+        }
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        activation: str = "none",
+    ) -> torch.Tensor:
+        """Return x W^T + bias + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]"""
+        out = torch.cat([matrix.multiply(x) for matrix in self._matrices], dim=-1)
+        out = out if bias is None else out + bias
+        if activation != "none":
+            gate, up = out.chunk(2, dim=-1)
+            return ACTIVATIONS[activation](gate) * up
+        return out if residual is None else out + residual
+
+    @property
+    def packed(self) -> None:
+        """Return None: there is no one packed weight."""
+        return
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Raise NotImplementedError: tables are never fused."""
+        raise NotImplementedError("fused matrices of different kinds are no table")
+
+
+def part_of(
+    tensors: Mapping[str, torch.Tensor],
+    stored: Sequence[StoredTensor],
+    spec: LinearSpec,
+    number: int,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of one of the fused parts."""
+    found = {}
+    for one in stored:
+        tensor = tensors[one.name]
+        if one.is_per_part:
+            tensor = tensor[number]
+        elif one.output_axis is not None and len(spec.out_sizes) > 1:
+            size = tensor.shape[one.output_axis]
+            start = size * sum(spec.out_sizes[:number]) // spec.out_size
+            length = size * spec.out_sizes[number] // spec.out_size
+            tensor = tensor.narrow(one.output_axis, start, length)
+        found[one.name] = tensor
+    return found
