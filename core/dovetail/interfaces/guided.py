@@ -124,6 +124,8 @@ class GuidedBackend(Plugin):
         "sequence": "sequences, choices and repeats of other forms",
         "free": "free text up to a word",
         "forced": "tells tokens that must follow",
+        "special": "special tokens where a literal has their text",
+        "blanks": "white space within JSON by any pattern",
     }
     languages: ClassVar[tuple[str, ...]] = ()
     """Grammar languages that it reads."""

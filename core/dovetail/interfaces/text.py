@@ -12,12 +12,14 @@ class Markers:
 
     `opens_answer`: it counts only where an answer begins, as for syntaxes that have no tag of
     their own. `is_body`: the opening text belongs to the region's body (the "[" of a list, say).
+    `may_reopen`: thinking may also open behind content, as its opening text is no word of content.
     """
 
     start: str
     end: str = ""
     opens_answer: bool = False
     is_body: bool = False
+    may_reopen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

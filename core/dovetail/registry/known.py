@@ -13,7 +13,6 @@ _MEDIA = "media in prompts are not built yet"
 _LORA = "adapters are not built yet"
 _POOLING = "pooling models are not built yet"
 _MAMBA = "models with Mamba layers are not built yet"
-_SYNTAX = "this syntax is not read yet"
 
 KNOWN: dict[str, dict[str, str]] = {
     "attention_backend": {
@@ -35,9 +34,6 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "expert_placement": dict.fromkeys(
         ("linear", "round_robin"), "experts are not divided over devices yet"
-    ),
-    "guided_decoding_backend": dict.fromkeys(
-        ("lm-format-enforcer", "outlines", "xgrammar"), _NOT_BUILT
     ),
     "kv_cache_dtype": dict.fromkeys(
         ("fp8", "fp8_e4m3", "fp8_e5m2"), "an fp8 cache is not built yet; int8 takes as little room"
@@ -86,19 +82,6 @@ KNOWN: dict[str, dict[str, str]] = {
         _NOT_READ,
     )
     | dict.fromkeys(("ipex", "neuron_quant", "tpu_int8"), _HARDWARE),
-    "reasoning_parser": dict.fromkeys(
-        (
-            "glm45",
-            "glm4_moe",
-            "granite",
-            "hunyuan_a13b",
-            "mistral",
-            "openai_gptoss",
-            "seed_oss",
-            "step3",
-        ),
-        _SYNTAX,
-    ),
     "runner": {
         "draft": "a model that only guesses for another is not built yet",
         "pooling": _POOLING,
@@ -112,15 +95,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "mistral": "Mistral's own tokenizer files are not read yet",
     },
     "tokenizer_pool": {"ray": "prompts become tokens within the server"},
-    "tool_parser": dict.fromkeys(
-        (
-            "glm4_moe",
-            "llama4_pythonic",
-            "pythonic",
-            "qwen3_coder",
-        ),
-        _SYNTAX,
-    ),
     "tool_server": {"demo": "the server calls no tools itself; clients do"},
 }
 """Kind -> name -> reason, in small words that follow a colon."""

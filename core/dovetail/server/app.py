@@ -26,7 +26,7 @@ from dovetail.server.generation import CLAMPED_HEADER
 from dovetail.server.middleware import REQUEST_ID, BodyLimit, Gate, OpenRequests, Outer
 from dovetail.server.plugged import add_middleware
 from dovetail.server.render.chat import ChatRenderer, load_template
-from dovetail.server.routes import chat, completions, dev, health, models, tokenize
+from dovetail.server.routes import chat, completions, dev, health, messages, models, tokenize
 from dovetail.server.state import Parsers, build_server
 from dovetail.server.streaming import ClientGone
 from dovetail.version import __version__
@@ -39,6 +39,8 @@ logger = logging.getLogger("dovetail.server")
 ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("POST", "/v1/chat/completions", chat.create_chat_completion),
     ("POST", "/v1/completions", completions.create_completion),
+    ("POST", "/v1/messages", messages.create_message),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model_id:path}", models.show_model),
     ("POST", "/tokenize", tokenize.tokenize),
@@ -144,7 +146,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         found.info.message,
         exc_info=stack,
     )
-    return found.response()
+    return found.response(request.scope)
 
 
 async def _answer_gone(request: Request, error: Exception) -> Response:

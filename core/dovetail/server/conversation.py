@@ -6,6 +6,7 @@ of answers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,14 @@ from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.render.chat import Rendered, RenderQuery
 from dovetail.server.state import LONG_WORK, Parsers, Server
 from dovetail.server.structured import Asked, asked_form
-from dovetail.server.thinking import PROCESSOR, budget_options, template_kwargs, unused_fields
+from dovetail.server.thinking import (
+    PROCESSOR,
+    Switch,
+    budget_options,
+    switches_of,
+    template_kwargs,
+    unused_fields,
+)
 from dovetail.server.tools import ToolUse, kept_special_ids, session_plan, tool_use
 
 
@@ -47,21 +55,31 @@ class Prepared:
 
 
 async def prepare(
-    server: Server, body: ChatRequest, request: Request, *, dialect: Dialect = "chat"
+    server: Server,
+    body: ChatRequest,
+    request: Request,
+    *,
+    dialect: Dialect = "chat",
+    ignored: Sequence[str] = (),
+    others: Sequence[Switch] = (),
 ) -> Prepared:
-    """Return the request ready for the engine. Raises: RequestError"""
+    """Return the request ready for the engine. Raises: RequestError
+
+    `ignored` are names that the dialect has reported itself, `others` its words on thinking.
+    """
+    switches = switches_of(body, others)
     model = server.model_name(body.model)
     reply = open_reply(server, body, request_id_of(request, body.request_id), model)
-    if dialect == "chat":
-        reply.ignored += server.fields.check(body, known=("messages.",))
-    prompt = await render(server, body)
-    reply.ignored += server.fields.report(unused_fields(body, prompt.rendered.ignored))
+    reply.ignored += ignored
+    prompt = await render(server, body, switches)
+    unused = unused_fields(body, switches, prompt.rendered.ignored)
+    reply.ignored += server.fields.report(unused)
     fields = await _engine_fields(server, body, prompt)
     generation = generation_for(server, body, reply, prompt.ids, fields, prompt.plan)
     return Prepared(reply=reply, generation=replace(generation, dialect=dialect), prompt=prompt)
 
 
-async def render(server: Server, body: ChatRequest) -> Prompt:
+async def render(server: Server, body: ChatRequest, switches: Sequence[Switch]) -> Prompt:
     """Return the conversation as the model will read it. Raises: RequestError"""
     server.check_text("messages")
     server.check_template(body.chat_template)
@@ -73,7 +91,7 @@ async def render(server: Server, body: ChatRequest) -> Prompt:
         may_decide=server.frontend.enable_auto_tool_choice,
     )
     rendered = await server.run(
-        lambda: server.renderer.render(render_query(body, use)), text_size(body)
+        lambda: server.renderer.render(render_query(body, use, switches)), text_size(body)
     )
     ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
     plan = session_plan(body, use, parsers.reasoning, rendered.tail)
@@ -88,7 +106,7 @@ def text_size(body: ChatRequest) -> int:
     return template + tools + sum(sizes)
 
 
-def render_query(body: ChatRequest, use: ToolUse) -> RenderQuery:
+def render_query(body: ChatRequest, use: ToolUse, switches: Sequence[Switch]) -> RenderQuery:
     """Return what to render."""
     continues = body.continue_final_message
     asked = "add_generation_prompt" in body.model_fields_set
@@ -96,7 +114,7 @@ def render_query(body: ChatRequest, use: ToolUse) -> RenderQuery:
         messages=body.messages,
         tools=use.tools,
         documents=body.documents or (),
-        kwargs=template_kwargs(body),
+        kwargs=template_kwargs(body, switches),
         adds_generation_prompt=body.add_generation_prompt and not (continues and not asked),
         continues_final_message=continues,
         template=body.chat_template,

@@ -1,4 +1,7 @@
-"""Errors as HTTP: status, OpenAI's error object, headers. The only place that knows this map."""
+"""Errors as HTTP: status, error object, headers. The only place that knows this map.
+
+The object is OpenAI's, and Anthropic's on the paths of its dialect.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from dataclasses import dataclass, field
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError, RequestFault
 from dovetail.server.protocol.common import ErrorInfo, ErrorReply
+from dovetail.server.protocol.messages import MessageErrorInfo, MessageErrorReply
 
 _KINDS = {
     401: "authentication_error",
@@ -18,6 +23,17 @@ _KINDS = {
     405: "invalid_request_error",
     413: "invalid_request_error",
 }
+MESSAGES = "/v1/messages"
+_MESSAGE_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+"""Anthropic's words; source: its API reference, errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +48,29 @@ class Problem:
         """Return the JSON body."""
         return ErrorReply(error=self.info).model_dump_json().encode()
 
-    def response(self) -> Response:
-        """Return the HTTP response."""
+    def response(self, scope: Scope | None = None) -> Response:
+        """Return the HTTP response, in the shape that the request's path is answered in."""
+        is_message = scope is not None and _is_message(scope)
+        request_id = scope.get("state", {}).get("request_id") if scope else None
         return Response(
-            self.body(),
+            message_error(self, request_id) if is_message else self.body(),
             status_code=self.status,
             headers=self.headers,
             media_type="application/json",
         )
+
+
+def _is_message(scope: Scope) -> bool:
+    path = str(scope.get("path", "")).removeprefix(str(scope.get("root_path", "")))
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def message_error(found: Problem, request_id: str | None) -> bytes:
+    """Return an error as Anthropic's JSON body."""
+    default = "api_error" if found.status >= 500 else "invalid_request_error"
+    kind = _MESSAGE_KINDS.get(found.status, default)
+    info = MessageErrorInfo(type=kind, message=found.info.message)
+    return MessageErrorReply(error=info, request_id=request_id).model_dump_json().encode()
 
 
 def problem(

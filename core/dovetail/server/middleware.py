@@ -86,7 +86,7 @@ class Outer:
     ) -> None:
         logger.error("request %s failed", scope["state"]["request_id"], exc_info=error)
         if not sent.status:
-            await problem_of(error).response()(scope, receive, _noting(send, sent))
+            await problem_of(error).response(scope)(scope, receive, _noting(send, sent))
 
     def _count(self, scope: Scope, change: int) -> None:
         if scope["method"] == "POST":
@@ -138,7 +138,7 @@ class Gate:
         if scope["type"] == "lifespan" or not self._digests or self._is_allowed(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _UNAUTHORIZED.response()(scope, receive, send)
+            await _UNAUTHORIZED.response(scope)(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
@@ -146,11 +146,10 @@ class Gate:
         return self._has_key(Headers(scope=scope)) or self._is_open(scope)
 
     def _has_key(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        digest = _digest(key.strip())
+        digest = _digest(key_of(headers))
         # Every key is compared, so that the time says nothing of which one came near.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
 
     def _is_open(self, scope: Scope) -> bool:
         for route in self._routes():
@@ -158,6 +157,12 @@ class Gate:
             if match is Match.FULL:
                 return child.get("endpoint") in self._open
         return False
+
+
+def key_of(headers: Headers) -> str:
+    """Return the key that a request brings, in either of its headers; empty when in none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
 def _copied(scope: Scope) -> MutableMapping[str, Any]:
@@ -170,7 +175,7 @@ def _digest(key: str) -> bytes:
 
 _UNAUTHORIZED = problem(
     401,
-    "a valid API key is needed: send the header Authorization: Bearer KEY.",
+    "a valid API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY.",
     code="invalid_api_key",
     headers={"WWW-Authenticate": "Bearer"},
 )
@@ -194,7 +199,7 @@ class BodyLimit:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            await self._refusal().response()(scope, receive, send)
+            await self._refusal().response(scope)(scope, receive, send)
             return
         await self._limited(scope, receive, send)
 
@@ -222,7 +227,7 @@ class BodyLimit:
         except _BodyTooLarge:
             logger.debug("a body was cut off at %d bytes", num_bytes)
         if num_bytes > self._max_bytes and not has_started:
-            await self._refusal().response()(scope, receive, send)
+            await self._refusal().response(scope)(scope, receive, send)
 
     def _refusal(self) -> Problem:
         return problem(

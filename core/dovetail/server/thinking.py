@@ -5,7 +5,8 @@ Templates know thinking by a few names; the budget is kept by the logits process
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
@@ -20,30 +21,51 @@ SWITCHES = ("enable_thinking", "thinking")
 _PREFIX = "chat_template_kwargs."
 
 
-def template_kwargs(body: ChatRequest) -> dict[str, Any]:
-    """Return what the template is given: the request's own words, then those of the effort."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A request's field that the template is told of under several names, any of which may do."""
+
+    field: str
+    kwargs: Mapping[str, Any]
+
+
+def switch(field: str, is_on: bool) -> Switch:
+    """Return the wish to think or not to think."""
+    return Switch(field=field, kwargs=dict.fromkeys(SWITCHES, is_on))
+
+
+def switches_of(body: ChatRequest, others: Sequence[Switch] = ()) -> list[Switch]:
+    """Return what a request says of thinking: others that its dialect knows, then the effort."""
+    if body.reasoning_effort is None:
+        return list(others)
+    by_effort = switch("", body.reasoning_effort != "none").kwargs
+    kwargs = {"reasoning_effort": body.reasoning_effort, **by_effort}
+    return [*others, Switch(field="reasoning_effort", kwargs=kwargs)]
+
+
+def template_kwargs(body: ChatRequest, switches: Iterable[Switch]) -> dict[str, Any]:
+    """Return what the template is given: the request's own words first."""
     kwargs = dict(body.chat_template_kwargs or {})
-    for name, value in _of_effort(body.reasoning_effort).items():
-        kwargs.setdefault(name, value)
+    for given in switches:
+        for name, value in given.kwargs.items():
+            kwargs.setdefault(name, value)
     return kwargs
 
 
-def _of_effort(effort: str | None) -> dict[str, Any]:
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort} | dict.fromkeys(SWITCHES, effort != "none")
-
-
-def unused_fields(body: ChatRequest, ignored: Iterable[str]) -> list[str]:
-    """Return the ignored names as the client wrote them: an effort is ignored only where the
-    template knows none of the names it was given under."""
-    own = body.chat_template_kwargs or {}
-    added = {_PREFIX + name for name in _of_effort(body.reasoning_effort) if name not in own}
+def unused_fields(
+    body: ChatRequest, switches: Iterable[Switch], ignored: Iterable[str]
+) -> list[str]:
+    """Return the ignored names as the client wrote them: a switch is ignored only where the
+    template knows none of its names."""
+    own = {_PREFIX + name for name in body.chat_template_kwargs or {}}
     unused = list(ignored)
-    told = [name for name in unused if name not in added]
-    if added and added <= set(unused):
-        told.append("reasoning_effort")
-    return told
+    added: set[str] = set()
+    fields: list[str] = []
+    for given in switches:
+        names = {_PREFIX + name for name in given.kwargs}
+        fields += [given.field] if names <= set(unused) else []
+        added |= names - own
+    return [name for name in unused if name not in added] + fields
 
 
 def budget_options(

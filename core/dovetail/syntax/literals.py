@@ -108,7 +108,7 @@ class Literals:
         has_comma = False
         at = skip_blanks(text, at + 1)
         while text[at : at + 1] != closing:
-            key, at = self._key(text, at) if opening == "{" else ("", at)
+            key, at = self.key(text, at) if opening == "{" else ("", at)
             part, at = self.value(text, at, depth + 1)
             parts.append(key + part)
             at = skip_blanks(text, at)
@@ -123,8 +123,11 @@ class Literals:
         is_list = opening == "[" or has_comma or not parts
         return f"[{joined}]" if is_list else joined, at + 1
 
-    def _key(self, text: str, at: int) -> tuple[str, int]:
-        """Return (the key at this place, quoted, with its colon; where the value begins)."""
+    def key(self, text: str, at: int) -> tuple[str, int]:
+        """Return (the key at this place, quoted, with its colon; where the value begins).
+
+        Raises: like `value`.
+        """
         if at >= len(text):
             raise CutLiteral("a key is missing")
         if text[at] in CLOSING:

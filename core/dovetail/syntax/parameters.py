@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.interfaces.form import Choice, Form, Literal, Sequence, optional, sequence
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_text import loads
@@ -61,6 +62,24 @@ def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) ->
     declared = tool.parameters.get("properties") if tool else None
     found = declared.get(name) if isinstance(declared, dict) else None
     return _alone(found, tool.parameters) if tool and isinstance(found, dict) else {}
+
+
+def arguments_form(parameters: list[Parameter], written: list[Form], between: str) -> Form:
+    """Return arguments divided by a text: those required in order, then those that may be left out.
+
+    `written` are the forms of the parameters' names and values.
+    """
+    pairs = list(zip(parameters, written, strict=True))
+    needed = [form for parameter, form in pairs if parameter.is_required]
+    more = [form for parameter, form in pairs if not parameter.is_required]
+    if needed:
+        others = [sequence(between, form) for form in needed[1:]]
+        return sequence(needed[0], *others, *(optional(sequence(between, f)) for f in more))
+    firsts: list[Form] = []
+    for number, form in enumerate(more):
+        rest = [optional(sequence(between, f)) for f in more[number + 1 :]]
+        firsts.append(Sequence((form, *rest)))
+    return Choice((*firsts, Literal(""))) if firsts else Literal("")
 
 
 def _alone(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.form import Choice, Form, Json, Literal, Sequence, divided, optional, sequence
+from dovetail.interfaces.form import Form, Json, divided, sequence
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import skip_blanks
 from dovetail.syntax.literals import PYTHON, CutLiteral
-from dovetail.syntax.parameters import Parameter, parameters_of, quoted
+from dovetail.syntax.parameters import Parameter, arguments_form, parameters_of, quoted
 
 _HEAD = re.compile(r"([A-Za-z_][\w.\-]*)[ \t]*\(")
 _KEY = re.compile(r"([A-Za-z_][\w\-]*)\s*=(?!=)")
@@ -97,7 +97,8 @@ class PythonCalls:
             return None
         if not all(_KEY.fullmatch(parameter.name + "=") for parameter in parameters):
             return None
-        return sequence(f"{tool.name}(", _arguments_form(parameters), ")")
+        written = [_argument_form(parameter) for parameter in parameters]
+        return sequence(f"{tool.name}(", arguments_form(parameters, written, ", "), ")")
 
     def forms(self, call: Form, most: int | None) -> Form:
         """Return the text of one to `most` calls."""
@@ -199,21 +200,6 @@ def _goes_on(text: str, at: int) -> bool:
     """Return whether enough follows a wrapper's bracket to know if a call is its argument."""
     rest = text[at:].lstrip()
     return bool(rest) and not _PART_OF_HEAD.fullmatch(rest)
-
-
-def _arguments_form(parameters: list[Parameter]) -> Form:
-    """Return required arguments in order, then those that may be left out."""
-    written = [_argument_form(parameter) for parameter in parameters]
-    needed = [form for form, p in zip(written, parameters, strict=True) if p.is_required]
-    more = [form for form, p in zip(written, parameters, strict=True) if not p.is_required]
-    if needed:
-        rest = [optional(sequence(", ", form)) for form in more]
-        first, *others = needed
-        return sequence(first, *(sequence(", ", form) for form in others), *rest)
-    firsts: list[Form] = [Literal("")]
-    for number, form in enumerate(more):
-        firsts.append(Sequence((form, *(optional(sequence(", ", f)) for f in more[number + 1 :]))))
-    return firsts[0] if len(firsts) == 1 else Choice(tuple(firsts[1:] + firsts[:1]))
 
 
 def _argument_form(parameter: Parameter) -> Form:

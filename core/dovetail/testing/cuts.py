@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,13 +31,21 @@ def parse_in_pieces(
     reasoning: Markers | None = None,
     starts_inside: bool = False,
     tools: tuple[Tool, ...] = (),
+    layout: tuple[str, ...] = (),
 ) -> Parsed:
-    """Return what the server's pipeline makes of a text that comes in these pieces."""
+    """Return what the server's pipeline makes of a text that comes in these pieces.
+
+    `layout` is a reasoning parser's; the tool parser's own is known.
+    """
     from dovetail.server.events import Collected, Session, SessionPlan
 
     session = Session(
         SessionPlan(
-            reasoning=reasoning, tool_parser=tool_parser, tools=tools, starts_inside=starts_inside
+            reasoning=reasoning,
+            tool_parser=tool_parser,
+            tools=tools,
+            starts_inside=starts_inside,
+            layout=(*layout, *(tool_parser.layout if tool_parser else ())),
         )
     )
     answer = Collected()
@@ -84,6 +93,8 @@ def damaged(text: str, *, seed: int, num: int) -> Iterator[str]:
         yield made
 
 
-def letters(text: str) -> str:
-    """Return the text without blanks: layout around regions may be dropped, text never."""
-    return "".join(text.split())
+def letters(text: str, layout: tuple[str, ...] = ()) -> str:
+    """Return the text without blanks and a parser's layout: only these may be dropped."""
+    words = sorted(layout, key=len, reverse=True)
+    kept = re.sub("|".join(map(re.escape, words)), "", text) if words else text
+    return "".join(kept.split())

@@ -41,14 +41,16 @@ class Guidance(GuidedBackend):
         requires=("llguidance",),
         extra="guided",
     )
-    capabilities = frozenset({"json", "pattern", "grammar", "sequence", "free", "forced"})
+    capabilities = frozenset(
+        {"json", "pattern", "grammar", "sequence", "free", "forced", "special", "blanks"}
+    )
     auto_rank = 10
     languages = ("lark", "gbnf", "ebnf")
     keywords: ClassVar[frozenset[str]] = words(
         "type properties required additionalProperties patternProperties items prefixItems "
         "minItems maxItems minLength maxLength pattern format enum const anyOf allOf $ref $defs "
         "definitions minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
-        "minProperties maxProperties"
+        "minProperties maxProperties oneOf"
     )
 
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
@@ -60,6 +62,13 @@ class Guidance(GuidedBackend):
             n_vocab=vocabulary.size,
             eos_token=list(vocabulary.eos_ids),
         )
+
+    @classmethod
+    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
+        """Return why a keyword is not enforced in this node: a name may be written twice."""
+        if keyword == "minProperties" and node[keyword] > max(1, len(set(node.get("required", ())))):
+            return "more members at least than are required by name cannot be told apart"
+        return None
 
     def compile(self, form: forms.Form) -> bytes:
         """Return the grammar's text. Raises: InvalidForm"""

@@ -1,7 +1,8 @@
-"""CheckpointMethod: what methods share that read a checkpoint stored quantized. Imports no torch.
+"""What methods share that read a checkpoint stored quantized. Imports no torch.
 
-A method says which tensors a layer is stored in and what matrix they mean; which layers are left
-alone is read here, from the lists that the checkpoint's config has under one name or another.
+A StoredMethod says in which layout a layer is stored; a CheckpointMethod has one layout for all of
+them: which tensors a layer is stored in and what matrix they mean. Which layers are left alone is
+read here, from the lists that the checkpoint's config has under one name or another.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, StoredTensor
@@ -27,7 +28,17 @@ HEAD = "lm_head"
 ROUTER = ".gate"
 
 
-class CheckpointMethod(QuantMethod):
+class Layout(Protocol):
+    """The way one layer is stored."""
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the tensors that a layer is stored in."""
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix that the tensors of one part mean. Raises: ConfigError"""
+
+
+class StoredMethod(QuantMethod):
     """A layer is a StoredLinear, or a plain one where the checkpoint left it alone."""
 
     capabilities = frozenset({"from_checkpoint"})
@@ -53,9 +64,10 @@ class CheckpointMethod(QuantMethod):
         from dovetail_plugins.quantization._from_checkpoint import StoredLinear
         from dovetail_plugins.quantization._linear import plain_linear
 
-        if self.is_plain(spec):
+        layout = None if self.is_plain(spec) else self.layout(spec)
+        if layout is None:
             return plain_linear(spec)
-        return StoredLinear(self.tensors, self.weight)
+        return StoredLinear(layout.tensors, layout.weight)
 
     def is_plain(self, spec: LinearSpec) -> bool:
         """Return whether the checkpoint holds the layer in full precision."""
@@ -65,13 +77,25 @@ class CheckpointMethod(QuantMethod):
         return spec.name.endswith(ROUTER) or is_listed(spec.name, self.skipped)
 
     @abstractmethod
+    def layout(self, spec: LinearSpec) -> Layout | None:
+        """Return how a layer is stored; None: in full precision. Raises: ConfigError"""
+
+    def refuse(self, what: str) -> ConfigError:
+        """Return the error for a config that is not read."""
+        return ConfigError(what, where=self.where)
+
+
+class CheckpointMethod(StoredMethod):
+    """All layers are stored in one way."""
+
+    def layout(self, spec: LinearSpec) -> Layout:
+        """Return the method itself."""
+        return self
+
+    @abstractmethod
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tensors that a layer is stored in."""
 
     @abstractmethod
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix that the tensors of one part mean. Raises: ConfigError"""
-
-    def refuse(self, what: str) -> ConfigError:
-        """Return the error for a config that is not read."""
-        return ConfigError(what, where=self.where)

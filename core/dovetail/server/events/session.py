@@ -152,7 +152,8 @@ class Session:
         self._phase = "region"
 
     def _open_reasoning(self, marker: str) -> None:
-        if self._has_said:
+        reasoning = self.plan.reasoning
+        if self._has_said and not (reasoning and reasoning.may_reopen):
             self._say(marker)
             return
         self._phase = "reasoning"

@@ -30,6 +30,8 @@ WITHOUT_EFFECT = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "cache_control",
+        "citations",
         "verbosity",
         "length_penalty",
         "strict",

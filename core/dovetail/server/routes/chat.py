@@ -21,7 +21,9 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
     check_stream(body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
         enter(server, owned, body.n or 1)
-        prepared = await until_gone(request, prepare(server, body, request))
+        ignored = server.fields.check(body, known=("messages.",))
+        work = prepare(server, body, request, ignored=ignored)
+        prepared = await until_gone(request, work)
         reply, shape = prepared.reply, _shape(server, body, prepared)
         steps = prepared.generation.steps(server)
         owned.push_async_callback(steps.aclose)

@@ -25,7 +25,10 @@ def parser(plugin: Any) -> ReasoningParser:
 def run(parser: ReasoningParser, pieces: list[str], prompt: str = PROMPT) -> Parsed:
     """Return what the pipeline makes of pieces of an answer to this prompt."""
     return parse_in_pieces(
-        pieces, reasoning=parser.markers, starts_inside=parser.starts_inside(prompt)
+        pieces,
+        reasoning=parser.markers,
+        starts_inside=parser.starts_inside(prompt),
+        layout=parser.layout,
     )
 
 
@@ -91,7 +94,8 @@ class TestReasoningParser:
             for end in range(len(sample.text) + 1):
                 got = run(parser, [sample.text[:end]])
                 said = self.unmarked(parser, got.reasoning + got.content)
-                assert letters(said) == letters(self.unmarked(parser, sample.text[:end]))
+                text = self.unmarked(parser, sample.text[:end])
+                assert letters(said) == letters(text, parser.layout)
 
     def unmarked(self, parser: ReasoningParser, text: str) -> str:
         """Return the text without markers (one inside other text may stay as it is)."""
@@ -110,5 +114,10 @@ class TestReasoningParser:
                 continue
             text = f"{parser.markers.start}why{parser.markers.end}{sample.text}"
             for pieces in ([text], list(text)):
-                got = parse_in_pieces(pieces, tool_parser=tool_parser, reasoning=parser.markers)
+                got = parse_in_pieces(
+                    pieces,
+                    tool_parser=tool_parser,
+                    reasoning=parser.markers,
+                    layout=parser.layout,
+                )
                 assert (got.reasoning, got.calls) == ("why", sample.calls), entry.id

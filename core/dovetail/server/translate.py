@@ -1,0 +1,57 @@
+"""From another dialect's body to a ChatRequest: shared fields, and errors in the client's words.
+
+Knows no dialect: each says which of its fields became which of chat's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dovetail.errors import RequestError
+from dovetail.server.protocol.chat import ChatRequest
+from dovetail.server.protocol.common import SamplingFields
+
+
+def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
+    """Return a chat request with the body's sampling fields and these. Raises: RequestError"""
+    shared = {
+        name: getattr(body, name)
+        for name in SamplingFields.model_fields
+        if name in body.model_fields_set
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return ChatRequest.model_validate(shared | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{first['msg']}.", where=where, code=first["type"]) from error
+
+
+def check_one(body: SamplingFields) -> None:
+    """Raise RequestError where several answers are asked of a dialect that has one."""
+    if (body.n or 1) > 1:
+        raise RequestError("there is one answer here.", where="n", code="unsupported_field")
+
+
+@contextlib.contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Let request errors name the client's fields: `names` maps chat's names to the dialect's,
+    the longest that fits first. Raises: what the block raises"""
+    try:
+        yield
+    except RequestError as error:
+        error.where = _renamed(error.where, names)
+        raise
+
+
+def _renamed(where: str | None, names: Mapping[str, str]) -> str | None:
+    for name in sorted(names, key=len, reverse=True):
+        if where is not None and re.match(rf"{re.escape(name)}(?![\w])", where):
+            return names[name] + where[len(name) :]
+    return where

@@ -1,0 +1,112 @@
+"""A call written as a name and an object whose strings stand between marks instead of quotes.
+
+`MarkedCalls` says what is before the name and which mark it is. Arguments become JSON one by one;
+what was said of a beginning stays true of every longer text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from dovetail.interfaces.form import Form, Json, sequence
+from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
+from dovetail.syntax.json_text import skip_blanks
+from dovetail.syntax.literals import CutLiteral, Literals
+from dovetail.syntax.parameters import Parameter, arguments_form, is_text, kinds, parameters_of
+from dovetail.syntax.plain_text import text_form
+
+_NAME = re.compile(r"[\w.\-]+")
+_SCALARS = frozenset({"integer", "number", "boolean", "null"})
+
+
+@dataclass(slots=True)
+class _Read:
+    """A call as far as it was read. `fault`: why reading stopped, if not because the text did."""
+
+    name: str = ""
+    parts: dict[str, str] = field(default_factory=dict)
+    end: int | None = None
+    fault: str = ""
+    is_cut_in_string: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedCalls:
+    """`head` name { key : value , ... }, where `mark` stands before and behind a string."""
+
+    head: str
+    mark: str
+
+    def parse(self, text: str) -> list[ToolCall]:
+        """Return the call of a whole text. Raises: MalformedToolCall, UnfinishedToolCall"""
+        found = self._read(text)
+        if found.is_cut_in_string:
+            raise UnfinishedToolCall("a string is not closed")
+        if found.end is None or text[found.end :].strip():
+            raise MalformedToolCall(found.fault or "no call, or one that is cut")
+        return [_made(found)]
+
+    def so_far(self, text: str) -> list[ToolCall]:
+        """Return the call that a beginning of such a text is sure to hold, if any."""
+        found = self._read(text)
+        return [_made(found)] if found.name else []
+
+    def form(self, tool: Tool, *, before: str, after: str) -> Form | None:
+        """Return the text of one call, or None where its schema needs more than plain values."""
+        parameters = parameters_of(tool)
+        written = [self._argument_form(parameter) for parameter in parameters or ()]
+        known = [form for form in written if form is not None]
+        if parameters is None or len(known) < len(parameters) or not _NAME.fullmatch(tool.name):
+            return None
+        inside = arguments_form(parameters, known, ",")
+        return sequence(f"{before}{self.head}{tool.name}{{", inside, "}" + after)
+
+    def _argument_form(self, parameter: Parameter) -> Form | None:
+        value: Form | None = None
+        if is_text(parameter.schema):
+            inside = text_form(parameter.schema, self.mark)
+            value = sequence(self.mark, inside, self.mark) if inside else None
+        elif (kinds(parameter.schema) or {""}) <= _SCALARS:
+            value = Json({**parameter.schema, "title": parameter.name}, blanks="")
+        if value is None or not _NAME.fullmatch(parameter.name):
+            return None
+        return sequence(f"{parameter.name}:", value)
+
+    def _read(self, text: str) -> _Read:
+        found = _Read()
+        head = re.compile(rf"\s*{re.escape(self.head)}({_NAME.pattern})\s*{{").match(text)
+        if head is None:
+            return found
+        found.name = head[1]
+        try:
+            self._read_arguments(text, head.end(), found)
+        except UnfinishedToolCall:
+            found.is_cut_in_string = True
+        except CutLiteral:
+            pass  # The text ends here: what was read stands.
+        except MalformedToolCall as error:
+            found.fault = str(error)
+        return found
+
+    def _read_arguments(self, text: str, at: int, found: _Read) -> None:
+        """Read whole arguments to the closing brace. Mutates: found"""
+        notation = Literals(self.mark)
+        at = skip_blanks(text, at)
+        while text[at : at + 1] != "}":
+            key, at = notation.key(text, at)
+            value, at = notation.value(text, at)
+            at = skip_blanks(text, at)
+            if at >= len(text):
+                raise CutLiteral("a value that may go on")
+            if text[at] not in ",}":
+                raise MalformedToolCall(f"no comma at character {at + 1}")
+            found.parts.setdefault(key, value)
+            at = skip_blanks(text, at + 1) if text[at] == "," else at
+        found.end = at + 1
+
+
+def _made(found: _Read) -> ToolCall:
+    inside = ", ".join(key + value for key, value in found.parts.items())
+    return ToolCall(name=found.name, arguments="{" + inside + ("}" if found.end else ""))

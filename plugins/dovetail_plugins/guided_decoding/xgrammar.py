@@ -1,0 +1,204 @@
+"""Guided decoding by xgrammar: every form, by a pushdown automaton with masks made beforehand.
+
+A form becomes a structural tag, is compiled in the killable process, and crosses as the library's
+own JSON of the compiled grammar. The package's declared dependencies are heavy; see the extra.
+Source: https://github.com/mlc-ai/xgrammar (structural tags, GrammarCompiler, GrammarMatcher).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.guided.regex import whole_text
+from dovetail.guided.schema import anchored, plain_schema
+from dovetail.interfaces import form as forms
+from dovetail.interfaces.guided import (
+    Compiled,
+    GuidedBackend,
+    InvalidForm,
+    Matcher,
+    Vocabulary,
+    words,
+)
+from dovetail.interfaces.plugin import Info
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_BLANKS = 8
+_OPEN = ("properties", "patternProperties", "propertyNames")
+
+
+class XGrammar(GuidedBackend):
+    """One TokenizerInfo and one compiler; a form is a compiled grammar."""
+
+    info = Info(
+        summary="xgrammar: JSON schemas, regular expressions, grammars, free text",
+        source="https://github.com/mlc-ai/xgrammar",
+        requires=("xgrammar",),
+        extra="xgrammar",
+    )
+    capabilities = frozenset({"json", "pattern", "grammar", "sequence", "free", "special"})
+    auto_rank = 5
+    languages = ("ebnf", "gbnf", "lark")
+    keywords: ClassVar[frozenset[str]] = words(
+        "type properties required additionalProperties patternProperties propertyNames items "
+        "prefixItems minItems maxItems minLength maxLength pattern format enum const anyOf allOf "
+        "oneOf $ref $defs definitions minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
+        "minProperties maxProperties"
+    )
+
+    def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
+        import xgrammar
+
+        self.vocabulary = vocabulary
+        self._info = xgrammar.TokenizerInfo(
+            list(vocabulary.tokens),
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=list(vocabulary.eos_ids),
+        )
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+
+    def compile(self, form: forms.Form) -> bytes:
+        """Return the compiled grammar as the library writes it. Raises: InvalidForm"""
+        made = {"type": "structural_tag", "format": _Tag(self.vocabulary.special).part(form)}
+        try:
+            compiled = self._compiler.compile_structural_tag(made)
+        except (RuntimeError, ValueError) as error:  # its errors are of no class of their own
+            raise InvalidForm(_said(error)) from error
+        return str(compiled.serialize_json()).encode()
+
+    def load(self, artifact: bytes) -> Compiled:
+        """Return the grammar with this vocabulary."""
+        import xgrammar
+
+        text = artifact.decode()
+        return _Loaded(xgrammar.CompiledGrammar.deserialize_json(text, self._info), self.vocabulary)
+
+
+class _Loaded:
+    def __init__(self, grammar: Any, vocabulary: Vocabulary) -> None:
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self.num_bytes = int(grammar.memory_size_bytes)
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning."""
+        import xgrammar
+
+        return _Matcher(xgrammar.GrammarMatcher(self._grammar), self._vocabulary)
+
+
+class _Matcher:
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._eos_ids = frozenset(vocabulary.eos_ids)
+        self._words = vocabulary.mask_words
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token, if the form allows it."""
+        if token_id in self._eos_ids:
+            return bool(self._matcher.is_completed())
+        return bool(self._matcher.accept_token(token_id))
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set the bits of tokens that may follow. Mutates: mask"""
+        self._matcher.fill_next_token_bitmask(mask.view("int32").reshape(1, self._words))
+
+    def is_complete(self) -> bool:
+        """Return whether nothing but the end may follow."""
+        import numpy as np
+
+        if not self._matcher.is_completed():
+            return False
+        mask = np.zeros(self._words, dtype=np.uint32)
+        self.fill(mask)
+        for token_id in self._eos_ids:
+            mask[token_id // 32] &= ~(np.uint32(1) << np.uint32(token_id % 32))
+        return not mask.any()
+
+    def forced(self) -> Sequence[int]:
+        """Return nothing: the library tells forced text, not tokens."""
+        return ()
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by accepted tokens."""
+        self._matcher.rollback(num_tokens)
+
+
+class _Tag:
+    """Writes a form as a format of structural tags."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+
+    def part(self, form: forms.Form) -> dict[str, Any]:
+        """Return the format of a form. Raises: InvalidForm"""
+        match form:
+            case forms.Literal(text):
+                return self._literal(text)
+            case forms.Json(schema, blanks):
+                return _json(plain_schema(schema, anchored), blanks)
+            case forms.Pattern(regex):
+                plain = whole_text(regex)
+                return {"type": "regex", "pattern": plain} if plain else _text("")
+            case forms.Free(without):
+                return {"type": "any_text", "excludes": list(without)}
+            case forms.Grammar(text, language):
+                return {"type": "grammar", "grammar": _ebnf(text, language)}
+            case forms.Sequence(parts) | forms.Choice(parts):
+                if not parts:
+                    return _text("")
+                kind = "or" if isinstance(form, forms.Choice) else "sequence"
+                return {"type": kind, "elements": [self.part(part) for part in parts]}
+            case forms.Repeat(part, least, most):
+                bounds = {"min": least, "max": -1 if most is None else most}
+                return {"type": "repeat", "content": self.part(part), **bounds}
+
+    def _literal(self, text: str) -> dict[str, Any]:
+        """Return a text whose special tokens stand for themselves."""
+        names = sorted((w for w in self._special if w in text), key=len, reverse=True)
+        if not names:
+            return _text(text)
+        pieces = [p for p in re.split("(" + "|".join(map(re.escape, names)) + ")", text) if p]
+        made = [
+            {"type": "token", "token": self._special[p]} if p in self._special else _text(p)
+            for p in pieces
+        ]
+        return {"type": "sequence", "elements": made}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
+
+
+def _json(schema: dict[str, Any], blanks: str) -> dict[str, Any]:
+    if blanks == forms.Json().blanks:
+        return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_BLANKS}
+    if blanks:
+        raise InvalidForm("xgrammar takes no pattern for white space")
+    from xgrammar import Grammar
+
+    try:
+        made = Grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":"))
+    except RuntimeError as error:
+        raise InvalidForm(_said(error)) from error
+    return {"type": "grammar", "grammar": str(made)}
+
+
+def _ebnf(text: str, language: str) -> str:
+    """Return a grammar with a rule "root". Raises: InvalidForm"""
+    from xgrammar import Grammar
+
+    try:
+        return str(Grammar.from_lark(text)) if language == "lark" else str(Grammar.from_ebnf(text))
+    except (RuntimeError, ValueError) as error:
+        raise InvalidForm(f"the grammar cannot be read: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return what the library says, without the place in its own source."""
+    return re.sub(r"^\[[^\]]*\] \S+?:\d+: ", "", str(error).strip())[:500]

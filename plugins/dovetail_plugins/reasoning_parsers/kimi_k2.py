@@ -1,0 +1,22 @@
+"""Thinking between <think> tags, as Kimi K2 Thinking writes it.
+
+Source: the chat template of Kimi-K2-Thinking.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.reasoning_parsers._think import ThinkTags
+
+
+class KimiK2(ThinkTags):
+    """<think> ... </think> before the answer."""
+
+    info = Info(
+        summary="thinking between <think> tags (Kimi K2 Thinking)",
+        source="https://huggingface.co/moonshotai/Kimi-K2-Thinking",
+    )
+    auto_rank = 1
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("<|im_middle|>",)

@@ -1,0 +1,69 @@
+"""Tool calls of LFM2: a list of Python calls between tags, or of JSON objects if asked for.
+
+Source: the model card of LFM2-1.2B (its section on tool use). Knows no streaming and no HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.syntax.json_calls import JsonCalls
+from dovetail.syntax.python_parser import PythonToolParser
+from dovetail.syntax.templates import unmentioned
+
+START = "<|tool_call_start|>"
+END = "<|tool_call_end|>"
+_JSON = JsonCalls()
+_IS_JSON = re.compile(r"\s*\[?\s*\{")
+
+
+class Lfm2(PythonToolParser):
+    """[name(key=value, ...), ...] in each region."""
+
+    info = Info(
+        summary="a list of Python calls between <|tool_call_start|> tags (LFM2)",
+        source="https://huggingface.co/LiquidAI/LFM2-1.2B",
+    )
+    markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START, end=END),)
+    opening: ClassVar[str] = START
+    closing: ClassVar[str] = END
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample(
+            text=f'{START}[weather(city="Paris", days=2)]{END}',
+            calls=(ToolCall(name="weather", arguments='{"city": "Paris", "days": 2}'),),
+        ),
+        Sample(
+            text=f'I look it up.{START}[now(), find(q="\\"x\\" {END} \\u00e9 ☃")]{END} and on',
+            content="I look it up.and on",
+            calls=(
+                ToolCall(name="now", arguments="{}"),
+                ToolCall(name="find", arguments=f'{{"q": "\\"x\\" {END} é ☃"}}'),
+            ),
+        ),
+        Sample(
+            text=f'{START}[{{"name": "find", "arguments": {{"q": "{END}"}}}}]{END}',
+            calls=(ToolCall(name="find", arguments=f'{{"q": "{END}"}}'),),
+        ),
+        Sample(text=f"{START}none{END} and on", content=f"{START}none{END} and on"),
+        Sample(
+            text=f'{START}[weather(days=2, city="Pa',
+            calls=(ToolCall(name="weather", arguments='{"days": 2'),),
+        ),
+    )
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why a chat template (str) does not ask for this syntax."""
+        return unmentioned(query, (START, "<|tool_list_start|>"))
+
+    def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls in a region. Raises: MalformedToolCall"""
+        return _JSON.parse(body) if _IS_JSON.match(body) else self.calls.parse(body)
+
+    def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        return _JSON.so_far(body) if _IS_JSON.match(body) else self.calls.so_far(body)
