@@ -18,7 +18,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGINS = ("scheduling_policy:shortest_prompt", "logits_processor:repeat_guard")
+PLUGINS = (
+    "scheduling_policy:shortest_prompt",
+    "logits_processor:repeat_guard",
+    "tool_parser:bracket_calls",
+    "guided_decoding_backend:word_list",
+)
 SKIPPED = shutil.ignore_patterns(".git", "__pycache__", "dist", "build", ".venv", "*_cache")
 
 
@@ -68,7 +73,7 @@ def test_entry_points_come_from_the_wheels(python: Path) -> None:
     rows = json.loads(run(python, "-m", "dovetail", "plugins", "list", *PLUGINS, "--json"))
     assert [(row["distribution"], row["origin"]) for row in rows] == [
         ("dovetail-example-plugin", "installed")
-    ] * 2
+    ] * len(PLUGINS)
     where = run(python, "-c", "import dovetail, dovetail_plugins; print(dovetail.__file__)")
     assert Path(where.strip()).is_relative_to(python.parents[1])
 

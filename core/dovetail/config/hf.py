@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.convert import merge_deep
+from dovetail.config.formats import read_settings
 from dovetail.config.hf_defaults import CLASS_DEFAULTS
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -57,14 +58,17 @@ def load_model_facts(
     overrides: Mapping[str, Any] | None = None,
     dtype: str = "auto",
     config_path: str | Path | None = None,
+    config_format: str = "auto",
 ) -> ModelSpec:
-    """Return the facts of the checkpoint folder at `path`; `dtype` is passed through.
+    """Return the facts of the checkpoint at `path`; `dtype` is passed through.
 
-    `config_path` is the folder of config.json where that is another.
+    `config_path` is the folder of config.json where that is another, `config_format` the layout of
+    the settings (see `config.formats`).
     Raises: ConfigError naming the file and the field that is missing or wrong.
     """
     model_path, path = path, config_path or path
-    raw = read_config(path, overrides)
+    raw = read_settings(path, config_format)
+    merge_deep(raw, overrides or {})
     text = text_config(raw)
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
     num_heads = _count(path, text, "num_heads")
@@ -86,11 +90,10 @@ def load_model_facts(
     )
 
 
-def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return config.json with `overrides` laid over it. Raises: ConfigError."""
-    raw = read_json(Path(path) / "config.json")
-    merge_deep(raw, overrides or {})
-    return raw
+def read_config(path: Path) -> dict[str, Any] | None:
+    """Return config.json, None where the folder has none. Raises: ConfigError."""
+    file = path / "config.json"
+    return read_json(file) if file.is_file() else None
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,9 +43,6 @@ REFUSED: dict[str, Refused] = {
         "dovetail never runs code that comes with a checkpoint.",
         "leave the flag out; --revision chooses the checkpoint itself.",
     ),
-    "config_format": Refused(
-        "config.json, as transformers writes it, is the only layout that is read.", passing=("hf",)
-    ),
     "cpu_offload_gb": Refused("weights are not divided between device and host memory yet."),
     "cuda_graph_sizes": _GRAPHS,
     "data_parallel_address": _REPLICAS,
@@ -95,7 +92,6 @@ REFUSED: dict[str, Refused] = {
     "max_cpu_loras": _LORA,
     "max_lora_rank": _LORA,
     "max_loras": _LORA,
-    "max_parallel_loading_workers": Refused("one worker reads the weights.", passing=(1,)),
     "media_io_kwargs": _MEDIA,
     "allowed_local_media_path": _MEDIA,
     "allowed_media_domains": _MEDIA,

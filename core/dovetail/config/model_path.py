@@ -1,4 +1,4 @@
-"""Where a model lies: a local folder, the hub's cache, or the bundled demo model.
+"""Where a model lies: a local folder or file, the hub's cache, or the bundled demo model.
 
 A local or cached model is found without any connection attempt. huggingface_hub is imported only
 when a hub id has to be looked up.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.weights_check import has_weights
+from dovetail.config.weights_check import WHOLE_MODELS, has_weights, is_whole_model
 from dovetail.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 DEMO_PATH = Path(__file__).resolve().parents[1] / "demo_model"
 DEMO_NAME = "dovetail-demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_SETTINGS = ["*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken"]
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -30,6 +30,7 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
     "tekken.json",
+    *(f"tokenizer.model.v{version}" for version in range(1, 8)),
 )
 
 
@@ -61,7 +62,8 @@ def find_model(
     hub: Hub | None = None,
     needs_weights: bool = True,
 ) -> Path:
-    """Return the folder of a model, fetching it only when it is neither local nor cached.
+    """Return the folder of a model, or the one file that it is; fetched from the hub only when it
+    is neither local nor cached.
 
     Raises: ConfigError when there is no such folder or the hub cannot give it.
     """
@@ -91,7 +93,10 @@ def find_tokenizer(
     revision: str | None = None,
     hub: Hub | None = None,
 ) -> Path:
-    """Return the folder of the tokenizer. Raises: ConfigError when it holds no tokenizer file."""
+    """Return the folder of the tokenizer, or a file that holds the whole model.
+
+    Raises: ConfigError when it holds no tokenizer file.
+    """
     if tokenizer is None:
         folder = model_path
     else:
@@ -108,9 +113,12 @@ def find_tokenizer(
 
 
 def local_folder(name: str, *, flag: str) -> Path | None:
-    """Return the folder if `name` is one, None if it can only be a hub id. Raises: ConfigError."""
+    """Return the folder (or whole model) if `name` is one, None if it can only be a hub id.
+
+    Raises: ConfigError
+    """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or is_whole_model(path):
         return path.resolve()
     if path.is_file():
         raise ConfigError(
@@ -125,12 +133,14 @@ def local_folder(name: str, *, flag: str) -> Path | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Return whether the folder holds any tokenizer file."""
-    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    """Return whether the path holds any tokenizer file, or is one."""
+    if any((folder / name).is_file() for name in _TOKENIZER_FILES) or is_whole_model(folder):
+        return True
+    return any(next(folder.glob(f"*{ending}"), None) for ending in WHOLE_MODELS)
 
 
 def _has_config(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    return any((folder / name).is_file() for name in ("config.json", "params.json"))
 
 
 def _demo() -> Path:

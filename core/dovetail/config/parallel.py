@@ -80,5 +80,8 @@ class ParallelConfig:
     )
     ray_workers_use_nsight: bool = flag(False, help="run Ray's workers under the Nsight profiler")
     max_parallel_loading_workers: int | None = flag(
-        None, ge=1, help="most workers that read weights at the same time", default_note="all"
+        None,
+        ge=1,
+        help="threads that read weight files ahead while tensors are converted",
+        default_note="2",
     )

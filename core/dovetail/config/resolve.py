@@ -244,6 +244,7 @@ def _model(config: Config, folder: Path, device: str) -> ModelSpec:
         folder,
         overrides=config.model.hf_overrides,
         config_path=find_config(asked_path, hub=_hub(config)) if asked_path else None,
+        config_format=config.model.config_format,
     )
     rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
     asked = registry.value_of("dtype", config.model.dtype) or "auto"
@@ -345,6 +346,7 @@ def _load_options(config: Config) -> dict[str, Any]:
     return {
         "ignore_patterns": list(config.load.ignore_patterns),
         "download_dir": config.load.download_dir,
+        "workers": config.parallel.max_parallel_loading_workers,
     }
 
 

@@ -16,7 +16,9 @@ from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError
 
 MAX_HEADER_BYTES = 100 * 2**20
-_SUFFIXES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+WHOLE_MODELS = (".gguf",)
+"""Endings of files that hold weights, settings and tokenizer in one."""
+_SUFFIXES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors", *(f"*{end}" for end in WHOLE_MODELS))
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin")
 
 
@@ -34,15 +36,22 @@ def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
 
 
 def has_weights(path: str | Path) -> bool:
-    """Return whether the folder holds any weight file."""
+    """Return whether the folder holds any weight file, or is one itself."""
+    if is_whole_model(Path(path)):
+        return True
     found = (file.name for suffix in _SUFFIXES for file in Path(path).glob(suffix))
     return any(name not in _NOT_WEIGHTS for name in found)
+
+
+def is_whole_model(path: Path) -> bool:
+    """Return whether a file holds weights, settings and tokenizer in one."""
+    return path.suffix.lower() in WHOLE_MODELS and path.is_file()
 
 
 def no_weights(path: str | Path) -> ConfigError:
     """Return the error for a folder without weights."""
     return ConfigError(
-        "the folder has no weight files (*.safetensors, *.bin, *.pt).",
+        "the folder has no weight files (*.safetensors, *.bin, *.pt, *.gguf).",
         where=str(path),
         fix="finish the download, or use --load-format dummy for random weights.",
     )

@@ -98,7 +98,10 @@ def form_refusals(backend: type[GuidedBackend], form: Form) -> list[Refusal]:
             return _needs(backend, "free")
         case InOrder(parts) | Choice(parts):
             is_words = isinstance(form, Choice) and all(isinstance(p, Literal) for p in parts)
-            missing = _needs(backend, "pattern" if is_words else "sequence")
+            if is_words:
+                has_choice = "choice" in backend.capabilities
+                return [] if has_choice else _needs(backend, "pattern")
+            missing = _needs(backend, "sequence")
             return missing or [r for part in parts for r in form_refusals(backend, part)]
         case Repeat(part):
             return _needs(backend, "sequence") or form_refusals(backend, part)

@@ -56,7 +56,14 @@ class Edge:
     is_start: bool
 
 
-Node = Chars | Cat | Or | Many | Edge
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a rule of this name says; only in grammars."""
+
+    name: str
+
+
+Node = Chars | Cat | Or | Many | Edge | Rule
 NOTHING = Cat(())
 
 
@@ -110,7 +117,12 @@ ANYTHING = Many(Chars(ANY), 0, None)
 
 def whole_text(regex: str) -> str:
     """Return a plain expression for the texts that this one matches whole. Raises: InvalidForm"""
-    return written(_without_edges(parse(regex), is_search=False))
+    return written(whole(regex))
+
+
+def whole(regex: str) -> Node:
+    """Return the texts that this expression matches whole. Raises: InvalidForm"""
+    return _without_edges(parse(regex), is_search=False)
 
 
 def found_within(regex: str) -> Node:
@@ -422,6 +434,8 @@ def written(node: Node) -> str:
                 return ""
             whole = inner if isinstance(part, Chars) else f"(?:{inner})"
             return whole + _count_text(least, most)
+        case Rule(name):
+            raise InvalidForm(f"what refers to itself ({name}) is no regular expression")
     raise InvalidForm("the expression has an anchor in the middle")
 
 

@@ -116,6 +116,7 @@ def _may_force(params: SamplingParams) -> bool:
         params.logits_processors,
         params.min_tokens,
         params.ignore_eos,
+        params.thinking,
     )
     return not any(with_a_say) and params.logprobs is None
 

@@ -119,7 +119,8 @@ class GuidedBackend(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "json": "JSON that meets a schema",
-        "pattern": "text that meets a regular expression",
+        "choice": "one of several texts",
+        "pattern": "text that meets a regular expression, one of several texts too",
         "grammar": "text of a context-free grammar",
         "sequence": "sequences, choices and repeats of other forms",
         "free": "free text up to a word",

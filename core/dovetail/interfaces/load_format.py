@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.spec import RankSpec
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ class Checkpoint:
 
     `shapes` holds the wanted name -> (shape, dtype name) pairs; only formats that invent
     weights (dummy) use it. `ignore_patterns` are glob patterns of files to leave out.
+    `num_workers` threads may read ahead (None: the format's own number). `rank` is the reader's.
     """
 
     path: str
@@ -31,6 +33,8 @@ class Checkpoint:
     seed: int = 0
     download_dir: str | None = None
     progress: Progress | None = None
+    num_workers: int | None = None
+    rank: RankSpec = RankSpec()
 
 
 class LoadFormat(Plugin):
@@ -45,6 +49,8 @@ class LoadFormat(Plugin):
         "lazy": "holds at most one tensor beyond those the caller keeps",
         "invents": "makes weights up instead of reading them",
         "writes_cache": "writes converted files into the checkpoint folder",
+        "divided": "yields the rank's own parameters, named and cut as the model holds them",
+        "writes": "has `write`: `dovetail convert` can write checkpoints of this format",
     }
 
     def __init__(self, options: Any) -> None:
@@ -58,9 +64,23 @@ class LoadFormat(Plugin):
         """
 
     @classmethod
+    def write(
+        cls, folder: str, tensors: Iterable[tuple[str, torch.Tensor]], *, rank: RankSpec
+    ) -> int:
+        """Write the tensors into `folder`, for one rank; return the bytes of all files written.
+
+        Only formats that say "writes" have it. Those that are not "divided" are asked for rank 0
+        alone. Raises: ConfigError when the folder cannot be written.
+        """
+        raise NotImplementedError
+
+    @classmethod
     def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint of this format, for the conformance kit.
 
-        Formats that read what the kit writes itself (safetensors, torch's .bin) leave it out.
+        Formats that read what the kit writes itself (safetensors, torch's .bin) leave it out, and
+        so do those that have `write`.
         """
-        raise NotImplementedError
+        if "writes" not in cls.capabilities:
+            raise NotImplementedError
+        cls.write(folder, tensors.items(), rank=RankSpec())

@@ -8,7 +8,7 @@ Shape letters: I input features, O output features of this rank.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,8 +53,8 @@ class StoredTensor:
 
     `output_axis` and `input_axis` run along O and I, however many outputs or inputs lie in one
     entry; None: not divided. `is_per_part`: each of the fused matrices has one of this `shape` (a
-    scale of the whole matrix, an order of its inputs). `default` fills one that a checkpoint may
-    lack; None: it must be there.
+    scale of the whole matrix, an order of its inputs). `parts` counts the fused matrices that it
+    holds; None: all. `default` fills one that a checkpoint may lack; None: it must be there.
     """
 
     name: str
@@ -63,6 +63,7 @@ class StoredTensor:
     output_axis: int | None = None
     input_axis: int | None = None
     is_per_part: bool = False
+    parts: tuple[int, ...] | None = None
     default: float | None = None
 
 
@@ -158,6 +159,21 @@ class QuantMethod(Plugin):
     def __init__(self, options: Any, model: ModelSpec) -> None:
         """Read the checkpoint's quantization config. Raises: ConfigError when it is malformed."""
 
+    def checkpoint_tensors(
+        self, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return a checkpoint's tensors under the names and in the layout of `LinearMethod.stored`:
+        as they come, unless some can only be read together. May be a generator; each tensor is
+        whole, not divided over ranks."""
+        return tensors
+
     @abstractmethod
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method for one linear layer (an unquantized one for layers left alone)."""
+
+    def table(self, spec: LinearSpec) -> LinearMethod | None:
+        """Return the method for a token table that no head shares, one that looks rows up.
+
+        None, the default: the checkpoint holds it in full precision.
+        """
+        return None

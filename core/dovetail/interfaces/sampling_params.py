@@ -21,6 +21,18 @@ MAX_BIASES = 1024
 SEED_BOUND = 1 << 64
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens an answer may think for; then `end_ids`, which write `end`, must follow.
+
+    `start` is the text that an answer begins its thinking with; empty: the prompt has begun it.
+    """
+
+    tokens: int
+    end: str
+    end_ids: tuple[int, ...]
+    start: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling fields of one request. Units: tokens, natural logarithms.
 
@@ -29,7 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     for the n most likely tokens beside the drawn one (-1: the whole vocabulary).
     `kept_special_ids` are special tokens that are written though the others are skipped.
     `logits_processors` maps a registered processor's name to its JSON options. `guide` holds the
-    answer to a form.
+    answer to a form, `thinking` bounds the reasoning before it.
     """
 
     n: int = 1
@@ -61,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logits_processors: dict[str, dict[str, Any]] = {}
     eos_token_ids: tuple[int, ...] = ()
     guide: Guide | None = None
+    thinking: ThinkingBudget | None = None
 
     def verify(self) -> None:
         """Check every bound. Raises: RequestError naming the first field that is out of range."""

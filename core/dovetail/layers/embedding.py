@@ -30,7 +30,8 @@ class VocabParallelEmbedding(WeightHolder):
     """Rows of the token table of this rank. Shapes: weight [V of this rank, E]
 
     `head` names the layer that multiplies by the same table: then the quantization method keeps
-    it, if it can look rows up, and it is in memory once. `factor` multiplies what is looked up.
+    it, if it can look rows up, and it is in memory once. Without a head it does so for tables that
+    the checkpoint stores quantized. `factor` multiplies what is looked up.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class VocabParallelEmbedding(WeightHolder):
         self.factor = factor
         self._native: LookUp | None = None
         self.spec = linear_spec(context, head or "", size, (self.part.local,))
-        method = context.quant.linear(self.spec) if head is not None else None
+        quant = context.quant
+        method = quant.linear(self.spec) if head is not None else quant.table(self.spec)
         self.method = method if method is not None and method.looks_up else None
         if self.method is not None:
             self.method.create(self, self.spec)

@@ -14,7 +14,14 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.activation import gate
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
+from dovetail.layers.placement import (
+    Part,
+    Placement,
+    WeightHolder,
+    held_parts,
+    mark_axes,
+    place_parts,
+)
 from dovetail.parallel.collectives import all_gather, all_reduce
 from dovetail.parallel.groups import Group, tensor_group
 
@@ -69,8 +76,8 @@ class Linear(WeightHolder):
         return place_parts(leaf, parameter, self.parts, part, self._input_cut())
 
     def pieces(self, leaf: str) -> set[str]:
-        """Return one piece per fused part."""
-        return {p.name for p in self.parts}
+        """Return one piece per fused part that the parameter holds."""
+        return {p.name for p in held_parts(self.get_parameter(leaf), self.parts)}
 
     def finish(self) -> None:
         """Let the quantization method repack its parameters. Mutates: self"""

@@ -20,6 +20,7 @@ from dovetail.layers.placement import (
     Part,
     Placement,
     WeightHolder,
+    held_parts,
     place_parts,
     stored_parameter,
 )
@@ -175,6 +176,7 @@ class Experts(WeightHolder):
     def pieces(self, leaf: str) -> set[str]:
         """Return one piece per expert and matrix."""
         parts = self.down if self._stored[leaf][0] == "down_proj" else self.gate_up
+        parts = held_parts(self.get_parameter(leaf), parts)
         return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in parts}
 
 

@@ -101,15 +101,21 @@ def mark_axes(
     input: int | None,
     is_per_part: bool = False,
     is_optional: bool = False,
+    parts: tuple[int, ...] | None = None,
 ) -> nn.Parameter:
     """Say which axes of a parameter run along the layer's output and input; returns it.
 
     `is_per_part`: axis 0 counts the fused parts, each of which has a tensor without that axis.
+    `parts` counts the fused parts that it holds; None: all.
     `is_optional`: a checkpoint may lack it.
     Mutates: parameter (its attributes)
     """
     vars(parameter).update(
-        output_axis=output, input_axis=input, is_per_part=is_per_part, is_optional=is_optional
+        output_axis=output,
+        input_axis=input,
+        is_per_part=is_per_part,
+        is_optional=is_optional,
+        parts=parts,
     )
     return parameter
 
@@ -122,6 +128,12 @@ def is_optional(parameter: nn.Parameter) -> bool:
 def is_per_part(parameter: nn.Parameter) -> bool:
     """Return whether axis 0 of a parameter counts the fused parts."""
     return bool(vars(parameter).get("is_per_part"))
+
+
+def held_parts(parameter: nn.Parameter, parts: Sequence[Part]) -> Sequence[Part]:
+    """Return those of a layer's fused parts that a parameter holds."""
+    numbers = vars(parameter).get("parts")
+    return parts if numbers is None else [parts[number] for number in numbers]
 
 
 def register_stored(
@@ -148,6 +160,7 @@ def stored_parameter(stored: StoredTensor, spec: LinearSpec, *, experts: int = 0
         input=stored.input_axis,
         is_per_part=stored.is_per_part,
         is_optional=stored.default is not None,
+        parts=stored.parts,
     )
 
 
@@ -169,6 +182,7 @@ def place_parts(
     `wanted` names one part, or None for a tensor that is all of them joined. `input_cut` is
     (start, size, full) in input features where the input is divided over ranks.
     """
+    parts = held_parts(parameter, parts)
     if wanted is not None and wanted not in {p.name for p in parts}:
         return None
     if is_per_part(parameter):

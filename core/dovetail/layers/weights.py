@@ -5,6 +5,7 @@ A load succeeds only when every parameter was filled and every tensor had a plac
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -48,17 +49,19 @@ def load_weights(
     tensors: Iterable[tuple[str, torch.Tensor]],
     rank: RankSpec | None = None,
     ignored: tuple[str, ...] = (),
+    *,
+    repacks: bool = True,
 ) -> LoadReport:
     """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
     So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of names
-    that nobody needs.
+    that nobody needs. Without `repacks` the parameters stay as they were filled.
     Mutates: module
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
     filled: dict[str, set[str]] = defaultdict(set)
-    unfinished = _Unfinished(module)
+    unfinished = _Unfinished(module, repacks)
     for name, tensor in tensors:
         target = None if name.endswith(ignored) else map_name(weight_map, name)
         if target is None or (target.is_tied and filled[target.path]) or unfinished.has_had(target):
@@ -68,6 +71,38 @@ def load_weights(
         if path is not None and not target.is_tied:  # a tied name: its own may still come
             unfinished.finish_if_full(target, path, filled)
     report.missing = _missing(unfinished.wanted, filled)
+    _raise_faults(report, rank or RankSpec())
+    unfinished.finish_rest()
+    return report
+
+
+def load_parameters(
+    module: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], rank: RankSpec | None = None
+) -> LoadReport:
+    """Fill every parameter of `module` with the tensor of its own name and shape, and repack.
+
+    What `load_weights` with repacks=False has filled comes back so, without renaming or cutting.
+    Mutates: module
+    Raises: ConfigError that lists missing, unexpected and misfitting names.
+    """
+    report = LoadReport()
+    filled: dict[str, set[str]] = {}
+    unfinished = _Unfinished(module)
+    parameters = dict(module.named_parameters())
+    for name, tensor in tensors:
+        if name not in parameters:
+            report.unexpected.append(name)
+            continue
+        placement = Placement(name=name, piece="", target=parameters[name].data)
+        fault = _misfit(placement, tensor)
+        if fault:
+            report.misfits.append(f"{name}: {fault}")
+            continue
+        placement.fill(tensor)
+        report.num_filled += 1
+        filled[name] = unfinished.wanted.get(name, {""})
+        unfinished.finish_if_full(Target(path=name), name, filled)
+    report.missing = [name for name in parameters if name not in filled]
     _raise_faults(report, rank or RankSpec())
     unfinished.finish_rest()
     return report
@@ -83,7 +118,8 @@ def finish_weights(module: nn.Module) -> None:
 class _Unfinished:
     """The pieces that each parameter waits for, and the layers to repack once all have come."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, repacks: bool = True) -> None:
+        self._repacks = repacks
         self.wanted: dict[str, set[str]] = {}
         self._holders: dict[str, WeightHolder] = {}
         self._named: dict[str, str] = {}
@@ -108,6 +144,8 @@ class _Unfinished:
 
     def finish_if_full(self, target: Target, path: str, filled: Mapping[str, set[str]]) -> None:
         """Repack the layer of parameter `path` if all its pieces have come. Mutates: the layer"""
+        if not self._repacks:
+            return
         self._named[target.path] = path
         parent = path.rpartition(".")[0]
         own = self._parameters.get(parent, [])
@@ -119,6 +157,8 @@ class _Unfinished:
 
     def finish_rest(self) -> None:
         """Repack the layers that only tied names have filled. Mutates: those layers"""
+        if not self._repacks:
+            return
         rest = {id(h): h for path, h in self._holders.items() if path not in self._finished}
         for holder in rest.values():
             holder.finish()
@@ -187,6 +227,7 @@ def _fill(
     if name.endswith(weight_map.transposed):
         tensor = tensor.t()
     for placement in placements:
+        tensor = _in_shape(tensor, placement.full_shape)
         fault = _misfit(placement, tensor)
         if fault:
             report.misfits.append(f"{name}: {fault}")
@@ -195,6 +236,17 @@ def _fill(
         filled[placement.name].add(placement.piece)
     report.num_filled += 1
     return placements[0].name if placements else None
+
+
+def _in_shape(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor in a shape that it has but for axes of one entry, or that it holds flat, as
+    some packed weights and scales are stored; any other as it is."""
+    sizes = [size for size in tensor.shape if size != 1]
+    wanted = [size for size in shape if size != 1]
+    if sizes == wanted or (len(sizes) == 1 and not tensor.is_floating_point()
+                           and sizes[0] == math.prod(wanted)):  # fmt: skip
+        return tensor.reshape(shape)
+    return tensor
 
 
 def _misfit(placement: Placement, tensor: torch.Tensor) -> str | None:

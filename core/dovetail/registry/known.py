@@ -22,7 +22,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "TRITON_FLASH_ATTN": "the GPU backend is not built yet",
         "XFORMERS": "dovetail has kernels of its own; use auto",
     },
-    "config_format": {"mistral": "Mistral's own layout (params.json) is not read yet"},
     "convert": dict.fromkeys(("classify", "embed", "reward"), _POOLING),
     "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas are not built yet"),
     "device": dict.fromkeys(("hpu", "neuron", "openvino", "rocm", "tpu", "xpu"), _HARDWARE),
@@ -43,13 +42,6 @@ KNOWN: dict[str, dict[str, str]] = {
         name: f"the {name} loader is not built yet"
         for name in (
             "bitsandbytes",
-            "fastsafetensors",
-            "gguf",
-            "mistral",
-            "runai_streamer",
-            "runai_streamer_sharded",
-            "sharded_state",
-            "tensorizer",
         )
     },
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), _LORA),
@@ -63,19 +55,13 @@ KNOWN: dict[str, dict[str, str]] = {
     "quantization": dict.fromkeys(
         (
             "aqlm",
-            "auto-round",
-            "awq_marlin",
             "bitsandbytes",
             "compressed-tensors",
             "deepspeedfp",
             "experts_int8",
             "fbgemm_fp8",
             "fp8",
-            "gguf",
-            "gptq_marlin",
-            "gptq_marlin_24",
             "hqq",
-            "marlin",
             "modelopt",
             "qqq",
         ),
@@ -92,7 +78,6 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "tokenizer": {
         "custom": "name the class with --tokenizer-mode package.module:Class",
-        "mistral": "Mistral's own tokenizer files are not read yet",
     },
     "tokenizer_pool": {"ray": "prompts become tokens within the server"},
     "tool_server": {"demo": "the server calls no tools itself; clients do"},

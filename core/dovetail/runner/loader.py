@@ -28,7 +28,12 @@ from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.weights import checkpoint_shapes, finish_weights, load_weights
+from dovetail.layers.weights import (
+    checkpoint_shapes,
+    finish_weights,
+    load_parameters,
+    load_weights,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +67,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
     model = _build(run, device, quant)
     built_s = time.perf_counter()
-    _fill(model, run, device, quant.ignored)
+    _fill(model, run, device, quant)
     filled_s = time.perf_counter()
     model.eval().requires_grad_(False)
     give_memory_back()
@@ -131,7 +136,7 @@ def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
 
 
 @torch.inference_mode()
-def _fill(module: nn.Module, run: RunSpec, device: torch.device, ignored: tuple[str, ...]) -> None:
+def _fill(module: nn.Module, run: RunSpec, device: torch.device, quant: QuantMethod) -> None:
     """Fill every parameter from the checkpoint and let layers repack them. Mutates: module"""
     model = cast(Model, module)
     if "no_weights" in model.capabilities:
@@ -151,9 +156,15 @@ def _fill(module: nn.Module, run: RunSpec, device: torch.device, ignored: tuple[
             seed=run.seed,
             download_dir=run.load_options.get("download_dir"),
             progress=progress,
+            num_workers=run.load_options.get("workers"),
+            rank=run.rank,
         )
         tensors = load_format.tensors(checkpoint)
-        load_weights(module, weight_map, tensors, run.rank, ignored)
+        if "divided" in load_format.capabilities:
+            load_parameters(module, tensors, run.rank)
+            return
+        tensors = quant.checkpoint_tensors(tensors)
+        load_weights(module, weight_map, tensors, run.rank, quant.ignored)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.guided.rows import GuideRows
 from dovetail.guided.table import GuideTable
+from dovetail.guided.thinking import ThinkingRows
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.model import RowView
@@ -70,6 +71,7 @@ class ModelRunner:
         if self.guides is not None:
             self._guide_rows = GuideRows(self.guides, run.model.vocab_size)
             processors["structured output"] = self._guide_rows
+            processors["thinking budget"] = ThinkingRows(self.guides, run.model.vocab_size)
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
         self._groups = group_of_layers(layout)

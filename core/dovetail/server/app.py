@@ -26,7 +26,17 @@ from dovetail.server.generation import CLAMPED_HEADER
 from dovetail.server.middleware import REQUEST_ID, BodyLimit, Gate, OpenRequests, Outer
 from dovetail.server.plugged import add_middleware
 from dovetail.server.render.chat import ChatRenderer, load_template
-from dovetail.server.routes import chat, completions, dev, health, messages, models, tokenize
+from dovetail.server.routes import (
+    chat,
+    completions,
+    dev,
+    health,
+    messages,
+    models,
+    parse,
+    responses,
+    tokenize,
+)
 from dovetail.server.state import Parsers, build_server
 from dovetail.server.streaming import ClientGone
 from dovetail.version import __version__
@@ -39,10 +49,15 @@ logger = logging.getLogger("dovetail.server")
 ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("POST", "/v1/chat/completions", chat.create_chat_completion),
     ("POST", "/v1/completions", completions.create_completion),
+    ("POST", "/v1/responses", responses.create_response),
+    ("GET", "/v1/responses/{response_id}", responses.get_response),
+    ("DELETE", "/v1/responses/{response_id}", responses.delete_response),
+    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel_response),
     ("POST", "/v1/messages", messages.create_message),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model_id:path}", models.show_model),
+    ("POST", "/v1/parse", parse.parse_text),
     ("POST", "/tokenize", tokenize.tokenize),
     ("POST", "/detokenize", tokenize.detokenize),
     ("GET", "/health", health.health),

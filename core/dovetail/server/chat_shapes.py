@@ -29,7 +29,6 @@ from dovetail.server.protocol.chat import (
 )
 from dovetail.server.streaming import Step
 
-
 REASONING_NAMES = {
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
@@ -216,7 +215,7 @@ def _choice(index: int, answer: _Answer, shape: ChatShape) -> ChatChoice:
     extras = {"token_ids": answer.token_ids} if shape.shows_token_ids else {}
     return ChatChoice(
         index=index,
-        message=_message(answer.collected, shape),
+        message=message_of(answer.collected, shape),
         logprobs=logprobs,
         finish_reason=answer.finish_reason,
         stop_reason=answer.stop_reason,
@@ -224,7 +223,8 @@ def _choice(index: int, answer: _Answer, shape: ChatShape) -> ChatChoice:
     )
 
 
-def _message(collected: Collected, shape: ChatShape) -> ReplyMessage:
+def message_of(collected: Collected, shape: ChatShape) -> ReplyMessage:
+    """Return a whole answer as a message."""
     content = shape.echo + collected.content
     fields: dict[str, Any] = {"refusal": None}
     if collected.reasoning:

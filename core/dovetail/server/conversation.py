@@ -24,11 +24,10 @@ from dovetail.server.render.chat import Rendered, RenderQuery
 from dovetail.server.state import LONG_WORK, Parsers, Server
 from dovetail.server.structured import Asked, asked_form
 from dovetail.server.thinking import (
-    PROCESSOR,
     Switch,
-    budget_options,
     switches_of,
     template_kwargs,
+    thinking_budget,
     unused_fields,
 )
 from dovetail.server.tools import ToolUse, kept_special_ids, session_plan, tool_use
@@ -136,10 +135,8 @@ async def _engine_fields(server: Server, body: ChatRequest, prompt: Prompt) -> d
         prompt.use.parser, prompt.parsers.reasoning, tokenizer.facts()
     )
     if body.thinking_token_budget is not None:
-        options = budget_options(
-            body.thinking_token_budget, prompt.plan, tokenizer, server.processor_names
-        )
-        fields["logits_processors"] = dict(body.logits_processors or {}) | {PROCESSOR: options}
+        server.check_guides("thinking_token_budget")
+        fields["thinking"] = thinking_budget(body.thinking_token_budget, prompt.plan, tokenizer)
     asked = asked_answer(server, body, prompt.use)
     if asked is not None:
         fields["guide"] = await server.guide(asked, prompt.plan, prompt.rendered.tail)

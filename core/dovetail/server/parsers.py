@@ -6,6 +6,7 @@ Choosing happens once, in the parent; other API processes get the Selections.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,11 +15,16 @@ from dovetail import registry
 from dovetail.config.engine import Config
 from dovetail.errors import BrokenPlugin, PluginError
 from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.state import Parsers
 
 logger = logging.getLogger("dovetail.server")
 AUTO = (None, "", "auto")
+MIN_MARKER_CHARS = 3
+"""Shorter markers ("{", "[") stand in any template."""
+MAX_TEXTS_SAID = 4
 
 
 class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +46,38 @@ def _choose(config: Config, kind: str, asked: str | None, template: str) -> Sele
     options = config.plugin.options_of(kind)
     if asked not in AUTO:
         return registry.choose(kind, asked, options=options)
-    found = [entry for entry in registry.entries(kind) if _fits(kind, entry.id, template)]
+    found = [
+        (entry.name, entry.id, _mentioned(_load(kind, entry.id), template))
+        for entry in registry.entries(kind)
+        if _fits(kind, entry.id, template)
+    ]
     if not found:
+        logger.info("%s auto: none, the chat template asks for no syntax that is known", kind)
         return None
-    best = max(found, key=lambda entry: _rank(kind, entry.id))
-    logger.info("%s auto: %s, by the markers in the chat template", kind, best.name)
-    return registry.choose(kind, best.id, options=options)
+    # Of equal rank, the one of whose texts the template mentions most.
+    found.sort(key=lambda fit: (-_load(kind, fit[1]).auto_rank, -sum(map(len, fit[2])), fit[0]))
+    name, spec, texts = found[0]
+    logger.info("%s", _reason(kind, name, texts, [other for other, _, _ in found[1:]]))
+    return registry.choose(kind, spec, options=options)
+
+
+def _reason(kind: str, name: str, texts: Sequence[str], others: Sequence[str]) -> str:
+    """Return one line: what was chosen, which markers decided, what else would have fitted."""
+    by = ", ".join(texts[:MAX_TEXTS_SAID]) or "what it says of calls"
+    line = f"{kind} auto: {name}, by {by} in the chat template"
+    return f"{line} (also fit: {', '.join(others)})" if others else line
+
+
+def _mentioned(plugin: type[Plugin], template: str) -> list[str]:
+    """Return the texts of a parser's syntax that stand in the template, the longest first."""
+    texts: set[str] = set()
+    if issubclass(plugin, ToolParser):
+        texts = {text for m in plugin.markers for text in (m.start, m.end)}
+        texts |= {*plugin.inner, *plugin.layout}
+    elif issubclass(plugin, ReasoningParser):
+        texts = {plugin.markers.start, plugin.markers.end, *plugin.layout}
+    told = {text.strip() for text in texts if len(text.strip()) >= MIN_MARKER_CHARS}
+    return sorted((text for text in told if text in template), key=lambda t: (-len(t), t))
 
 
 def _fits(kind: str, spec: str, template: str) -> bool:
@@ -55,11 +87,10 @@ def _fits(kind: str, spec: str, template: str) -> bool:
     except PluginError as error:
         logger.debug("%s %s is left out: %s", kind, spec, error)
         return False
-    return bool(template) and not plugin.why_not(template)
-
-
-def _rank(kind: str, spec: str) -> int:
-    return _load(kind, spec).auto_rank
+    reasons = plugin.why_not(template) if template else ["there is no chat template"]
+    if reasons:
+        logger.debug("%s %s is left out: %s", kind, spec, "; ".join(reasons))
+    return not reasons
 
 
 def _load(kind: str, spec: str) -> type[Plugin]:

@@ -40,9 +40,7 @@ def chat_of(body: ResponsesRequest, messages: Sequence[Message]) -> ChatRequest:
         if getattr(body, name):
             raise RequestError(f"{why}.", where=name, code="unsupported_field")
     if "message.output_text.logprobs" in (body.include or ()):
-        raise RequestError(
-            f"{REFUSED['top_logprobs']}.", where="include", code="unsupported_field"
-        )
+        raise RequestError(f"{REFUSED['top_logprobs']}.", where="include", code="unsupported_field")
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": [*_instructions(body), *messages],

@@ -114,7 +114,10 @@ class Answer:
             output=self.output(),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=body.previous_response_id,
-            reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            reasoning={
+                "effort": body.reasoning.effort if body.reasoning else None,
+                "summary": None,
+            },
             store=self._is_stored,
             temperature=self._params.temperature,
             text={"format": {"type": "text"}} | text,
@@ -125,6 +128,10 @@ class Answer:
             usage=None if self.is_running else self._usage(),
             metadata=body.metadata or {},
         )
+
+    def encoded(self) -> bytes:
+        """Return the response so far as JSON."""
+        return self.reply().model_dump_json().encode()
 
     def _usage(self) -> ResponseUsage:
         usage = self._counts.usage()
@@ -184,7 +191,9 @@ class Answer:
             case "opened":
                 return self._opened(block, place, inner)
             case "grown":
-                return [self._event(_DELTAS[block.kind], delta=change.text, **_more(block), **inner)]
+                return [
+                    self._event(_DELTAS[block.kind], delta=change.text, **_more(block), **inner)
+                ]
             case "closed":
                 return self._closed(block, place, inner)
 
@@ -193,7 +202,9 @@ class Answer:
     ) -> list[dict[str, Any]]:
         item = self._item(block) | {"status": "in_progress"}
         if block.kind == "call":
-            return [self._event("response.output_item.added", item=item | {"arguments": ""}, **place)]
+            return [
+                self._event("response.output_item.added", item=item | {"arguments": ""}, **place)
+            ]
         return [
             self._event("response.output_item.added", item=item | {"content": []}, **place),
             self._event("response.content_part.added", part=_part(block, ""), **inner),

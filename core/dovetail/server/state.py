@@ -25,6 +25,7 @@ from dovetail.server.admission import Admission
 from dovetail.server.events import SessionPlan
 from dovetail.server.fields import FieldReporter
 from dovetail.server.render.chat import ChatRenderer
+from dovetail.server.response_store import ResponseStore
 from dovetail.server.structured import BLANKS, Asked, after_reasoning
 from dovetail.version import __version__
 
@@ -61,6 +62,7 @@ class Server:
     parsers: Parsers
     admission: Admission
     fields: FieldReporter
+    stored: ResponseStore
     threads: ThreadPoolExecutor
     created_s: int
     fingerprint: str
@@ -69,11 +71,6 @@ class Server:
     def names(self) -> Sequence[str]:
         """Return the served model names, the main one first."""
         return self.engine.spec.served_names or (self.engine.spec.run.model.path,)
-
-    @property
-    def processor_names(self) -> tuple[str, ...]:
-        """Return the names of the logits processors that the engine has."""
-        return tuple(picked.name for picked in self.engine.spec.run.logits_processors)
 
     def model_name(self, asked: str | None) -> str:
         """Return the name to answer with. Raises: NotFound"""
@@ -109,6 +106,16 @@ class Server:
                 code="unsupported_field",
             )
 
+    def check_guides(self, where: str) -> None:
+        """Raise RequestError where nothing can hold an answer to a form."""
+        if self.engine.guides is None:
+            raise RequestError(
+                "no backend for structured output is installed.",
+                where=where,
+                fix='pip install "dovetail-llm[guided]" where the server runs.',
+                code="unsupported_field",
+            )
+
     @property
     def guided_spec(self) -> GuidedSpec | None:
         """Return how answers are held to forms; None where no backend is installed."""
@@ -119,14 +126,9 @@ class Server:
 
         The form counts from behind the reasoning, if there is any. Raises: RequestError
         """
+        self.check_guides(asked.where)
         guides = self.engine.guides
-        if guides is None:
-            raise RequestError(
-                "no backend for structured output is installed.",
-                where=asked.where,
-                fix='pip install "dovetail-llm[guided]" where the server runs.',
-                code="unsupported_field",
-            )
+        assert guides is not None
         if asked.form is None:
             return await guides.triggered(asked.tags, where=asked.where, backend=asked.backend)
         form, starts_after = asked.form, ""
@@ -177,6 +179,7 @@ def build_server(
             engine, max_running=engine.spec.schedule.max_rows, max_queued=max_queued_requests
         ),
         fields=FieldReporter(is_strict=frontend.strict_request_fields),
+        stored=ResponseStore(),
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),

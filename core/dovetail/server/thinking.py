@@ -1,6 +1,6 @@
 """What a request says of the model's thinking: whether, how hard, and for how many tokens at most.
 
-Templates know thinking by a few names; the budget is kept by the logits processor of that name.
+Templates know thinking by a few names; the budget is kept by the engine (`guided.thinking`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.text import Markers
+from dovetail.interfaces.sampling_params import ThinkingBudget
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.events import SessionPlan
 from dovetail.server.protocol.chat import ChatRequest
 
-PROCESSOR = "thinking_budget"
 SWITCHES = ("enable_thinking", "thinking")
 """Names by which chat templates know whether to think."""
 _PREFIX = "chat_template_kwargs."
@@ -68,44 +67,20 @@ def unused_fields(
     return [name for name in unused if name not in added] + fields
 
 
-def budget_options(
-    num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer, loaded: Sequence[str]
-) -> dict[str, Any]:
-    """Return what the processor needs to end the thinking after so many tokens.
-
-    `loaded` are the names of the processors that the engine has. Raises: RequestError
-    """
-    where = "thinking_token_budget"
+def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
+    """Return what the engine needs to end the thinking after so many tokens. Raises:
+    RequestError where nobody knows how this model ends it."""
     if plan.reasoning is None:
-        raise _refused("no reasoning parser is known for this model.")
-    if PROCESSOR not in loaded:
-        raise _refused("the logits processor thinking_budget is not loaded.")
-    if num_tokens < 0:
-        raise RequestError("must be 0 or more.", where=where)
-    end = _only_id(plan.reasoning.end, tokenizer)
-    start = None if plan.starts_inside else _only_id(plan.reasoning.start, tokenizer)
-    return {"tokens": num_tokens, "end_id": end, "start_id": start}
-
-
-def can_budget(markers: Markers | None, tokenizer: Tokenizer, loaded: Sequence[str]) -> bool:
-    """Return whether a budget could be kept for this model."""
-    if markers is None or PROCESSOR not in loaded:
-        return False
-    texts = (markers.start, markers.end)
-    return all(len(tokenizer.encode(t, add_special_tokens=False)) == 1 for t in texts)
-
-
-def _only_id(text: str, tokenizer: Tokenizer) -> int:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1:
-        raise _refused(f'this model writes "{text}" in several tokens.')
-    return ids[0]
-
-
-def _refused(why: str) -> RequestError:
-    return RequestError(
-        f"a thinking budget cannot be kept: {why}",
-        where="thinking_token_budget",
-        fix="leave it out; max_tokens bounds thinking and answer together.",
-        code="unsupported_field",
+        raise RequestError(
+            "no reasoning parser is known for this model, so its thinking cannot be ended.",
+            where="thinking_token_budget",
+            fix="leave it out; max_tokens bounds thinking and answer together.",
+            code="unsupported_field",
+        )
+    end = plan.reasoning.end
+    return ThinkingBudget(
+        tokens=num_tokens,
+        end=end,
+        end_ids=tuple(tokenizer.encode(end, add_special_tokens=False)),
+        start="" if plan.starts_inside else plan.reasoning.start,
     )

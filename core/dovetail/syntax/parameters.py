@@ -17,6 +17,7 @@ from dovetail.syntax.json_text import loads
 from dovetail.syntax.literals import PYTHON
 
 TEXT = frozenset({"string"})
+NUMBERS = frozenset({"integer", "number"})
 MAX_REFERENCES = 8
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 SEPARABLE = frozenset(
@@ -139,7 +140,7 @@ def kind_of(value: Any) -> str:
 def _is_allowed(kind: str, allowed: frozenset[str] | None) -> bool:
     if allowed is None or kind in allowed:
         return True
-    return {kind, "number"} == {"integer", "number"} and bool(allowed & {"integer", "number"})
+    return kind in NUMBERS and bool(allowed & NUMBERS)
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:

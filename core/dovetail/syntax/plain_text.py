@@ -76,7 +76,8 @@ def is_closed_pattern(pattern: Any) -> bool:
     plain = re.sub(r"\\[dw.\-+*?/()\[\]{}]", "x", inside)
     if any(character in plain for character in "\\.<^$") or plain.count("(") != plain.count(")"):
         return False
-    if re.search(r"[!-;]-[=-~]", plain.replace("0-9", "")):
+    listed = "".join(re.findall(r"\[[^\]]*\]", plain)).replace("0-9", "")
+    if re.search(r"[!-;]-[=-Z^-~]", listed):
         return False  # A range from below "<" to above it.
     return "|" not in re.sub(r"\([^()]*\)", "", plain)
 

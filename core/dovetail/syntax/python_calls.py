@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from dovetail.interfaces.form import Form, Json, divided, sequence
 from dovetail.interfaces.text import Tool, ToolCall
@@ -22,6 +23,8 @@ _PART_OF_HEAD = re.compile(r"[A-Za-z_][\w.\-]*[ \t]*")
 _PART_OF_KEY = re.compile(r"[A-Za-z_][\w\-]*\s*=?")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 DIVIDERS = ",;"
+MAX_PARTS = 4096
+"""How many calls and arguments one text may hold."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class _Read:
     not because the text did."""
 
     calls: list[_Call] = field(default_factory=list)
+    num_parts: int = 0
     at: int = 0
     begin: int = 0
     end: int | None = None
@@ -70,7 +74,8 @@ class PythonCalls:
         if found.is_cut_in_string:
             raise UnfinishedToolCall("a string is not closed")
         over = found.end if self.is_list else found.at
-        if found.fault or not found.calls or over is None or text[over:].strip():
+        is_whole = bool(found.calls) and all(call.is_closed for call in found.calls)
+        if found.fault or not is_whole or over is None or text[over:].strip():
             raise MalformedToolCall(found.fault or "no calls, or one that is cut")
         return [call.made() for call in found.calls]
 
@@ -106,6 +111,7 @@ class PythonCalls:
             return divided(call, "\n", most)
         return sequence("[", divided(call, ", ", most), "]")
 
+    @lru_cache(maxsize=1)  # Where a list ends and what it holds are asked one after the other.
     def _read(self, text: str) -> _Read:
         found = _Read(at=skip_blanks(text))
         try:
@@ -151,6 +157,7 @@ class PythonCalls:
         is_wrapped = head[1] == self.wrapper and _HEAD.match(text, head.end()) is not None
         if is_wrapped:
             head = self._head(text, head.end())
+        self._count(found)
         call = _Call(head[1])
         found.calls.append(call)
         found.begin = found.at
@@ -184,8 +191,14 @@ class PythonCalls:
         if text[at] not in ",)":
             raise MalformedToolCall(f"no comma at character {at + 1}")
         call.parts.setdefault(key[1], value)
+        self._count(found)
         call.is_sure = True
         found.at = skip_blanks(text, at + 1) if text[at] == "," else at
+
+    def _count(self, found: _Read) -> None:
+        found.num_parts += 1
+        if found.num_parts > MAX_PARTS:
+            raise MalformedToolCall("too many calls and arguments")
 
     def _expect(self, text: str, character: str, found: _Read) -> None:
         at = skip_blanks(text, found.at)

@@ -344,5 +344,50 @@ DT_INLINE Vec load_twice(const float* p) {
 #endif
 }
 
+// float8 e4m3, whose bits in the place of a half's are the value / 256. The two codes for NaN are
+// taken as +-480, what their bits would be.
+DT_INLINE float e4m3_to_float(uint8_t x) {
+  return f16_to_float(static_cast<f16>((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.0f;
+}
+// The kLanes of them at p, divided by 256.
+DT_INLINE Vec load_e4m3_256ths(const uint8_t* p) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtph_ps(
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff))));
+#elif defined(__AVX2__)
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtph_ps(
+      _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbfff))));
+#else
+  const IVec bits = IVec{p[0], p[1], p[2], p[3]};
+  const IVec sign = shift_left<24>(iand(bits, iset1(0x80)));
+  const Vec rest = mul(as_float(shift_left<20>(iand(bits, iset1(0x7f)))), set1(0x1p112f));
+  return as_float((IVec)rest | sign);
+#endif
+}
+
+// A table of sixteen floats, looked up by the lowest four bits of every lane.
+struct Table16 {
+#if defined(__AVX512F__)
+  Vec all;
+  DT_INLINE explicit Table16(const float* p) : all(load(p)) {}
+  DT_INLINE Vec operator()(IVec index) const { return _mm512_permutexvar_ps(index, all); }
+#elif defined(__AVX2__)
+  Vec low, high;
+  DT_INLINE explicit Table16(const float* p) : low(load(p)), high(load(p + 8)) {}
+  DT_INLINE Vec operator()(IVec index) const {
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, index),
+                            _mm256_permutevar8x32_ps(high, index), as_float(shift_left<28>(index)));
+  }
+#else
+  const float* at;
+  DT_INLINE explicit Table16(const float* p) : at(p) {}
+  DT_INLINE Vec operator()(IVec index) const {
+    return Vec{at[index[0] & 15], at[index[1] & 15], at[index[2] & 15], at[index[3] & 15]};
+  }
+#endif
+};
+
 }  // namespace DT_ISA
 }  // namespace dt

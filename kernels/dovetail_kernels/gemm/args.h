@@ -9,21 +9,23 @@ struct GemmArgs {
   const float* x;         // [M, K], rows x_stride floats apart
   float* out;             // [M, N] (gated: [M, N / 2]), rows out_stride floats apart
   const void* weight;     // packed by gemm_pack
-  const void* scales;     // int8: [N padded]; int4: [panels, K / group, panel columns]
+  const void* scales;     // int8: [N padded]; in groups: [panels, K / group, panel columns]
   const void* zeros;      // int4: the zero points like scales; null: 8 everywhere
+  const float* table;     // table4: what the sixteen codes stand for
+  const float* outer;     // table4: [N padded], a factor of all scales of an output; or null
   const float* bias;      // [N] or null
   const float* residual;  // like out, may be out itself; or null
   int64_t x_stride, out_stride;
   int64_t rows, in_size, out_size;  // M, K, N
-  int64_t group;                    // int4: inputs that share a scale
+  int64_t group;                    // inputs that share a scale
   int32_t format;                   // a Format
   int32_t activation;               // an Activation (activations.h)
   int32_t is_gated;
   int32_t scale_format;             // the Format of scales and zeros: a float one
 };
 
-// What gemm_pack is told: the weight as a checkpoint has it becomes panels. int8 and int4 weights
-// come as one signed or unsigned byte per value.
+// What gemm_pack is told: the weight as a checkpoint has it becomes panels. int8, float8 and 4-bit
+// weights come as one byte per value.
 struct PackArgs {
   const void* weight;  // [N, K] contiguous, elements of the format
   void* packed;        // packed_bytes long, 64-aligned
@@ -45,6 +47,7 @@ struct RowsArgs {
   float* out;  // [count, K]
   const void* weight;
   const void *scales, *zeros;  // as in GemmArgs
+  const float *table, *outer;
   int64_t count, in_size, group;
   int32_t format;
   int32_t scale_format;
@@ -52,4 +55,6 @@ struct RowsArgs {
 
 enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt4 = 4, kInt4Int8 = 5,
   kBfloat16Bfloat16 = 6,
+  kFloat8 = 7,  // e4m3: a sign, four bits of exponent (bias 7), three of fraction
+  kTable4 = 8,
 };

@@ -8,11 +8,22 @@ from typing import Any
 
 import torch
 
-from dovetail_kernels.gemm.weight import FLOATS, FORMATS, Weight, quantize_int4, quantize_int8
+from dovetail_kernels.gemm.weight import (
+    FLOATS,
+    FORMATS,
+    Weight,
+    quantize_float8,
+    quantize_int4,
+    quantize_int8,
+    quantize_table4,
+)
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
 
-GROUPS = {"int4": 64, "int4_int8": 128}
+GROUPS = {"int4": 64, "int4_int8": 128, "float8": 128, "table4": 32}
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+TABLE = torch.cat([E2M1, -E2M1])
+BYTES = {"float32": 4, "int8": 1, "float8": 1, "int4": 0.5, "int4_int8": 0.5, "table4": 0.5}
 ROWS = (1, 2, 5, 12, 13, 40, 131)
 PERF_ROWS = (1, 4, 8, 16, 32, 256, 1024)
 PERF_SHAPES = ((1024, 3072), (3072, 1024))
@@ -34,7 +45,7 @@ def cases() -> list[Case]:
     deep = [_case(f, m, 1000, 33, {}, "deep") for f in FORMATS for m in (1, 40)]
     ends = [
         _case(f, m, 72, 90, options, end)
-        for f in ("float32", "bfloat16", "int8", "int4_int8")
+        for f in ("float32", "bfloat16", "int8", "int4_int8", "table4")
         for end, options in ENDS.items()
         for m in (1, 40)
     ]
@@ -47,7 +58,12 @@ def cases() -> list[Case]:
         for even in (True, False)
         for m in (1, 7)
     ]
-    return plain + deep + ends + groups
+    scales = [
+        _case(f, m, 200, 64, {"group": group}, f"G{group}")
+        for f, group in (("float8", 0), ("float8", 32), ("table4", 16), ("table4", 64))
+        for m in (1, 7, 40)
+    ]
+    return plain + deep + ends + groups + scales
 
 
 def perf_cases() -> list[Case]:
@@ -67,14 +83,28 @@ def make_weight(
         return Weight(format=format, values=wide.to(dtype))
     if format == "int8":
         return quantize_int8(wide)
+    if format == "float8":
+        return quantize_float8(wide, group)
+    if format == "table4":
+        return _table4(wide, group or GROUPS[format])
     made = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)
     return replace(made, format=format)
+
+
+def _table4(wide: torch.Tensor, group: int) -> Weight:
+    """Return codes whose scales are e4m3 times one of their output, for groups of 16; bfloat16 for
+    others."""
+    if group != 16:
+        return quantize_table4(wide, group, TABLE, dtype=torch.bfloat16)
+    outer = wide.abs().amax(dim=1) / (6 * 448)
+    made = quantize_table4(wide / outer.unsqueeze(1), group, TABLE, dtype=torch.float8_e4m3fn)
+    return replace(made, outer=outer)
 
 
 def _case(
     format: str, rows: int, inputs: int, outputs: int, options: dict[str, Any], label: str
 ) -> Case:
-    weight_bytes = {"float32": 4.0, "int8": 1.0, "int4": 0.5, "int4_int8": 0.5}.get(format, 2.0)
+    weight_bytes = BYTES.get(format, 2.0)
     is_int8 = format in ("int8", "int4_int8")
     return Case(
         name=f"{format}_{label}_M{rows}_K{inputs}_N{outputs}",

@@ -1,4 +1,4 @@
-// Matrix products with float activations: weights float32, bfloat16, half, or 4-bit in groups.
+// Matrix products with float activations: weights float32, bfloat16, half, float8 or 4-bit in groups.
 //
 // A narrow weight becomes float in a register, next to its multiply-add. Where many rows share a
 // panel, it becomes float once, into the first-level cache. Both ways give the same bits.
@@ -100,17 +100,82 @@ struct Int4 {
   }
 };
 
+// One byte an input and column, as in Float32; eight inputs at a time, so that they share a scale.
+// The panel's last eight are padded. A weight is e4m3 * scale, rounded once.
+struct Float8 {
+  static constexpr int step = 8;
+  static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 8) * 8 * kPanel; }
+  const uint8_t* at;
+  Scales scales;
+  int64_t group, offset;
+  DT_INLINE Float8(const GemmArgs& args, int64_t panel)
+      : at(static_cast<const uint8_t*>(args.weight) + panel * divide_up(args.in_size, 8) * 8 * kPanel),
+        scales{args.scales, args.scale_format},
+        group(args.group),
+        offset(panel * divide_up(args.in_size, group) * kPanel) {}
+  struct Raw {
+    const uint8_t* at;
+    Vec scale[2];
+  };
+  DT_INLINE Raw raw(int64_t k) const {
+    Raw r;
+    r.at = at + k * kPanel;
+    for (int j = 0; j < 2; ++j)
+      r.scale[j] = mul(scales.load(offset + k / group * kPanel + j * kLanes), set1(256.0f));
+    return r;
+  }
+  template <int s> DT_INLINE Vec get(const Raw& raw, int j) const {
+    return mul(load_e4m3_256ths(raw.at + s * kPanel + j * kLanes), raw.scale[j]);
+  }
+};
+
+// Laid out as Int4. A weight is table[code] * scale, the scale times the output's outer one.
+struct Table4 {
+  static constexpr int step = 8;
+  static int64_t panel_bytes(const GemmArgs& a) { return Int4::panel_bytes(a); }
+  const uint32_t* at;
+  Table16 table;
+  Scales scales;
+  Vec outer[2];
+  int64_t group, offset;
+  DT_INLINE Table4(const GemmArgs& args, int64_t panel)
+      : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 8) * kPanel),
+        table(args.table),
+        scales{args.scales, args.scale_format},
+        group(args.group),
+        offset(panel * divide_up(args.in_size, group) * kPanel) {
+    for (int j = 0; j < 2; ++j)
+      outer[j] = args.outer ? load(args.outer + panel * kPanel + j * kLanes) : set1(1.0f);
+  }
+  struct Raw {
+    IVec packed[2];
+    Vec scale[2];
+  };
+  DT_INLINE Raw raw(int64_t k) const {
+    Raw r;
+    for (int j = 0; j < 2; ++j) {
+      r.packed[j] = iload(at + k / 8 * kPanel + j * kLanes);
+      r.scale[j] = mul(scales.load(offset + k / group * kPanel + j * kLanes), outer[j]);
+    }
+    return r;
+  }
+  template <int s> DT_INLINE Vec get(const Raw& raw, int j) const {
+    return mul(table(shift_right<4 * s>(raw.packed[j])), raw.scale[j]);
+  }
+};
+
 // Adds the products of inputs s .. of one raw load; a holds their activations, R apart.
 template <int R, class Weight, int s = 0>
-DT_INLINE void add_products(const float* a, const typename Weight::Raw& raw, Vec (&sums)[R][2]) {
-  const Vec w0 = Weight::template get<s>(raw, 0), w1 = Weight::template get<s>(raw, 1);
+DT_INLINE void add_products(const float* a, const Weight& weight, const typename Weight::Raw& raw,
+                            Vec (&sums)[R][2]) {
+  const Vec w0 = weight.template get<s>(raw, 0), w1 = weight.template get<s>(raw, 1);
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     const Vec x = set1(a[i]);
     sums[i][0] = fma(x, w0, sums[i][0]);
     sums[i][1] = fma(x, w1, sums[i][1]);
   }
-  if constexpr (s + 1 < Weight::step) add_products<R, Weight, s + 1>(a + R, raw, sums);
+  if constexpr (s + 1 < Weight::step) add_products<R, Weight, s + 1>(a + R, weight, raw, sums);
 }
 
 // c[R, kPanel] (+)= a[k, R]^T w[k, kPanel] over `inputs` inputs from k0 on; a starts at k0.
@@ -124,11 +189,11 @@ DT_INLINE void tile(const float* a, const Weight& weight, int64_t k0, int64_t in
     for (int j = 0; j < 2; ++j) sums[i][j] = adds ? load(c + i * kPanel + j * kLanes) : zero();
   int64_t k = 0;
   for (; k + step <= inputs; k += step, a += R * step)
-    add_products<R, Weight>(a, weight.raw(k0 + k), sums);
+    add_products<R, Weight>(a, weight, weight.raw(k0 + k), sums);
   if (step > 1 && k < inputs) {  // the last inputs of a raw load, zeros beside them
     float padded[R * step] = {};
     for (int64_t i = 0; i < (inputs - k) * R; ++i) padded[i] = a[i];
-    add_products<R, Weight>(padded, weight.raw(k0 + k), sums);
+    add_products<R, Weight>(padded, weight, weight.raw(k0 + k), sums);
   }
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
@@ -137,9 +202,9 @@ DT_INLINE void tile(const float* a, const Weight& weight, int64_t k0, int64_t in
 
 // Inputs [k0, k0 + inputs) of a panel as floats; at least a raw load's worth more is written.
 template <class Weight, int s = 0>
-DT_INLINE void widen(const typename Weight::Raw& raw, float* to) {
-  for (int j = 0; j < 2; ++j) store(to + j * kLanes, Weight::template get<s>(raw, j));
-  if constexpr (s + 1 < Weight::step) widen<Weight, s + 1>(raw, to + kPanel);
+DT_INLINE void widen(const Weight& weight, const typename Weight::Raw& raw, float* to) {
+  for (int j = 0; j < 2; ++j) store(to + j * kLanes, weight.template get<s>(raw, j));
+  if constexpr (s + 1 < Weight::step) widen<Weight, s + 1>(weight, raw, to + kPanel);
 }
 
 // Rows [row0, row0 + rows) of x become tiles, inputs outermost: a[first_row * K + k * R + i].
@@ -184,7 +249,7 @@ DT_INLINE void panel_expanded(const GemmArgs& args, int64_t row0, const Tiling& 
     const int64_t inputs = args.in_size - k0 < kDepth ? args.in_size - k0 : kDepth;
     if constexpr (!is_wide)
       for (int64_t k = 0; k < inputs; k += Weight::step)
-        widen<Weight>(weight.raw(k0 + k), wide + k * kPanel);
+        widen<Weight>(weight, weight.raw(k0 + k), wide + k * kPanel);
     for (int64_t t = 0; t < tiling.count; ++t) {
       const int64_t first = tiling.first_row(t);
       with_rows(tiling.rows(t), [&](auto rows) {
@@ -227,6 +292,8 @@ int multiply_any(const GemmArgs& args) {
     case kBfloat16: return multiply<Bfloat16>(args);
     case kFloat16: return multiply<Float16>(args);
     case kInt4: return multiply<Int4>(args);
+    case kFloat8: return multiply<Float8>(args);
+    case kTable4: return multiply<Table4>(args);
     default: return 2;
   }
 }

@@ -24,16 +24,22 @@ DT_INLINE int64_t step_of(int32_t format) {
     case kBfloat16Bfloat16: return 2;
     case kInt8: return kInt8Step;
     case kInt4:
-    case kInt4Int8: return 8;
+    case kInt4Int8:
+    case kTable4: return 8;
     default: return 1;
   }
+}
+// Inputs of a panel, padding included: products read so many at a time.
+DT_INLINE int64_t padded_inputs(int32_t format, int64_t in_size) {
+  const int64_t step = format == kFloat8 ? 8 : step_of(format);
+  return divide_up(in_size, step) * step;
 }
 
 template <class T>
 void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
   const int64_t step = step_of(args.format);
   const Place place{step};
-  memset(static_cast<void*>(to), 0, divide_up(args.in_size, step) * step * kPanel * sizeof(T));
+  memset(static_cast<void*>(to), 0, padded_inputs(args.format, args.in_size) * kPanel * sizeof(T));
   for (int column = 0; column < kPanel; ++column) {
     const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
     if (row < 0) continue;
@@ -59,14 +65,14 @@ void pack_panel_int4(const PackArgs& args, int64_t panel, uint8_t* to, const int
 }
 
 int64_t panel_bytes(int32_t format, int64_t in_size) {
-  const int64_t step = step_of(format);
-  const int64_t values = divide_up(in_size, step) * step * kPanel;
+  const int64_t values = padded_inputs(format, in_size) * kPanel;
   switch (format) {
     case kFloat32: return values * 4;
     case kBfloat16:
     case kBfloat16Bfloat16:
     case kFloat16: return values * 2;
-    case kInt8: return values;
+    case kInt8:
+    case kFloat8: return values;
     default: return values / 2;
   }
 }
@@ -91,7 +97,9 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kBfloat16Bfloat16:
       case kFloat16: return pack_panel(args, panel, reinterpret_cast<uint16_t*>(to));
       case kInt8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
-      case kInt4: return pack_panel_int4(args, panel, to, kInOrder);
+      case kFloat8: return pack_panel(args, panel, to);
+      case kInt4:
+      case kTable4: return pack_panel_int4(args, panel, to, kInOrder);
       default: return pack_panel_int4(args, panel, to, kNibbleOfInput);
     }
   });
@@ -109,6 +117,7 @@ DT_KERNEL(gemm_rows, RowsArgs) {
     const uint8_t* at = static_cast<const uint8_t*>(args.weight) + panel * bytes;
     const Scales scales{args.scales, args.scale_format}, zeros{args.zeros, args.scale_format};
     const int64_t first = panel * groups * kPanel + column;
+    const float outer = args.outer ? args.outer[panel * kPanel + column] : 1.0f;
     float* out = args.out + i * args.in_size;
     for (int64_t k = 0; k < args.in_size; ++k) {
       const int64_t here = place(k, column);
@@ -118,10 +127,15 @@ DT_KERNEL(gemm_rows, RowsArgs) {
         case kBfloat16Bfloat16: out[k] = bf16_to_float(reinterpret_cast<const bf16*>(at)[here]); break;
         case kFloat16: out[k] = f16_to_float(reinterpret_cast<const f16*>(at)[here]); break;
         case kInt8: out[k] = static_cast<float>(static_cast<int8_t>(at[here] - kInt8Offset)) * scales.one(first); break;
+        case kFloat8: out[k] = e4m3_to_float(at[here]) * scales.one(first + k / args.group * kPanel); break;
         default: {
-          const int nibble = args.format == kInt4 ? static_cast<int>(k % 8) : kNibbleOfInput[k % 8];
+          const int nibble = args.format != kInt4Int8 ? static_cast<int>(k % 8) : kNibbleOfInput[k % 8];
           const int value = at[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
           const int64_t at_group = first + k / args.group * kPanel;
+          if (args.format == kTable4) {
+            out[k] = args.table[value] * (scales.one(at_group) * outer);
+            break;
+          }
           const float zero = args.zeros ? zeros.one(at_group) : 8.0f;
           out[k] = (static_cast<float>(value) - zero) * scales.one(at_group);
         }

@@ -61,6 +61,8 @@ class Matrix:
             "values": self._weight.values,
             "scales": self._weight.scales,
             "zeros": self._weight.zeros,
+            "table": self._weight.table,
+            "outer": self._weight.outer,
         }
         return {name: t for name, t in kept.items() if t is not None}
 
@@ -104,12 +106,13 @@ class Matrix:
 def multiply_groups(
     matrices: Sequence[Matrix], x: torch.Tensor, counts: Sequence[int], activation: str = "none"
 ) -> torch.Tensor:
-    """Return consecutive groups of rows, each times its own matrix (all of one format and shape).
+    """Return consecutive groups of rows, each times its own matrix (all of one shape): in one call
+    where all are packed in one format.
 
     Shapes: x [sum of counts, K] -> [sum of counts, N]
     """
     packed = [m.packed for m in matrices if m.packed is not None]
-    if packed:
+    if len(packed) == len(matrices) and len({one.format for one in packed}) == 1:
         return native.multiply_groups(packed, x, counts, activation)
     parts = zip(matrices, x.split(list(counts)), strict=True)
     return torch.cat([m.multiply(part, activation=activation) for m, part in parts if len(part)])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.gemm.weight import FLOATS, FORMATS, Weight
+from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight
 from dovetail_kernels.op import Arguments, Implementation
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
@@ -33,6 +33,8 @@ class GemmArgs(ctypes.Structure):
         ("weight", _pointer),
         ("scales", _pointer),
         ("zeros", _pointer),
+        ("table", _pointer),
+        ("outer", _pointer),
         ("bias", _pointer),
         ("residual", _pointer),
         ("x_stride", _int64),
@@ -71,6 +73,8 @@ class RowsArgs(ctypes.Structure):
         ("weight", _pointer),
         ("scales", _pointer),
         ("zeros", _pointer),
+        ("table", _pointer),
+        ("outer", _pointer),
         ("count", _int64),
         ("in_size", _int64),
         ("group", _int64),
@@ -97,12 +101,16 @@ class Packed:
         self.data, rows = _pack(native, weight, is_gated)
         self.scales = _spread(weight.scales, rows)
         self.zeros = _spread(weight.zeros, rows)
+        self.outer = _spread(weight.outer, rows)
+        self.table = None if weight.table is None else weight.table.float().contiguous()
         name = KERNELS.get(weight.format, "gemm_float")
         self._kernel = native.kernel(name, GemmArgs)
         self._args = GemmArgs(
             weight=self.data.data_ptr(),
-            scales=None if self.scales is None else self.scales.data_ptr(),
-            zeros=None if self.zeros is None else self.zeros.data_ptr(),
+            scales=_address(self.scales),
+            zeros=_address(self.zeros),
+            table=_address(self.table),
+            outer=_address(self.outer),
             in_size=inputs,
             out_size=outputs,
             group=weight.group,
@@ -130,8 +138,7 @@ class Packed:
         args = self._args
         args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), rows
         args.out, args.out_stride = out.data_ptr(), self.out_size
-        args.bias = None if bias is None else bias.data_ptr()
-        args.residual = None if residual is None else residual.data_ptr()
+        args.bias, args.residual = _address(bias), _address(residual)
         args.activation = CODES[activation]
         if self._kernel(self.reference):
             raise MemoryError(f"no memory for {rows} rows of {self.in_size}")
@@ -154,6 +161,8 @@ class Packed:
                     weight=self._args.weight,
                     scales=self._args.scales,
                     zeros=self._args.zeros,
+                    table=self._args.table,
+                    outer=self._args.outer,
                     count=len(index),
                     in_size=self.in_size,
                     group=self._args.group,
@@ -166,7 +175,13 @@ class Packed:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what is kept in memory, by name."""
-        kept = {"packed": self.data, "scales": self.scales, "zeros": self.zeros}
+        kept = {
+            "packed": self.data,
+            "scales": self.scales,
+            "zeros": self.zeros,
+            "table": self.table,
+            "outer": self.outer,
+        }
         return {name: t for name, t in kept.items() if t is not None}
 
     @property
@@ -260,13 +275,20 @@ def _spread(scales: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | N
     [N, groups] -> [panels, groups, columns]; padding is 0"""
     if scales is None:
         return None
+    dtype = scales.dtype
+    if dtype == torch.float8_e4m3fn:  # torch picks no rows of these
+        scales = scales.view(torch.uint8)
     padded = torch.cat([scales, torch.zeros_like(scales[:1])])
     spread = padded[rows]
-    return (spread.transpose(1, 2) if spread.dim() == 3 else spread).contiguous()
+    return (spread.transpose(1, 2) if spread.dim() == 3 else spread).contiguous().view(dtype)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _scale_format(scales: torch.Tensor) -> int:
-    return FORMATS.index(next(name for name, dtype in FLOATS.items() if dtype == scales.dtype))
+    return FORMATS.index(next(name for name, dtype in SCALES.items() if dtype == scales.dtype))
 
 
 def _prepare(arguments: Arguments) -> Arguments:

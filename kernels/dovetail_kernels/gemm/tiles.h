@@ -55,11 +55,13 @@ struct Scales {
   DT_INLINE Vec load(int64_t i) const {
     if (format == kBfloat16) return load_bf16(static_cast<const bf16*>(at) + i);
     if (format == kFloat16) return load_f16(static_cast<const f16*>(at) + i);
+    if (format == kFloat8) return mul(load_e4m3_256ths(static_cast<const uint8_t*>(at) + i), set1(256.0f));
     return DT_ISA::load(static_cast<const float*>(at) + i);
   }
   DT_INLINE float one(int64_t i) const {
     if (format == kBfloat16) return bf16_to_float(static_cast<const bf16*>(at)[i]);
     if (format == kFloat16) return f16_to_float(static_cast<const f16*>(at)[i]);
+    if (format == kFloat8) return e4m3_to_float(static_cast<const uint8_t*>(at)[i]);
     return static_cast<const float*>(at)[i];
   }
 };

@@ -18,24 +18,32 @@ FORMATS = (
     "int4",
     "int4_int8",
     "bfloat16_bfloat16",
+    "float8",
+    "table4",
 )
 """The weight's format, and after an underscore the activations' if they are not float32.
 
 int8: a scale per output, activations made int8 per row. int4: a scale per output and group of
 inputs, float activations; int4_int8: the same, activations made int8 per row. bfloat16_bfloat16:
-activations rounded to bfloat16, which some instruction sets multiply at twice the rate.
+activations rounded to bfloat16, which some instruction sets multiply at twice the rate. float8:
+e4m3 with a scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise.
 """
 PART_VALUES = 1 << 17
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SCALES = FLOATS | {"float8": torch.float8_e4m3fn}
+"""The types that scales and zero points may have."""
+FLOAT8_LARGEST = 448.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
     """A matrix [N, K].
 
-    `values`: the format's own dtype for floats, int8 for int8, uint8 in 0 .. 15 for int4.
-    `scales`: float32 [N] for int8; [N, K / G] in any float format for int4. `zeros`: zero points
-    like the scales, None for 8 everywhere: a 4-bit weight is (value - zero) * scale.
+    `values`: the format's own dtype for floats, int8 for int8, uint8 in 0 .. 15 for 4 bits.
+    `scales`: float32 [N] for int8; [N, K / G rounded up] in one of `SCALES` for int4, float8 and
+    table4, G a multiple of 8. `zeros`: zero points like the scales, None for 8 everywhere: an int4
+    weight is (value - zero) * scale. `table` float32 [16] and `outer` float32 [N], which may be
+    None: a table4 weight is table[value] * scale * outer. Values of float8 are no NaN.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     """
 
@@ -43,6 +51,8 @@ class Weight:
     values: torch.Tensor
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+    outer: torch.Tensor | None = None
     group: int = 0
     order: torch.Tensor | None = None
 
@@ -54,10 +64,11 @@ class Weight:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix that is meant. Shapes: index [M] -> [M, K] float32"""
-        picked = [None if t is None else t[index] for t in (self.values, self.scales, self.zeros)]
-        values, scales, zeros = picked
+        kept = (self.values, self.scales, self.zeros, self.outer)
+        values, scales, zeros, outer = (None if t is None else t[index] for t in kept)
         assert values is not None
-        return replace(self, values=values, scales=scales, zeros=zeros).dequantize()
+        picked = replace(self, values=values, scales=scales, zeros=zeros, outer=outer)
+        return picked.dequantize()
 
     def dequantize(self) -> torch.Tensor:
         """Return the matrix that is meant. Shapes: [N, K] float32"""
@@ -70,17 +81,25 @@ class Weight:
 
     def _in_order(self) -> torch.Tensor:
         """Return the matrix as it lies. Shapes: [N, K] float32"""
+        if self.table is not None:
+            assert self.scales is not None
+            scales = self.scales.float()
+            scales = scales if self.outer is None else scales * self.outer.unsqueeze(1)
+            return self.table[self.values.int()] * self._spread(scales)
         wide = self.values.float()
         if self.scales is None:
             return wide
         if self.format == "int8":
             return wide * self.scales.unsqueeze(1)
+        if self.format == "float8":
+            return wide * self._spread(self.scales)
         points = torch.full_like(self.scales, 8.0) if self.zeros is None else self.zeros
-        scales, zeros = (
-            t.float().repeat_interleave(self.group, dim=1)[:, : wide.shape[1]]
-            for t in (self.scales, points)
-        )
-        return (wide - zeros) * scales
+        return (wide - self._spread(points)) * self._spread(self.scales)
+
+    def _spread(self, scales: torch.Tensor) -> torch.Tensor:
+        """Return what groups share as every input's own. Shapes: [N, K / G] -> [N, K] float32"""
+        inputs = self.values.shape[1]
+        return scales.float().repeat_interleave(self.group, dim=1)[:, :inputs]
 
 
 def join(weights: Sequence[Weight]) -> Weight | None:
@@ -91,17 +110,21 @@ def join(weights: Sequence[Weight]) -> Weight | None:
     for other in weights[1:]:
         same_kind = (other.format, other.group) == (first.format, first.group)
         same_zeros = (other.zeros is None) == (first.zeros is None)
-        if not same_kind or not same_zeros or not _same_order(first.order, other.order):
+        same_outer = (other.outer is None) == (first.outer is None)
+        if not same_kind or not same_zeros or not same_outer:
+            return None
+        if not _same(first.order, other.order) or not _same(first.table, other.table):
             return None
     return replace(
         first,
         values=torch.cat([w.values for w in weights]),
         scales=_cat([w.scales for w in weights]),
         zeros=_cat([w.zeros for w in weights]),
+        outer=_cat([w.outer for w in weights]),
     )
 
 
-def _same_order(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)
@@ -149,6 +172,47 @@ def quantize_int4(
         if zeros is not None:
             zeros[part] = zero.squeeze(2)
     return Weight(format=format, values=values, scales=scales, zeros=zeros, group=group)
+
+
+def quantize_float8(weight: torch.Tensor, group: int = 0) -> Weight:
+    """Return the nearest e4m3 matrix, a scale per output and group of inputs (0: all of them).
+
+    Shapes: weight [N, K]
+    """
+    outputs, inputs = weight.shape
+    group = group or -(-inputs // 8) * 8
+    values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = torch.empty(outputs, -(-inputs // group), device=weight.device)
+    for part in _parts(weight):
+        wide = weight[part].to(torch.float32, copy=True)
+        grouped = torch.nn.functional.pad(wide, (0, -inputs % group)).view(len(wide), -1, group)
+        scale = grouped.abs().amax(dim=2, keepdim=True).div_(FLOAT8_LARGEST).clamp_(min=1e-12)
+        near = grouped.div(scale).clamp_(-FLOAT8_LARGEST, FLOAT8_LARGEST)
+        values[part] = near.view(len(wide), -1)[:, :inputs].to(torch.float8_e4m3fn)
+        scales[part] = scale.squeeze(2)
+    return Weight(format="float8", values=values, scales=scales, group=group)
+
+
+def quantize_table4(
+    weight: torch.Tensor, group: int, table: torch.Tensor, *, dtype: torch.dtype = torch.float32
+) -> Weight:
+    """Return the nearest codes of a table, a scale per output and group of inputs: the group's
+    largest magnitude over the table's. Shapes: weight [N, K], table [16]
+    """
+    outputs, inputs = weight.shape
+    order = table.argsort()
+    middles = (table[order][1:] + table[order][:-1]) / 2
+    values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(outputs, -(-inputs // group), dtype=dtype, device=weight.device)
+    for part in _parts(weight):
+        wide = weight[part].to(torch.float32, copy=True)
+        grouped = torch.nn.functional.pad(wide, (0, -inputs % group)).view(len(wide), -1, group)
+        scale = grouped.abs().amax(dim=2, keepdim=True) / table.abs().max()
+        scale = scale.clamp_(min=1e-12).to(dtype)
+        near = order[torch.bucketize(grouped / scale.float(), middles)]
+        values[part] = near.view(len(wide), -1)[:, :inputs].to(torch.uint8)
+        scales[part] = scale.squeeze(2)
+    return Weight(format="table4", values=values, scales=scales, table=table, group=group)
 
 
 def _grid(grouped: torch.Tensor, *, is_symmetric: bool) -> tuple[torch.Tensor, torch.Tensor]:

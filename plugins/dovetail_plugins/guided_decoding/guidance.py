@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.guided.regex import whole_text
@@ -191,16 +191,32 @@ class _Lark:
             case forms.Grammar(text, language):
                 return self._named("grammar", "%lark {\n" + as_lark(text, language) + "\n}")
             case forms.Sequence(parts):
-                return "( " + " ".join(map(self._part, parts)) + " )"
+                return "( " + " ".join(self._in_order(parts)) + " )"
             case forms.Choice(parts):
                 return "( " + " | ".join(map(self._part, parts)) + " )"
             case forms.Repeat(part, least, most):
                 bounds = f"{least},{'' if most is None else most}"
                 return f"( {self._part(part)} ){{{bounds}}}"
 
+    def _in_order(self, parts: Sequence[forms.Form]) -> Iterator[str]:
+        """Yield the parts one after the other. Free text takes as much as it can, the beginning of
+        the word that ends it too; so where that word follows, both are one lazy rule."""
+        rest = list(parts)
+        while rest:
+            match rest:
+                case [forms.Free((word,)), forms.Literal(text), *others] if (
+                    text.startswith(word) and not any(w in word for w in self._special)
+                ):
+                    yield self._named("until[lazy]", _slashed(f"(?s:.*){re.escape(word)}"))
+                    rest = [forms.Literal(text[len(word) :]), *others]
+                case [part, *others]:
+                    yield self._part(part)
+                    rest = others
+
     def _named(self, name: str, body: str) -> str:
+        name, bracket, attribute = name.partition("[")
         made = f"{name}_{len(self._lines)}"
-        self._lines.append(f"{made}: {body}")
+        self._lines.append(f"{made}{bracket}{attribute}: {body}")
         return made
 
     def _literal(self, text: str) -> str:

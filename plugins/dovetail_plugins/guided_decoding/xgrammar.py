@@ -1,7 +1,8 @@
 """Guided decoding by xgrammar: every form, by a pushdown automaton with masks made beforehand.
 
 A form becomes a structural tag, is compiled in the killable process, and crosses as the library's
-own JSON of the compiled grammar. The package's declared dependencies are heavy; see the extra.
+own JSON of the compiled grammar. Schemas and expressions reach it as grammars of ours: its own
+reading of them lets through what breaks them.
 Source: https://github.com/mlc-ai/xgrammar (structural tags, GrammarCompiler, GrammarMatcher).
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from dovetail.guided.regex import whole_text
-from dovetail.guided.schema import anchored, plain_schema
+from dovetail.guided import json_grammar
+from dovetail.guided.gbnf import as_gbnf
+from dovetail.guided.json_grammar import ROOT, JsonGrammar
+from dovetail.guided.regex import Node, whole
 from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import (
     Compiled,
@@ -20,15 +23,11 @@ from dovetail.interfaces.guided import (
     InvalidForm,
     Matcher,
     Vocabulary,
-    words,
 )
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     import numpy as np
-
-MAX_BLANKS = 8
-_OPEN = ("properties", "patternProperties", "propertyNames")
 
 
 class XGrammar(GuidedBackend):
@@ -40,15 +39,15 @@ class XGrammar(GuidedBackend):
         requires=("xgrammar",),
         extra="xgrammar",
     )
-    capabilities = frozenset({"json", "pattern", "grammar", "sequence", "free", "special"})
+    capabilities = frozenset({"json", "pattern", "grammar", "sequence", "free", "special", "blanks"})
     auto_rank = 5
     languages = ("ebnf", "gbnf", "lark")
-    keywords: ClassVar[frozenset[str]] = words(
-        "type properties required additionalProperties patternProperties propertyNames items "
-        "prefixItems minItems maxItems minLength maxLength pattern format enum const anyOf allOf "
-        "oneOf $ref $defs definitions minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
-        "minProperties maxProperties"
-    )
+    keywords = json_grammar.KEYWORDS
+
+    @classmethod
+    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
+        """Return why a keyword is not enforced in this node."""
+        return json_grammar.refuses(node, keyword)
 
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
         import xgrammar
@@ -141,10 +140,9 @@ class _Tag:
             case forms.Literal(text):
                 return self._literal(text)
             case forms.Json(schema, blanks):
-                return _json(plain_schema(schema, anchored), blanks)
+                return _rules(JsonGrammar(schema, blanks).rules)
             case forms.Pattern(regex):
-                plain = whole_text(regex)
-                return {"type": "regex", "pattern": plain} if plain else _text("")
+                return _rules({ROOT: whole(regex)})
             case forms.Free(without):
                 return {"type": "any_text", "excludes": list(without)}
             case forms.Grammar(text, language):
@@ -175,18 +173,8 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
 
 
-def _json(schema: dict[str, Any], blanks: str) -> dict[str, Any]:
-    if blanks == forms.Json().blanks:
-        return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_BLANKS}
-    if blanks:
-        raise InvalidForm("xgrammar takes no pattern for white space")
-    from xgrammar import Grammar
-
-    try:
-        made = Grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":"))
-    except RuntimeError as error:
-        raise InvalidForm(_said(error)) from error
-    return {"type": "grammar", "grammar": str(made)}
+def _rules(rules: Mapping[str, Node]) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": as_gbnf(rules)}
 
 
 def _ebnf(text: str, language: str) -> str:

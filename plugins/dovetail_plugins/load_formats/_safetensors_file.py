@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.load_formats._files import check_is_content
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
+
+METADATA = "__metadata__"
+"""The header's entry that is no tensor."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -68,6 +71,21 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Return the header. Raises: ConfigError when file and header cannot belong together."""
+    entries, data_start, size_bytes = _entries(path)
+    entries.pop(METADATA, None)
+    extents = tuple(_extent(path, name, entry, data_start) for name, entry in entries.items())
+    _check_cover(path, extents, data_start, size_bytes)
+    return Header(path=path, extents=extents)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what the file says about itself. Raises: ConfigError when it has no valid header."""
+    found = _entries(path)[0].get(METADATA)
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def _entries(path: Path) -> tuple[dict[str, Any], int, int]:
+    """Return (the header's JSON, where the data begin, the file's bytes). Raises: ConfigError."""
     size_bytes = check_is_content(path)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -76,21 +94,24 @@ def read_header(path: Path) -> Header:
         raw = file.read(length)
     try:
         entries = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _malformed(path, f"the header is no JSON: {error}") from error
     if not isinstance(entries, dict):
         raise _malformed(path, "the header is no JSON object")
-    entries.pop("__metadata__", None)
-    extents = tuple(_extent(path, name, entry, 8 + length) for name, entry in entries.items())
-    _check_cover(path, extents, 8 + length, size_bytes)
-    return Header(path=path, extents=extents)
+    return entries, 8 + length, size_bytes
 
 
 def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a mapped file; their bytes are read when they are copied."""
-    with safe_open(str(header.path), framework="pt") as file:
-        for extent in header.extents:
-            yield extent.name, file.get_tensor(extent.name)
+    """Yield the tensors of a mapped file; their bytes are read when they are copied.
+
+    Raises: ConfigError when the library finds what the header check has not.
+    """
+    try:
+        with safe_open(str(header.path), framework="pt") as file:
+            for extent in header.extents:
+                yield extent.name, file.get_tensor(extent.name)
+    except SafetensorError as error:
+        raise _malformed(header.path, str(error)) from error
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:

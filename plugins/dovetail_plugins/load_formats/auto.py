@@ -1,4 +1,7 @@
-"""Auto: safetensors where the folder has them, else torch.save files. Knows no other format."""
+"""Auto: the format that the files are of: safetensors, Mistral's own, torch.save files, GGUF.
+
+Safetensors come first, except where the only ones are Mistral's consolidated files.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,45 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.load_formats._files import weight_files
+from dovetail_plugins.load_formats.gguf import Gguf
+from dovetail_plugins.load_formats.mistral import Mistral
 from dovetail_plugins.load_formats.pt import Pt
-from dovetail_plugins.load_formats.safetensors import Safetensors, SafetensorsOptions
+from dovetail_plugins.load_formats.safetensors import (
+    INDEX,
+    PATTERNS,
+    Safetensors,
+    SafetensorsOptions,
+)
+from dovetail_plugins.load_formats.sharded_state import PATTERN as RANK_FILES
+from dovetail_plugins.load_formats.sharded_state import files_by_rank
 
 if TYPE_CHECKING:
     import torch
 
 
 class Auto(LoadFormat):
-    """The first of safetensors and pt that fits the folder."""
+    """The first of safetensors, mistral, pt and gguf that fits the path."""
 
-    info = Info(summary="safetensors if there are any, else torch.save files")
+    info = Info(summary="safetensors if there are any (mistral's too), else torch.save files, else GGUF")
     Options = SafetensorsOptions
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
-        """Return why neither format fits. `query` is a Checkpoint or None."""
-        reasons = [Safetensors.why_not(query), Pt.why_not(query)]
+        """Return why no format fits. `query` is a Checkpoint or None."""
+        reasons = [Safetensors.why_not(query), Pt.why_not(query), Gguf.why_not(query)]
         return [text for each in reasons for text in each] if all(reasons) else []
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor of the format that fits. Raises: ConfigError when none does."""
+        if _is_consolidated(checkpoint):
+            return Mistral(self.options).tensors(checkpoint)
+        if files_by_rank(checkpoint, RANK_FILES):
+            raise ConfigError(
+                "the folder holds the parameters of ranks, not a whole checkpoint",
+                where=checkpoint.path,
+                fix="--load-format sharded_state",
+            )
         if not Safetensors.why_not(checkpoint):
             return Safetensors(self.options).tensors(checkpoint)
         if self.options.reading != "lazy":
@@ -39,9 +60,19 @@ class Auto(LoadFormat):
             )
         if not Pt.why_not(checkpoint):
             return Pt(self.options).tensors(checkpoint)
+        if not Gguf.why_not(checkpoint):
+            return Gguf(Gguf.Options()).tensors(checkpoint)
         raise ConfigError(
             "; ".join(dict.fromkeys(self.why_not(checkpoint))),
             where=checkpoint.path,
-            fix="give a folder with *.safetensors or pytorch_model*.bin files, "
+            fix="give a folder with *.safetensors or pytorch_model*.bin files, a GGUF file, "
             "or --load-format dummy for random weights",
         )
+
+
+def _is_consolidated(checkpoint: Checkpoint) -> bool:
+    """Return whether all safetensors files of the folder are Mistral's own."""
+    if Mistral.why_not(checkpoint):
+        return False
+    found = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
+    return all(path.name.startswith("consolidated") for path in found)

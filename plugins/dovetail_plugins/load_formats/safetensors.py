@@ -13,7 +13,6 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import (
-    ByteCount,
     check_nonempty,
     weight_files,
     why_no_folder,
@@ -69,29 +68,8 @@ class Safetensors(LoadFormat):
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once, file by file. All headers are checked before the first."""
-        from dovetail_plugins.load_formats import _safetensors_file as single
+        from dovetail_plugins.load_formats._shards import READERS, read_shards
 
         files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
         check_nonempty(checkpoint, files, "*.safetensors file")
-        headers = [single.read_header(path) for path in files]
-        _check_distinct(headers)
-        read = single.eager_tensors if self.options.reading == "eager" else single.lazy_tensors
-        count = ByteCount(checkpoint.progress, sum(h.data_bytes for h in headers))
-        for header in headers:
-            for name, tensor in read(header):
-                yield name, tensor
-                count.add(tensor.nbytes)
-
-
-def _check_distinct(headers: list[Any]) -> None:
-    """Raises: ConfigError when two files hold the same tensor."""
-    owners: dict[str, str] = {}
-    for header in headers:
-        for extent in header.extents:
-            other = owners.setdefault(extent.name, header.path.name)
-            if other != header.path.name:
-                raise ConfigError(
-                    f'tensor "{extent.name}" is also in {other}',
-                    where=str(header.path),
-                    fix="remove one of the files, or name it in --ignore-patterns",
-                )
+        return read_shards(files, checkpoint, READERS[self.options.reading])

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
+    from dovetail_plugins.quantization._halves import Halves
 
 SKIP_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 HEAD = "lm_head"
-ROUTER = ".gate"
+ROUTERS = (".gate", ".shared_expert_gate")
 
 
 class Layout(Protocol):
@@ -34,7 +35,7 @@ class Layout(Protocol):
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tensors that a layer is stored in."""
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
         """Return the matrix that the tensors of one part mean. Raises: ConfigError"""
 
 
@@ -74,7 +75,7 @@ class StoredMethod(QuantMethod):
         is_head = spec.name.rpartition(".")[2] == HEAD
         if is_head and not self.has_head:
             return True
-        return spec.name.endswith(ROUTER) or is_listed(spec.name, self.skipped)
+        return spec.name.endswith(ROUTERS) or is_listed(spec.name, self.skipped)
 
     @abstractmethod
     def layout(self, spec: LinearSpec) -> Layout | None:
@@ -97,5 +98,5 @@ class CheckpointMethod(StoredMethod):
         """Return the tensors that a layer is stored in."""
 
     @abstractmethod
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
         """Return the matrix that the tensors of one part mean. Raises: ConfigError"""

@@ -17,10 +17,11 @@ from dovetail.layers.placement import register_stored
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.reference import ACTIVATIONS
 from dovetail_kernels.gemm.weight import Weight, join
+from dovetail_plugins.quantization._halves import Halves, join_halves
 
 Tensors = Callable[[LinearSpec], tuple[StoredTensor, ...]]
 """The tensors of a layer."""
-PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight]
+PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight | Halves]
 """The tensors of one part become its matrix [outputs of the part, I]."""
 
 
@@ -44,11 +45,7 @@ class StoredLinear(LinearMethod):
             self._weight(part_of(tensors, stored, spec, number))
             for number in range(len(spec.out_sizes))
         ]
-        joined = join(weights)
-        dtype = dtype_of(spec.dtype)
-        if joined is not None:
-            return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
-        return Several([Matrix(w, device=spec.device, dtype=dtype) for w in weights])
+        return joined_matrix(weights, spec)
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
         """Register the empty tensors. Mutates: layer"""
@@ -91,6 +88,26 @@ class StoredLinear(LinearMethod):
     def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
         return self._matrix.rows(index)
+
+
+def joined_matrix(weights: Sequence[Weight | Halves], spec: LinearSpec) -> Matrix:
+    """Return the parts as one matrix where they are of one kind, else as several."""
+    dtype = dtype_of(spec.dtype)
+    whole = [w for w in weights if isinstance(w, Weight)]
+    halves = [w for w in weights if isinstance(w, Halves)]
+    joined = join(whole) if not halves else None
+    if joined is not None:
+        return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
+    joined_halves = join_halves(halves) if not whole else None
+    if joined_halves is not None:
+        return joined_halves.matrix(device=spec.device, dtype=dtype)
+    return Several([_alone(w, spec.device, dtype) for w in weights])
+
+
+def _alone(weight: Weight | Halves, device: str, dtype: torch.dtype) -> Matrix:
+    if isinstance(weight, Halves):
+        return weight.matrix(device=device, dtype=dtype)
+    return Matrix(weight, device=device, dtype=dtype)
 
 
 class Several(Matrix):
@@ -144,13 +161,17 @@ def part_of(
     """Return the tensors of one of the fused parts."""
     found = {}
     for one in stored:
+        held = range(len(spec.out_sizes)) if one.parts is None else one.parts
+        if number not in held:
+            continue
         tensor = tensors[one.name]
         if one.is_per_part:
-            tensor = tensor[number]
-        elif one.output_axis is not None and len(spec.out_sizes) > 1:
-            size = tensor.shape[one.output_axis]
-            start = size * sum(spec.out_sizes[:number]) // spec.out_size
-            length = size * spec.out_sizes[number] // spec.out_size
+            tensor = tensor[held.index(number)]
+        elif one.output_axis is not None and len(held) > 1:
+            sizes = [spec.out_sizes[part] for part in held]
+            size, place = tensor.shape[one.output_axis], held.index(number)
+            start = size * sum(sizes[:place]) // sum(sizes)
+            length = size * sizes[place] // sum(sizes)
             tensor = tensor.narrow(one.output_axis, start, length)
         found[one.name] = tensor
     return found

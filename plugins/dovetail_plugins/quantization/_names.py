@@ -1,9 +1,14 @@
-"""Which layers a checkpoint leaves unquantized: its lists name matrices that are fused here."""
+"""Which layers a checkpoint's config means: it names matrices that are fused or stacked here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from dovetail.errors import ConfigError
+
+Found = TypeVar("Found")
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -13,12 +18,48 @@ FUSED = {
 """A fused layer's last name -> the checkpoint's names of its parts."""
 
 
+EXPERTS = "experts"
+LETTERS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+"""What the checkpoints call the matrices of experts in a `block_sparse_moe`."""
+
+
 def parts_of(name: str) -> Iterator[str]:
-    """Yield a layer's name and, where it is fused, the names of its parts."""
+    """Yield a layer's name and, where it is fused or stacked, the names of its parts."""
     yield name
+    yield from fused_parts(name)
+
+
+def fused_parts(name: str) -> tuple[str, ...]:
+    """Return the checkpoint's names of the matrices in a fused layer, the first expert's for
+    experts; nothing for a layer that is one matrix."""
     head, _, leaf = name.rpartition(".")
-    for part in FUSED.get(leaf, ()):
-        yield f"{head}.{part}" if head else part
+    leaves = FUSED.get(leaf, ())
+    if head.rpartition(".")[2] == EXPERTS:
+        leaves = leaves or (leaf,)
+        if "block_sparse_moe" in head:
+            leaves = tuple(LETTERS[leaf] for leaf in leaves)
+        head = f"{head}.0"
+    return tuple(f"{head}.{part}" if head else part for part in leaves)
+
+
+def one_for_parts(
+    name: str, look_up: Callable[[str], Found], default: Found, *, where: str
+) -> Found:
+    """Return what a config says of a layer, which must be the same for all its parts.
+
+    A config may name the parts or, where the checkpoint itself is fused, the layer.
+    Raises: ConfigError when parts differ: they are one matrix here.
+    """
+    found = [look_up(part) for part in fused_parts(name)]
+    if not found or all(one == default for one in found):
+        return look_up(name)
+    if any(one != found[0] for one in found):
+        raise ConfigError(
+            f"{', '.join(fused_parts(name))} are stored differently, and are one layer here.",
+            where=where,
+            fix="store the parts of a fused layer alike",
+        )
+    return found[0]
 
 
 def is_listed(name: str, patterns: Sequence[str]) -> bool:

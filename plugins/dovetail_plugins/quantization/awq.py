@@ -8,23 +8,59 @@ of a word lies at place (0, 4, 1, 5, 2, 6, 3, 7)[i]. Source: AutoAWQ, version "g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import CheckpointMethod
+from dovetail_plugins.quantization._checkpoint_method import StoredMethod
 from dovetail_plugins.quantization._grouped import GroupedOptions
 
 if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
+    from dovetail_plugins.quantization._halves import Halves
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
-class Awq(CheckpointMethod):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwqLayout:
+    """One layer in AWQ's layout. `group` -1: all inputs."""
+
+    group: int
+    activations: str
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return qweight, qzeros and scales."""
+        groups = 1 if self.group < 0 else spec.in_size // self.group
+        words = spec.out_size // 8
+        return (
+            StoredTensor(name="qweight", shape=(spec.in_size, words), dtype="int32",
+                         output_axis=1, input_axis=0),
+            StoredTensor(name="qzeros", shape=(groups, words), dtype="int32",
+                         output_axis=1, input_axis=0),
+            StoredTensor(name="scales", shape=(groups, spec.out_size), dtype="float32",
+                         output_axis=1, input_axis=0),
+        )  # fmt: skip
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+        """Return the matrix."""
+        from dovetail_plugins.quantization._grouped import grouped_weight
+        from dovetail_plugins.quantization._int32 import unpack
+
+        return grouped_weight(
+            unpack(tensors["qweight"], 4, axis=1, order=PLACES).T.contiguous(),
+            tensors["scales"].T.contiguous(),
+            unpack(tensors["qzeros"], 4, axis=1, order=PLACES).T.float(),
+            bits=4,
+            activations=self.activations,
+        )
+
+
+class Awq(StoredMethod):
     """4-bit groups, zero points per group."""
 
     info = Info(
@@ -36,35 +72,16 @@ class Awq(CheckpointMethod):
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
-        self.group = int(self.config.get("group_size", self.config.get("q_group_size", 128)))
+        self.usual = AwqLayout(
+            group=int(self.config.get("group_size", self.config.get("q_group_size", 128))),
+            activations=options.activations,
+        )
         if int(self.config.get("bits", self.config.get("w_bit", 4))) != 4:
             raise self.refuse("only 4 bits are read.")
         version = str(self.config.get("version", "gemm")).lower()
         if version != "gemm":
             raise self.refuse(f'the layout "{version}" is not read; "gemm" is.')
 
-    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return qweight, qzeros and scales."""
-        groups = 1 if self.group < 0 else spec.in_size // self.group
-        words = spec.out_size // 8
-        return (
-            StoredTensor(name="qweight", shape=(spec.in_size, words), dtype="int32",
-                         output_axis=1, input_axis=0),
-            StoredTensor(name="qzeros", shape=(groups, words), dtype="int32",
-                         output_axis=1, input_axis=0),
-            StoredTensor(name="scales", shape=(groups, spec.out_size), dtype="float16",
-                         output_axis=1, input_axis=0),
-        )  # fmt: skip
-
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix."""
-        from dovetail_plugins.quantization._grouped import grouped_weight
-        from dovetail_plugins.quantization._int32 import unpack
-
-        return grouped_weight(
-            unpack(tensors["qweight"], 4, axis=1, order=PLACES).T.contiguous(),
-            tensors["scales"].T.contiguous(),
-            unpack(tensors["qzeros"], 4, axis=1, order=PLACES).T.float(),
-            bits=4,
-            activations=self.options.activations,
-        )
+    def layout(self, spec: LinearSpec) -> AwqLayout:
+        """Return the one layout of all layers."""
+        return self.usual

@@ -2,47 +2,47 @@
 
 Per layer `qweight` int32 [I * bits / 32, O], `qzeros` int32 [I / G, O * bits / 32], `scales`
 [I / G, O] and `g_idx` int32 [I], the group of every input. Format "gptq" stores zero points less
-one, "gptq_v2" as they are. Source: AutoGPTQ and GPTQModel, quantize_config.json and the layout of
-their packed linear layers (https://github.com/ModelCloud/GPTQModel).
+one, "gptq_v2" as they are; "marlin" and "marlin_24" are layouts of their own. `dynamic` maps
+expressions that match layers' names to other bits and groups, or with "-:" before them to none;
+`modules_in_block_to_quantize` lists what is quantized in a block where that is not everything.
+Source: AutoGPTQ and GPTQModel, quantize_config.json and the layout of their packed linear layers
+(https://github.com/ModelCloud/GPTQModel).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import CheckpointMethod
+from dovetail_plugins.quantization._checkpoint_method import HEAD, Layout, StoredMethod
 from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._names import one_for_parts
 
 if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
+    from dovetail_plugins.quantization._halves import Halves
 
 BITS = (2, 3, 4, 8)
+FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
+LEFT_ALONE, CHANGED = "-:", "+:"
 
 
-class Gptq(CheckpointMethod):
-    """One layout for all widths."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptqLayout:
+    """One layer in GPTQ's layout. `group` -1: all inputs. `keeps_zeros`: zero points are stored
+    as they are, not less one."""
 
-    info = Info(
-        summary="GPTQ checkpoints, 2 to 8 bits in groups",
-        source="https://github.com/ModelCloud/GPTQModel",
-    )
-    Options = GroupedOptions
-    stored_as = ("gptq",)
-
-    def __init__(self, options: Any, model: ModelSpec) -> None:
-        super().__init__(options, model)
-        self.bits = int(self.config.get("bits", 4))
-        self.group = int(self.config.get("group_size", 128))
-        self.keeps_zeros = self.config.get("checkpoint_format", "gptq") == "gptq_v2"
-        if self.bits not in BITS:
-            known = ", ".join(map(str, BITS))
-            raise self.refuse(f"{self.bits} bits are not read; {known} are.")
+    bits: int
+    group: int
+    keeps_zeros: bool
+    activations: str
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return qweight, qzeros, scales and g_idx."""
@@ -54,15 +54,15 @@ class Gptq(CheckpointMethod):
                          output_axis=1, input_axis=0),
             StoredTensor(name="qzeros", shape=(groups, words), dtype="int32",
                          output_axis=1, input_axis=0),
-            StoredTensor(name="scales", shape=(groups, spec.out_size), dtype="float16",
+            StoredTensor(name="scales", shape=(groups, spec.out_size), dtype="float32",
                          output_axis=1, input_axis=0),
             StoredTensor(name="g_idx", shape=(spec.in_size,), dtype="int32", input_axis=0,
                          is_per_part=True, default=-1),
         )  # fmt: skip
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
         """Return the matrix, its inputs in the order of their groups."""
-        from dovetail_plugins.quantization._grouped import grouped_weight
+        from dovetail_plugins.quantization._grouped import group_order, grouped_weight
         from dovetail_plugins.quantization._int32 import unpack
 
         values = unpack(tensors["qweight"], self.bits, axis=0).T
@@ -75,19 +75,95 @@ class Gptq(CheckpointMethod):
             tensors["scales"].T.contiguous(),
             zeros if self.keeps_zeros else zeros + 1,
             bits=self.bits,
-            activations=self.options.activations,
+            activations=self.activations,
             order=order,
         )
 
 
-def group_order(group_of: torch.Tensor, group: int) -> torch.Tensor | None:
-    """Return the inputs sorted by group, or None where they lie in groups already.
+class Gptq(StoredMethod):
+    """One layout for all widths, and the layouts that other writers call GPTQ too."""
 
-    Shapes: group_of [I] (-1 everywhere: not told) -> [I] int64
-    """
-    import torch
+    info = Info(
+        summary="GPTQ checkpoints, 2 to 8 bits in groups",
+        source="https://github.com/ModelCloud/GPTQModel",
+    )
+    Options = GroupedOptions
+    stored_as = ("gptq",)
+    default_format: ClassVar[str] = "gptq"
+    ignored = (".workspace",)
 
-    in_place = torch.arange(len(group_of)) // group
-    if bool((group_of < 0).all()) or torch.equal(group_of.long(), in_place):
-        return None
-    return torch.argsort(group_of, stable=True)
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        self.format = self._format()
+        self.dynamic: Mapping[str, Any] = self.config.get("dynamic") or {}
+        lists = self.config.get("modules_in_block_to_quantize") or ()
+        self.listed = tuple(str(name) for names in lists for name in names)
+        self.usual = self._checked(
+            GptqLayout(
+                bits=int(self.config.get("bits", 4)),
+                group=int(self.config.get("group_size", 128)),
+                keeps_zeros=self.format == "gptq_v2",
+                activations=options.activations,
+            )
+        )
+
+    def _format(self) -> str:
+        """Return the layout that config.json names. Raises: ConfigError for another."""
+        name = self.config.get("checkpoint_format") or self.config.get("format")
+        if self.config.get("is_marlin_format"):
+            name = "marlin"
+        name = name or self.default_format
+        if name not in FORMATS:
+            raise self.refuse(f'the layout "{name}" is not read; {", ".join(FORMATS)} are.')
+        return str(name)
+
+    def _checked(self, layout: GptqLayout) -> GptqLayout:
+        if layout.bits not in BITS:
+            known = ", ".join(map(str, BITS))
+            raise self.refuse(f"{layout.bits} bits are not read; {known} are.")
+        return layout
+
+    def is_plain(self, spec: LinearSpec) -> bool:
+        """Return whether the layer is in full precision: `lm_head` and `dynamic` say so too."""
+        return super().is_plain(spec) or self._changed(spec) is None
+
+    def layout(self, spec: LinearSpec) -> Layout:
+        """Return the layout of a layer."""
+        layout = self._changed(spec)
+        assert layout is not None
+        if self.format in ("gptq", "gptq_v2"):
+            return layout
+        from dovetail_plugins.quantization._marlin import MarlinLayout, SparseMarlinLayout
+
+        stored = MarlinLayout if self.format == "marlin" else SparseMarlinLayout
+        return stored(
+            bits=layout.bits, group=layout.group, activations=layout.activations, where=self.where
+        )
+
+    def _changed(self, spec: LinearSpec) -> GptqLayout | None:
+        """Return the usual layout with what `dynamic` changes of it, None for a layer left out."""
+        return one_for_parts(spec.name, self._look_up, self.usual, where=self.where)
+
+    def _look_up(self, name: str) -> GptqLayout | None:
+        """Return the layout of one checkpoint layer. The first expression that matches counts."""
+        if self.listed and name != HEAD and not name.endswith(self.listed):
+            return None
+        for pattern, changes in self.dynamic.items():
+            if pattern.startswith(LEFT_ALONE):
+                if self._matches(pattern.removeprefix(LEFT_ALONE), name):
+                    return None
+            elif self._matches(pattern.removeprefix(CHANGED), name):
+                return self._checked(
+                    replace(
+                        self.usual,
+                        bits=int(changes.get("bits", self.usual.bits)),
+                        group=int(changes.get("group_size", self.usual.group)),
+                    )
+                )
+        return self.usual
+
+    def _matches(self, pattern: str, name: str) -> bool:
+        try:
+            return re.match(pattern, name) is not None
+        except re.error as error:
+            raise self.refuse(f"dynamic: {pattern!r} is no expression: {error}.") from error

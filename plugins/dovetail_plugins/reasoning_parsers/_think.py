@@ -40,7 +40,7 @@ class ThinkTags(ReasoningParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        return unmentioned(query, cls.markers.end, *cls.mentions)
+        return unmentioned(query, (cls.markers.end, cls.markers.start), *cls.mentions)
 
 
 class ImplicitThink(ThinkTags):

@@ -18,5 +18,5 @@ class DeepseekV3(ThinkTags):
         summary="thinking if the prompt asks for it (DeepSeek-V3.1, V3.2)",
         source="https://huggingface.co/deepseek-ai/DeepSeek-V3.1",
     )
-    auto_rank = 1
+    auto_rank = 2
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("｜Assistant｜", ("set thinking", "if thinking", "not thinking"))

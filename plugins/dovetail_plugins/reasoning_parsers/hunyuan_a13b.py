@@ -29,4 +29,4 @@ class HunyuanA13b(ThinkTags):
             content="It is 2.",
         ),
     )
-    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("<answer>",)
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (("<answer>", "<|extra_0|>"),)

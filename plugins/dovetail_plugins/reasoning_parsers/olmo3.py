@@ -19,4 +19,4 @@ class Olmo3(ThinkTags):
         source="https://huggingface.co/allenai/Olmo-3-7B-Think",
     )
     auto_rank = 1
-    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (("<functions>", "Olmo"), "<think>")
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (("<functions>", "Olmo", "olmo"),)

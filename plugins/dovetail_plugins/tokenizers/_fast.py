@@ -26,13 +26,19 @@ SPACE_MARK = "\u2581"
 
 
 class FastTokenizer:
-    """What HfTokenizer is where a checkpoint has tokenizer.json."""
+    """What HfTokenizer is where a checkpoint has tokenizer.json.
 
-    def __init__(self, folder: Path) -> None:
-        file = folder / "tokenizer.json"
-        self._settings = _files.read_settings(folder)
+    `content` and `settings` replace tokenizer.json and tokenizer_config.json where the checkpoint
+    says the same in other files, `path` among them.
+    """
+
+    def __init__(
+        self, path: Path, *, content: str | None = None, settings: dict[str, Any] | None = None
+    ) -> None:
+        file = path / "tokenizer.json" if content is None else path
+        self._settings = _files.read_settings(path) if settings is None else settings
         try:
-            content = file.read_text(encoding="utf-8")
+            content = file.read_text(encoding="utf-8") if content is None else content
             self._backend = Backend.from_str(content)
         except Exception as error:
             # The library raises plain Exception for everything that is wrong with the file.
@@ -49,7 +55,7 @@ class FastTokenizer:
         added = self._backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self._special = frozenset(i for i, token in added.items() if token.special)
-        self._facts = self._build_facts(folder)
+        self._facts = self._build_facts(path)
 
     def _prepare(self) -> None:
         """Add tokens that only the settings know; switch truncation and padding off."""

@@ -24,9 +24,9 @@ TO = "to=functions."
 START = f"<|channel|>commentary {TO}"
 MAX_HEAD_CHARS = 256
 _HEAD = re.compile(
-    r"(?P<name>[^\s<>]+)\s*(?:<\|channel\|>\s*\w+\s*)?(?:<\|constrain\|>)?\s*\w*\s*"
+    r"(?P<name>[^\s<>]++)\s*+(?:<\|channel\|>\s*+\w++\s*+)?(?:<\|constrain\|>)?\s*+\w*+\s*+"
     + re.escape(MESSAGE)
-    + r"\s*(?=\{)"
+    + r"\s*+(?=\{)"
 )
 
 

@@ -46,6 +46,7 @@ class Pythonic(PythonToolParser):
         summary="a list of Python calls that begins the answer (Llama 3.2, Llama 4)",
         source="https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/",
     )
+    auto_rank = 1
     markers: ClassVar[tuple[Markers, ...]] = (
         Markers(start="[", opens_answer=True, is_body=True),
         Markers(start="<|python_start|>", end="<|python_end|>"),
@@ -58,12 +59,12 @@ class Pythonic(PythonToolParser):
             calls=(ToolCall(name="find", arguments='{"q": "<|python_end|>"}'),),
         ),
     )
-    header: ClassVar[str] = "<|start_header_id|>"
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (("[func_name1(", "[func1("),)
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        return unmentioned(query, cls.header, ("[func_name1(", "[func1("))
+        return unmentioned(query, *cls.mentions)
 
 
 class Llama4Pythonic(Pythonic):
@@ -73,4 +74,5 @@ class Llama4Pythonic(Pythonic):
         summary="a list of Python calls, also between <|python_start|> tags (Llama 4)",
         source="https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/",
     )
-    header: ClassVar[str] = "<|header_start|>"
+    auto_rank = 2
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (*Pythonic.mentions, "<|header_start|>")

@@ -212,7 +212,10 @@ def test_one_call_at_a_time() -> None:
         ),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema",
+        ),
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"response_format": {"type": "odd"}}, "response_format.type"),

@@ -1,74 +1,152 @@
-"""Forms of every registered tool parser, compiled by a grammar library we did not write: it takes
-the text of calls, special tokens and all, and takes no text with arguments of another type."""
+"""Texts of a tool parser's form, drawn at random token by token, are calls of the tool.
+
+Checked against what we did not write: llguidance draws, jsonschema judges the arguments.
+"""
 
 from __future__ import annotations
 
-from types import MappingProxyType
+import json
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
-from dovetail.interfaces.form import Choice, Form
-from dovetail.interfaces.guided import Vocabulary
+from dovetail import registry
+from dovetail.config.model_path import DEMO_PATH
+from dovetail.guided.vocabulary import vocabulary_of
+from dovetail.interfaces.form import Form
+from dovetail.interfaces.guided import Matcher, Vocabulary
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.testing.forms import example
-from dovetail.testing.hostile import registered
+from dovetail.testing.cuts import parse_in_pieces
 
 pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema")
 
-PARSERS = {name: made for name, made in registered() if "has_form" in made.capabilities}
-SCHEMA = MappingProxyType(
-    {
+NUM_ANSWERS = int(os.environ.get("DOVETAIL_TEST_ANSWERS", "12"))
+MAX_TOKENS = 400
+WAYS_OUT = ("</parameter>", "</arg_value>", "</steptml:parameter>", "<escape>", '"', "}", "]", ")")
+FLAT = {
+    "city": {"type": "string"},
+    "code": {"type": "string", "maxLength": 8},
+    "kind": {"type": "string", "enum": ["a b", 'c"d', "e\\f\n"]},
+    "count": {"type": "integer", "minimum": -5, "maximum": 90},
+    "is-it": {"type": "boolean"},
+    "note": {"type": "string", "minLength": 1, "maxLength": 5},
+    "share": {"type": "number"},
+}
+DEEP = {
+    **FLAT,
+    "deep": {
         "type": "object",
-        "properties": {"text": {"type": "string"}, "number": {"type": "integer"}},
-        "required": ["text", "number"],
-    }
+        "properties": {"x": {"type": "boolean"}, "s": {"$ref": "#/$defs/short"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    },
+    "maybe": {"type": ["string", "null"], "maxLength": 5},
+    "either": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]},
+    "list": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    "short": {"$ref": "#/$defs/short"},
+}
+NAMES = sorted(
+    entry.name
+    for entry in registry.entries("tool_parser")
+    if "has_form" in registry.load("tool_parser", entry.id).capabilities
 )
-TOOL = Tool(name="find_it", parameters=dict(SCHEMA))
 
 
-def vocabulary(parser: ToolParser) -> Vocabulary:
-    """Return bytes as tokens, and the parser's tags as special tokens."""
-    texts = {text for m in parser.markers for text in (m.start, m.end)} | set(parser.inner)
-    special = sorted({text for text in texts if text.startswith(("<", "[TOOL"))} | {"<eos>"})
-    ids = {text: 256 + number for number, text in enumerate(special)}
-    return Vocabulary(
-        tokens=[bytes([i]) for i in range(256)] + [b""] * len(special),
-        special=ids,
-        eos_ids=(ids["<eos>"],),
-        special_ids=frozenset(ids.values()),
-        size=256 + len(special),
-    )
+def tool_of(properties: dict[str, Any], required: Sequence[str]) -> Tool:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+        "$defs": {"short": {"type": "string", "maxLength": 4}},
+    }
+    return Tool(name="find_it", parameters=schema)
 
 
-def accepted(parser: ToolParser, form: Form, text: str) -> int:
-    """Return how many characters of the text the form takes."""
-    from dovetail_plugins.guided_decoding.guidance import Guidance
-
-    words = vocabulary(parser)
-    backend = Guidance(Guidance.Options(), words)
-    matcher = backend.load(backend.compile(form)).matcher()
-    longest = sorted(words.special, key=len, reverse=True)
-    at = 0
-    while at < len(text):
-        tag = next((tag for tag in longest if text.startswith(tag, at)), None)
-        ids = [words.special[tag]] if tag else list(text[at].encode())
-        if not all(matcher.accept(i) for i in ids):
-            return at
-        at += len(tag or text[at])
-    return at
+TOOLS = {
+    "deep": tool_of(DEEP, ["kind", "city", "deep"]),
+    "flat": tool_of(FLAT, ["city", "count"]),
+    "all optional": tool_of({name: FLAT[name] for name in ("city", "count", "kind")}, []),
+    "empty": tool_of({}, []),
+}
 
 
-@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS.keys())
-@pytest.mark.parametrize("most", [1, 3, None])
-def test_a_grammar_library_takes_calls_and_nothing_else(
-    parser: ToolParser, most: int | None
-) -> None:
-    call, other = parser.form(TOOL), parser.form(Tool(name="other"))
-    assert call is not None
-    assert other is not None
-    form = parser.forms(Choice((call, other)), most)
-    right = example(parser.forms(call, most), {"text": 'say "no"', "number": 3})
-    assert accepted(parser, form, right) == len(right)
-    for wrong in (right.replace("find_it", "find_at"), right.replace("number", "figure")):
-        assert accepted(parser, form, wrong) < len(wrong)
+class Drawer:
+    """Draws texts of a form, by tokens of the demo model's vocabulary."""
+
+    def __init__(self) -> None:
+        tokenizer = registry.load("tokenizer", "hf")
+        self.tokenizer = tokenizer(tokenizer.Options(), str(DEMO_PATH))
+        facts = self.tokenizer.facts()
+        self.vocabulary: Vocabulary = vocabulary_of(
+            self.tokenizer, (facts.eos_token_id,), facts.vocab_size
+        )
+        backend = registry.load("guided_decoding_backend", "guidance")
+        self.backend = backend(backend.Options(), self.vocabulary)
+        self.ways_out = [self.tokenizer.encode(text) for text in WAYS_OUT]
+
+    def texts(self, form: Form, num: int, seed: int) -> list[str]:
+        """Return random texts; those that do not come to an end are left out."""
+        compiled = self.backend.load(self.backend.compile(form))
+        chance = random.Random(seed)
+        drawn = [self._draw(compiled.matcher(), chance) for _ in range(num)]
+        return [text for text in drawn if text is not None]
+
+    def _draw(self, matcher: Matcher, chance: random.Random) -> str | None:
+        ids: list[int] = []
+        while len(ids) < MAX_TOKENS:
+            if chance.random() < 0.3:
+                self._leave(matcher, ids, chance)
+            mask = np.zeros(self.vocabulary.mask_words, np.uint32)
+            matcher.fill(mask)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            token_id = int(allowed[chance.randrange(len(allowed))])
+            if token_id in self.vocabulary.eos_ids:
+                return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+            assert matcher.accept(token_id)
+            ids.append(token_id)
+        return None
+
+    def _leave(self, matcher: Matcher, ids: list[int], chance: random.Random) -> None:
+        """Write what ends a string or a list, as far as it may be written."""
+        for token_id in chance.choice(self.ways_out):
+            if token_id in self.vocabulary.eos_ids or not matcher.accept(token_id):
+                return
+            ids.append(token_id)
+
+
+@pytest.fixture(scope="module")
+def drawer() -> Drawer:
+    return Drawer()
+
+
+def form_of(parser: ToolParser, tool: Tool, most: int | None) -> Form | None:
+    form = parser.form(tool)
+    return None if form is None else parser.forms(form, most)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drawn_texts_are_calls(name: str, drawer: Drawer) -> None:
+    plugin = registry.load("tool_parser", name)
+    parser = plugin(plugin.Options())
+    num_ended = 0
+    for number, (about, tool) in enumerate(TOOLS.items()):
+        form = form_of(parser, tool, 2)
+        if form is None:
+            assert (name, about) == ("functiongemma", "deep"), "plain values can always be held"
+            continue
+        judge = jsonschema.Draft202012Validator(tool.parameters)
+        for text in drawer.texts(form, NUM_ANSWERS, number):
+            num_ended += 1
+            got = parse_in_pieces([text], tool_parser=parser, tools=(tool,))
+            assert (got.content, {call.name for call in got.calls}) == ("", {"find_it"}), text
+            for call in got.calls:
+                judge.validate(json.loads(call.arguments))
+            assert len(got.calls) <= 2
+    assert num_ended >= NUM_ANSWERS

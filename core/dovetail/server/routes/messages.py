@@ -25,7 +25,7 @@ from dovetail.server.protocol.messages import CountReply, CountRequest, Messages
 from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import Server
 from dovetail.server.streaming import until_gone
-from dovetail.server.thinking import can_budget, switches_of, unused_fields
+from dovetail.server.thinking import switches_of, unused_fields
 from dovetail.server.translate import in_words_of
 
 
@@ -63,10 +63,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
 
 def _translated(server: Server, body: CountRequest) -> tuple[ChatRequest, list[str]]:
     """Return the body in chat's words, and the names of what changes nothing."""
-    reasoning = server.parsers.reasoning
-    budgets = can_budget(
-        reasoning.markers if reasoning else None, server.engine.tokenizer, server.processor_names
-    )
+    budgets = server.parsers.reasoning is not None and server.engine.guides is not None
     ignored = server.fields.check(body)
     return chat_of(body, can_budget=budgets), [*ignored, *ignored_fields(body, can_budget=budgets)]
 

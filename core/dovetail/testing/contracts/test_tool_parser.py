@@ -80,7 +80,7 @@ def is_cut(parser: ToolParser, text: str) -> bool:
     """Return whether a text ends within a region."""
     last = max(((text.rfind(m.start), m) for m in parser.markers), key=lambda pair: pair[0])
     if last[0] >= 0 and last[1].end:
-        return text.find(last[1].end, last[0]) < 0
+        return text.find(last[1].end, last[0] + len(last[1].start)) < 0
     return any(
         text.endswith(body) and parser.region_end(body) is None and not parsed(parser, body, ())
         for body in bodies(parser, text)

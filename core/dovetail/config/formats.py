@@ -1,0 +1,57 @@
+"""The layouts in which a checkpoint tells its settings, each read as the config.json it means.
+
+A layout is a value of the kind `config_format`: "module:function", where the function takes the
+checkpoint's path and returns what config.json would hold, or None where the path is not of its
+layout. Imports no layout before it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, cast
+
+from dovetail import registry
+from dovetail.errors import ConfigError
+
+FLAG = "--config-format"
+KIND = "config_format"
+FIRST = "hf"
+"""Asked before the others, and what a missing file is reported of."""
+
+Read = Callable[[Path], dict[str, Any] | None]
+
+
+def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
+    """Return what config.json holds or would hold. `name` is a layout, "auto" the one that fits.
+
+    Raises: ConfigError when the path is not of the layout, or of none.
+    """
+    target = registry.value_of(KIND, name, where=FLAG)
+    found = _read(Path(path), target) if target is not None else _first_that_fits(Path(path))
+    if found is None:
+        layout = "any known layout" if target is None else f'the layout "{name}"'
+        raise ConfigError(
+            f"the folder has no config.json, nor settings in {layout}."
+            if target is None
+            else f"the folder has no settings in {layout}.",
+            where=str(path),
+            fix="give a folder in Hugging Face layout (config.json, tokenizer.json, weights) or a "
+            "GGUF file.",
+        )
+    return found
+
+
+def _first_that_fits(path: Path) -> dict[str, Any] | None:
+    names = sorted(registry.names(KIND), key=lambda name: (name != FIRST, name))
+    for name in names:
+        target = registry.value_of(KIND, name)
+        found = None if target is None else _read(path, target)
+        if found is not None:
+            return found
+    return None
+
+
+def _read(path: Path, target: str) -> dict[str, Any] | None:
+    return cast("Read", resolve_name(target))(path)

@@ -1,0 +1,336 @@
+"""A GGUF file's settings as the config.json that the same model has elsewhere. Imports no torch.
+
+Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and what
+llama.cpp's converters write under them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail_plugins.gguf._file import Extent, Model, find_file, read_model
+from dovetail_plugins.gguf._names import LAYOUTS, TABLE, has_head, stored_types
+from dovetail_plugins.gguf._types import FLOATS
+
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_TEXTS = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"}
+)
+"""Control tokens that end an answer whatever the settings say."""
+_CONTROL = 3
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MAX_FACTORS = 4096
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """Return the config.json that a GGUF file means, None where the path has no such file.
+
+    Raises: ConfigError for a file that is malformed or whose architecture is not read.
+    """
+    file = find_file(path)
+    return None if file is None else config_of(read_model(file))
+
+
+def config_of(model: Model) -> dict[str, Any]:
+    """Return the config.json that a file's settings mean. Raises: ConfigError"""
+    settings = Settings(model)
+    architecture = settings.architecture
+    family = _FAMILIES[architecture](settings)
+    types = stored_types(model, LAYOUTS[architecture])
+    stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
+    return _common(settings) | _ends(settings) | family | stored
+
+
+class Settings:
+    """The settings of a file by name, each checked for its kind."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._values = model.settings
+        self.architecture = str(self._values.get("general.architecture", ""))
+        if self.architecture not in LAYOUTS:
+            raise ConfigError(
+                f'general.architecture "{self.architecture}" is not read from GGUF files',
+                where=str(model.path),
+                fix=f"read are {', '.join(sorted(LAYOUTS))}; other checkpoints of the model may be",
+            )
+
+    def find(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """Return a setting or None; names of the architecture's own begin with a dot.
+
+        Raises: ConfigError when it is of another kind.
+        """
+        key = f"{self.architecture}{name}" if name.startswith(".") else name
+        value = self._values.get(key)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        is_switch = isinstance(value, bool) and bool not in kinds
+        if value is not None and (is_switch or not isinstance(value, kind)):
+            raise ConfigError(f"{key} is {value!r}"[:200], where=str(self.model.path))
+        return value
+
+    def number(self, name: str) -> int:
+        """Return a count that is one for all layers. Raises: ConfigError when there is none."""
+        value = self.find(name, (int, list))
+        if isinstance(value, list):
+            value = value[0] if value and len({*map(str, value)}) == 1 else None
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ConfigError(
+                f"{self.architecture}{name} is missing, not positive, or differs between layers",
+                where=str(self.model.path),
+            )
+        return value
+
+    def tensor(self, name: str) -> Extent | None:
+        """Return where a tensor lies."""
+        return next((one for one in self.model.extents if one.name == name), None)
+
+    def factors(self, name: str) -> list[float] | None:
+        """Return a short float tensor's numbers, None where there is no such tensor."""
+        extent = self.tensor(name)
+        if extent is None:
+            return None
+        if extent.type.name != "F32" or extent.num_bytes > 4 * _MAX_FACTORS:
+            raise ConfigError(f"{name} is no short list of floats", where=str(extent.path))
+        with extent.path.open("rb") as file:
+            file.seek(extent.start)
+            return list(struct.unpack(f"<{extent.num_bytes // 4}f", file.read(extent.num_bytes)))
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    """Return what all families have."""
+    heads = settings.number(".attention.head_count")
+    hidden = settings.number(".embedding_length")
+    given = settings.find(".attention.head_count_kv", (int, list))
+    return {
+        "vocab_size": _vocab_size(settings),
+        "hidden_size": hidden,
+        "num_hidden_layers": settings.number(".block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if given is None
+        else settings.number(".attention.head_count_kv"),
+        "head_dim": settings.find(".attention.key_length", int) or hidden // heads,
+        "max_position_embeddings": settings.number(".context_length"),
+        "dtype": _dtype(settings.model),
+        "tie_word_embeddings": not has_head(settings.model.extents),
+    }  # fmt: skip
+
+
+def _vocab_size(settings: Settings) -> int:
+    """Return the rows of the token table."""
+    table = settings.tensor("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise ConfigError("there is no token_embd.weight", where=str(settings.model.path))
+    return table.shape[0]
+
+
+def _dtype(model: Model) -> str:
+    """Return the type of matrices that are not quantized: the one most are stored in."""
+    names = [one.type.name for one in model.extents if len(one.shape) > 1]
+    floats = [name for name in names if name in FLOATS and name in _DTYPES]
+    is_quantized = len(floats) < len(names)
+    halves = [name for name in floats if name != "F32"]
+    if halves:
+        return _DTYPES[max(set(halves), key=halves.count)]
+    return "bfloat16" if is_quantized or not floats else "float32"
+
+
+def _ends(settings: Settings) -> dict[str, Any]:
+    """Return the first token and all that end an answer."""
+    ends = [settings.find(f"tokenizer.ggml.{name}", int) for name in ENDS]
+    texts = settings.find("tokenizer.ggml.tokens", list) or []
+    kinds = settings.find("tokenizer.ggml.token_type", list) or []
+    known = [
+        token_id
+        for token_id, (text, kind) in enumerate(zip(texts, kinds, strict=False))
+        if kind == _CONTROL and text in END_TEXTS
+    ]
+    found = dict.fromkeys(one for one in (*ends, *known) if one is not None)
+    first = settings.find("tokenizer.ggml.bos_token_id", int)
+    return {"bos_token_id": first, "eos_token_id": list(found)}
+
+
+def _rope(settings: Settings) -> dict[str, Any]:
+    """Return the rotary settings, in config.json's words."""
+    theta = settings.find(".rope.freq_base", float) or 10000.0
+    size = settings.find(".rope.dimension_count", int)
+    head = _common(settings)["head_dim"]
+    share = {} if size in (None, head) else {"partial_rotary_factor": size / head}
+    return {"rope_theta": theta, "rope_scaling": _scaling(settings)} | share
+
+
+def _scaling(settings: Settings) -> dict[str, Any] | None:
+    """Return how the rotary embedding is stretched, None where it is not."""
+    trained = settings.find(".rope.scaling.original_context_length", int)
+    factor = settings.find(".rope.scaling.factor", float)
+    attention = settings.find(".rope.scaling.attn_factor", float)
+    long, short = (settings.factors(f"rope_factors_{word}.weight") for word in ("long", "short"))
+    each = settings.factors("rope_freqs.weight")
+    length = settings.number(".context_length")
+    if each is not None:
+        # Divisors of every pair, computed beforehand: how Llama 3 is stretched.
+        return {"rope_type": "longrope", "long_factor": each, "short_factor": each,
+                "attention_factor": 1.0, "original_max_position_embeddings": length}  # fmt: skip
+    if long is not None and short is not None:
+        trained = trained or length
+        found = {"rope_type": "longrope", "long_factor": long, "short_factor": short,
+                 "factor": max(1.0, length / trained)}  # fmt: skip
+        found["original_max_position_embeddings"] = trained
+        return found | ({} if attention is None else {"attention_factor": attention})
+    kind = settings.find(".rope.scaling.type", str)
+    if kind == "linear" or (kind is None and settings.find(".rope.scale_linear", float)):
+        factor = factor or settings.find(".rope.scale_linear", float)
+        return {"rope_type": "linear", "factor": factor} if factor else None
+    if kind == "yarn" and factor:
+        found = {"rope_type": "yarn", "factor": factor}
+        return found | ({} if trained is None else {"original_max_position_embeddings": trained})
+    if kind not in (None, "none", "yarn", "longrope"):
+        raise ConfigError(f'the rope scaling "{kind}" is not read', where=str(settings.model.path))
+    return None
+
+
+def _gated(settings: Settings, model_type: str, name: str, **more: Any) -> dict[str, Any]:
+    """Return what the families with rotary attention and a gated MLP have."""
+    inner = settings.find(".feed_forward_length", (int, list))
+    has_inner = inner not in (None, 0)
+    return {
+        "model_type": model_type,
+        "architectures": [name],
+        "intermediate_size": settings.number(".feed_forward_length") if has_inner else None,
+        "rms_norm_eps": settings.find(".attention.layer_norm_rms_epsilon", float) or 1e-6,
+        "sliding_window": None,
+        **_rope(settings),
+        **more,
+    }
+
+
+def _llama(settings: Settings) -> dict[str, Any]:
+    window = settings.find(".attention.sliding_window", int) or None
+    experts = settings.find(".expert_count", int) or 0
+    has_bias = settings.tensor("blk.0.attn_q.bias") is not None
+    if experts:
+        picked = settings.number(".expert_used_count")
+        return _gated(settings, "mixtral", "MixtralForCausalLM", num_local_experts=experts,
+                      num_experts_per_tok=picked, sliding_window=window)  # fmt: skip
+    if window:
+        return _gated(settings, "mistral", "MistralForCausalLM", sliding_window=window)
+    return _gated(settings, "llama", "LlamaForCausalLM", attention_bias=has_bias)
+
+
+def _qwen2(settings: Settings) -> dict[str, Any]:
+    return _gated(settings, "qwen2", "Qwen2ForCausalLM", use_sliding_window=False)
+
+
+def _qwen3(settings: Settings) -> dict[str, Any]:
+    return _gated(settings, "qwen3", "Qwen3ForCausalLM", use_sliding_window=False)
+
+
+def _experts(settings: Settings) -> dict[str, Any]:
+    return {
+        "num_experts": settings.number(".expert_count"),
+        "num_experts_per_tok": settings.number(".expert_used_count"),
+        "moe_intermediate_size": settings.number(".expert_feed_forward_length"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+    }
+
+
+def _qwen2moe(settings: Settings) -> dict[str, Any]:
+    shared = settings.number(".expert_shared_feed_forward_length")
+    more = _experts(settings) | {
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": shared,
+    }
+    return _gated(settings, "qwen2_moe", "Qwen2MoeForCausalLM", **more)
+
+
+def _qwen3moe(settings: Settings) -> dict[str, Any]:
+    more = _experts(settings) | {"norm_topk_prob": True}
+    return _gated(settings, "qwen3_moe", "Qwen3MoeForCausalLM", **more)
+
+
+def _phi3(settings: Settings) -> dict[str, Any]:
+    trained = settings.find(".rope.scaling.original_context_length", int)
+    more = {} if trained is None else {"original_max_position_embeddings": trained}
+    window = settings.find(".attention.sliding_window", int) or None
+    return _gated(settings, "phi3", "Phi3ForCausalLM", sliding_window=window, **more)
+
+
+def _gemma(settings: Settings) -> dict[str, Any]:
+    return _gated(settings, "gemma", "GemmaForCausalLM", hidden_act="gelu_pytorch_tanh")
+
+
+def _query_scale(settings: Settings, largest: int) -> dict[str, Any]:
+    """Return the number whose root queries are divided by: the largest size of a generation, told
+    by its layers, divides by its hidden size per head."""
+    common = _common(settings)
+    per_head = common["hidden_size"] // common["num_attention_heads"]
+    is_largest = common["num_hidden_layers"] == largest
+    return {"query_pre_attn_scalar": per_head if is_largest else common["head_dim"]}
+
+
+def _gemma2(settings: Settings) -> dict[str, Any]:
+    more = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": settings.find(".attention.sliding_window", int) or 4096,
+        "attn_logit_softcapping": settings.find(".attn_logit_softcapping", float),
+        "final_logit_softcapping": settings.find(".final_logit_softcapping", float),
+        **_query_scale(settings, largest=46),
+    }
+    return _gated(settings, "gemma2", "Gemma2ForCausalLM", **more)
+
+
+def _gemma3(settings: Settings) -> dict[str, Any]:
+    rope = _rope(settings)
+    local = settings.find(".rope.freq_base_swa", float) or 10000.0
+    more = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": settings.find(".attention.sliding_window", int) or 1024,
+        "rope_theta": settings.find(".rope.freq_base", float) or 1e6,
+        "rope_local_base_freq": local,
+        "rope_scaling": rope["rope_scaling"],
+        "final_logit_softcapping": settings.find(".final_logit_softcapping", float),
+        **_pattern(settings),
+        **_query_scale(settings, largest=62),
+    }
+    return _gated(settings, "gemma3_text", "Gemma3ForCausalLM", **more)
+
+
+def _pattern(settings: Settings) -> dict[str, Any]:
+    """Return which layers slide: every sixth does not, unless the file says otherwise."""
+    told = settings.find(".attention.sliding_window_pattern", (int, list))
+    if isinstance(told, list):
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        return {"layer_types": [kinds[bool(slides)] for slides in told]}
+    return {"sliding_window_pattern": told or 6}
+
+
+def _gpt2(settings: Settings) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_positions": settings.number(".context_length"),
+        "n_inner": settings.number(".feed_forward_length"),
+        "layer_norm_epsilon": settings.find(".attention.layer_norm_epsilon", float) or 1e-5,
+        "activation_function": "gelu_new",
+    }
+
+
+_FAMILIES: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen2moe": _qwen2moe,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "phi3": _phi3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+}
+assert set(_FAMILIES) == set(LAYOUTS)
+__all__ = ["TABLE", "config_of", "read_config"]

@@ -1,0 +1,280 @@
+"""The head of a GGUF file: settings and the places of tensors, every size checked before it is used.
+
+Format: "GGUF", version, counts, key-value pairs, tensor descriptions, then the tensors' bytes, each
+aligned. Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Imports no torch; knows
+no model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dovetail.errors import ConfigError
+from dovetail_plugins.gguf._types import TYPES, Type
+
+SUFFIX = ".gguf"
+PROJECTORS = "mmproj*"
+"""Files beside a model that turn images into its vectors."""
+VERSIONS = (2, 3)
+ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 20
+MAX_TEXT_BYTES = 1 << 24
+MAX_ENTRIES = 1 << 22
+MAX_DEPTH = 3
+MAX_AXES = 4
+_ARRAY, _TEXT, _BOOL = 9, 8, 7
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q",
+            12: "d"}  # fmt: skip
+"""Kind of a value -> its letter in the struct module."""
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """One tensor: `shape` has the longest stride first, `start` counts from the file's beginning."""
+
+    path: Path
+    name: str
+    type: Type
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What stands in one file before the tensors' bytes."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A whole model: the settings of its first file, the tensors of all."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    extents: tuple[Extent, ...]
+
+
+def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
+    """Return the (first) file of the model at a path: the file itself, or the one in a folder.
+
+    Raises: ConfigError when a folder holds several models.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path if path.suffix == SUFFIX else None
+    found = [
+        file
+        for file in sorted(path.glob(f"*{SUFFIX}"))
+        if file.is_file() and not any(file.match(pattern) for pattern in (*ignored, PROJECTORS))
+    ]
+    firsts = [file for file in found if (split := _SPLIT.fullmatch(file.name)) is None
+              or int(split[2]) == 1 or len(found) == 1]  # fmt: skip
+    if len(firsts) > 1:
+        names = ", ".join(file.name for file in firsts[:5])
+        raise ConfigError(
+            f"the folder holds {len(firsts)} GGUF models: {names}",
+            where=str(path),
+            fix="name one of the files",
+        )
+    return firsts[0] if firsts else None
+
+
+def read_model(path: str | Path) -> Model:
+    """Return a model by one of its files. Raises: ConfigError naming the file and the byte."""
+    heads = [read_head(file) for file in files_of(Path(path))]
+    extents = tuple(extent for head in heads for extent in head.extents)
+    owners: dict[str, str] = {}
+    for extent in extents:
+        other = owners.setdefault(extent.name, extent.path.name)
+        if other != extent.path.name:
+            raise _malformed(extent.path, f'tensor "{extent.name}" is also in {other}')
+    first = heads[0]
+    told = first.settings.get("split.tensors.count")
+    if isinstance(told, int) and len(heads) > 1 and told != len(extents):
+        raise _malformed(first.path, f"it says {told} tensors, its files have {len(extents)}")
+    return Model(path=first.path, settings=first.settings, extents=extents)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return all files of a model that is divided, by any of them. Raises: ConfigError"""
+    split = _SPLIT.fullmatch(path.name)
+    if split is None:
+        return [path]
+    count = int(split[3])
+    files = [path.with_name(f"{split[1]}-{n:05}-of-{split[3]}.gguf") for n in range(1, count + 1)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise ConfigError(
+            f"{len(missing)} of the model's {count} files are missing: {', '.join(missing[:3])}",
+            where=str(path),
+            fix="finish the download; all files lie in one folder",
+        )
+    return files
+
+
+def read_head(path: Path) -> Head:
+    """Return the checked head of one file. Raises: ConfigError naming the file and the byte."""
+    try:
+        with path.open("rb") as file:
+            return _Reader(path, file).head()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+class _Reader:
+    """Reads forward; nothing longer than what is left of the file is ever asked for."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self._place, self._size = 0, path.stat().st_size
+
+    def head(self) -> Head:
+        """Return all that comes before the tensors' bytes."""
+        self._check_start()
+        num_tensors, num_settings = self._number("Q"), self._number("Q")
+        self._expect(num_tensors, 24, "tensors")
+        self._expect(num_settings, 12, "settings")
+        settings: dict[str, Any] = {}
+        for _ in range(num_settings):
+            name = self._text()
+            if name in settings:
+                raise self._fault(f'the setting "{name}" comes twice')
+            settings[name] = self._value(self._number("I"), 0)
+        described = [self._description() for _ in range(num_tensors)]
+        alignment = settings.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment % 8:
+            raise self._fault(f"general.alignment is {alignment!r}")
+        start = -(-self._place // alignment) * alignment
+        extents = tuple(self._extent(start, alignment, *one) for one in described)
+        self._check_apart(extents)
+        return Head(path=self._path, settings=settings, extents=extents)
+
+    def _check_start(self) -> None:
+        magic = self._take(4)
+        if magic != b"GGUF":
+            raise self._fault(f"it starts with {magic!r}")
+        version = self._number("I")
+        if version not in VERSIONS:
+            turned = int.from_bytes(version.to_bytes(4, "little"), "big")
+            is_turned = turned in VERSIONS
+            raise self._fault(
+                "its bytes are in big-endian order, which is not read"
+                if is_turned
+                else f"version {version} is not read; 2 and 3 are"
+            )
+
+    def _description(self) -> tuple[str, Type, tuple[int, ...], int]:
+        """Return one tensor's name, type, shape and offset."""
+        name = self._text()
+        num_axes = self._number("I")
+        if num_axes > MAX_AXES:
+            raise self._fault(f'tensor "{name}" has {num_axes} axes')
+        shape = tuple(self._number("Q") for _ in range(num_axes))[::-1]
+        code = self._number("I")
+        if code not in TYPES:
+            raise self._fault(f'tensor "{name}" has the type {code}, which is not read')
+        return name, TYPES[code], shape, self._number("Q")
+
+    def _extent(
+        self, start: int, alignment: int, name: str, type: Type, shape: tuple[int, ...], offset: int
+    ) -> Extent:
+        """Return where a tensor lies, all of it inside the file."""
+        num_values = math.prod(shape)
+        row = shape[-1] if shape else 1
+        if not num_values or row % type.values:
+            raise self._fault(f'tensor "{name}" of {type.name} has the shape {list(shape)}')
+        num_bytes = num_values // type.values * type.block_bytes
+        if offset % alignment:
+            raise self._fault(f'tensor "{name}" is not aligned: offset {offset}')
+        if start + offset + num_bytes > self._size:
+            raise self._fault(
+                f'tensor "{name}" ends at byte {start + offset + num_bytes}, the file has '
+                f"{self._size}"
+            )
+        return Extent(
+            path=self._path, name=name, type=type, shape=shape, start=start + offset,
+            num_bytes=num_bytes,
+        )  # fmt: skip
+
+    def _check_apart(self, extents: tuple[Extent, ...]) -> None:
+        """Raises: ConfigError when two tensors share a name or bytes."""
+        if len({extent.name for extent in extents}) < len(extents):
+            raise self._fault("two tensors have one name")
+        end = 0
+        for extent in sorted(extents, key=lambda one: one.start):
+            if extent.start < end:
+                raise self._fault(f'tensor "{extent.name}" overlaps another')
+            end = extent.start + extent.num_bytes
+
+    def _value(self, kind: int, depth: int) -> Any:
+        """Return a setting's value."""
+        if kind == _TEXT:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array(depth)
+        if kind not in _NUMBERS:
+            raise self._fault(f"a setting has the unknown kind {kind}")
+        found = self._number(_NUMBERS[kind])
+        return bool(found) if kind == _BOOL else found
+
+    def _array(self, depth: int) -> list[Any]:
+        kind, count = self._number("I"), self._number("Q")
+        if depth >= MAX_DEPTH:
+            raise self._fault("arrays lie too deep in each other")
+        if kind in _NUMBERS:
+            letter = _NUMBERS[kind]
+            self._expect(count, struct.calcsize(letter), "numbers")
+            raw = self._take(count * struct.calcsize(letter))
+            found = list(struct.unpack(f"<{count}{letter}", raw))
+            return [bool(one) for one in found] if kind == _BOOL else found
+        self._expect(count, 8, "values")
+        if kind == _TEXT:
+            return [self._text() for _ in range(count)]
+        return [self._value(kind, depth + 1) for _ in range(count)]
+
+    def _text(self) -> str:
+        length = int.from_bytes(self._take(8), "little")
+        if length > MAX_TEXT_BYTES:
+            raise self._fault(f"a text of {length} bytes")
+        raw = self._take(length)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise self._fault("a text is not UTF-8") from None
+
+    def _number(self, letter: str) -> Any:
+        return struct.unpack(f"<{letter}", self._take(struct.calcsize(letter)))[0]
+
+    def _expect(self, count: int, least_bytes: int, what: str) -> None:
+        """Raises: ConfigError when so many entries cannot lie in what is left of the file."""
+        if count > MAX_ENTRIES or count * least_bytes > self._size - self._place:
+            raise self._fault(f"{count} {what} cannot lie in {self._size} bytes")
+
+    def _take(self, count: int) -> bytes:
+        if count > self._size - self._place:
+            raise self._fault(f"{count} bytes are wanted, {self._size - self._place} are left")
+        raw = self._file.read(count)
+        if len(raw) < count:
+            raise self._fault("it was cut while it was read")
+        self._place += count
+        return raw
+
+    def _fault(self, reason: str) -> ConfigError:
+        return _malformed(self._path, f"{reason} (byte {self._place})")
+
+
+def _malformed(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"not a valid GGUF file: {reason}", where=str(path), fix="download the file again"
+    )

@@ -1,0 +1,105 @@
+"""A GGUF file's tensors under the names, and in the shapes, of the Hugging Face checkpoint.
+
+A matrix that is stored quantized stays as it is: "q_proj.Q4_K" are the bytes of the rows of what
+would be "q_proj.weight". Knows no layer.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail_plugins.gguf._file import Extent, Model
+from dovetail_plugins.gguf._integers import dequantize
+from dovetail_plugins.gguf._names import LAYOUTS, ROPE, Layout, Place, place_of
+from dovetail_plugins.gguf._types import QUANTIZED
+
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a model; their bytes are read when they are copied.
+
+    Names of an architecture that is not known stay as they are.
+    """
+    layout = LAYOUTS.get(str(model.settings.get("general.architecture")))
+    for path in dict.fromkeys(extent.path for extent in model.extents):
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        for extent in (one for one in model.extents if one.path == path):
+            if layout is None:
+                yield extent.name, _read(mapped, extent)
+            else:
+                yield from _renamed(model, layout, extent, _read(mapped, extent))
+
+
+def _read(mapped: mmap.mmap, extent: Extent) -> torch.Tensor:
+    """Return a tensor in the mapped file: its numbers, or its rows as bytes."""
+    if extent.start + extent.num_bytes > len(mapped):
+        raise ConfigError("the file was cut while it was read", where=str(extent.path))
+    raw = torch.frombuffer(mapped, dtype=torch.uint8, offset=extent.start, count=extent.num_bytes)
+    if extent.type.name not in QUANTIZED:
+        return raw.view(DTYPES[extent.type.name]).view(extent.shape)
+    row_bytes = extent.shape[-1] // extent.type.values * extent.type.block_bytes
+    return raw.view(*extent.shape[:-1], row_bytes)
+
+
+def _renamed(
+    model: Model, layout: Layout, extent: Extent, tensor: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of the checkpoint that one of the file's is."""
+    place = place_of(layout, extent.name)
+    if place is None:
+        if extent.name.removesuffix(".weight") not in ROPE:
+            yield extent.name, tensor
+        return
+    is_quantized = extent.type.name in QUANTIZED
+    if is_quantized and not place.is_matrix:
+        tensor, is_quantized = dequantize(extent.type.name, tensor), False
+    tensor = _as_stored(model, layout, place, tensor)
+    leaf = extent.type.name if is_quantized else place.leaf
+    if place.is_stacked:
+        for number, expert in enumerate(tensor):
+            yield f"{place.expert(number)}.{leaf}", expert
+        return
+    if layout.is_input_first and leaf == "weight" and ".c_" in place.module:
+        tensor = tensor.t()
+    yield f"{place.module}.{leaf}", tensor
+
+
+def _as_stored(model: Model, layout: Layout, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as the checkpoint has it: what a converter changed is undone."""
+    last = place.module.rpartition(".")[2]
+    if layout.turns_heads and last in ("q_proj", "k_proj"):
+        return _turned(tensor, _num_heads(model, is_key=last == "k_proj"))
+    if layout.adds_one and place.module.endswith("norm"):
+        return tensor.float() - 1
+    return tensor.unsqueeze(0) if last == "shared_expert_gate" and tensor.dim() == 1 else tensor
+
+
+def _turned(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Return rows whose pairs (2 i, 2 i + 1) of every head become (i, i + half)."""
+    pairs = rows.view(num_heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _num_heads(model: Model, *, is_key: bool) -> int:
+    architecture = model.settings["general.architecture"]
+    heads = model.settings.get(f"{architecture}.attention.head_count")
+    if is_key:
+        heads = model.settings.get(f"{architecture}.attention.head_count_kv", heads)
+    return int(heads[0] if isinstance(heads, list) else heads)
+
+

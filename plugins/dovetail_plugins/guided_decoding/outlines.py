@@ -1,0 +1,143 @@
+"""Guided decoding by outlines-core: every form becomes one regular expression, that an index over
+the vocabulary.
+
+The index is compiled in the killable process and crosses as the library's own bytes. A regular
+expression does not nest without end: JSON deeper than MAX_DEPTH is left out. Source:
+https://github.com/dottxt-ai/outlines-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.guided import json_grammar
+from dovetail.guided.regex import written
+from dovetail.guided.tree import rules_of
+from dovetail.interfaces import form as forms
+from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
+from dovetail.interfaces.plugin import Info
+
+MAX_DEPTH = 4
+"""Levels of objects and lists; each may make the expression several times as long."""
+MAX_REGEX_CHARS = 400_000
+MAX_MASKS = 256
+NUM_BYTES_PER_EDGE = 12
+
+
+class Outlines(GuidedBackend):
+    """One library vocabulary; a form is an index."""
+
+    info = Info(
+        summary="outlines-core: JSON schemas without recursion, regular expressions",
+        source="https://github.com/dottxt-ai/outlines-core",
+        requires=("outlines_core",),
+        extra="guided",
+    )
+    capabilities = frozenset({"json", "pattern", "sequence", "blanks"})
+    auto_rank = 1
+    keywords = json_grammar.KEYWORDS
+
+    def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
+        from outlines_core import Vocabulary as Words
+
+        self.vocabulary = vocabulary
+        ids: dict[bytes, list[int]] = {}
+        for token_id, text in enumerate(vocabulary.tokens):
+            if text:
+                ids.setdefault(text, []).append(token_id)
+        self._words = Words(vocabulary.eos_ids[0], ids)
+
+    @classmethod
+    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
+        """Return why a keyword is not enforced in this node."""
+        return json_grammar.refuses(node, keyword)
+
+    def compile(self, form: forms.Form) -> bytes:
+        """Return the index. Raises: InvalidForm"""
+        from outlines_core import Index
+
+        rules = rules_of(form, self.vocabulary.special, MAX_DEPTH)
+        regex = written(rules[json_grammar.ROOT])
+        if len(regex) > MAX_REGEX_CHARS:
+            raise InvalidForm("the form is too long as a regular expression")
+        try:
+            index = Index(regex, self._words)
+        except (ValueError, RuntimeError) as error:
+            raise InvalidForm(f"no index can be made: {str(error)[:300]}") from error
+        # The library hands its bytes out here; nothing is pickled.
+        _, (data,) = index.__reduce__()
+        return bytes(data)
+
+    def load(self, artifact: bytes) -> Compiled:
+        """Return the index as it was."""
+        from outlines_core import Index
+
+        return _Loaded(Index.from_binary(list(artifact)), len(artifact), self.vocabulary)
+
+
+class _Loaded:
+    """An index, and the masks of the states that answers have come to."""
+
+    def __init__(self, index: Any, num_bytes: int, vocabulary: Vocabulary) -> None:
+        self.index = index
+        self.eos_ids = vocabulary.eos_ids
+        self.num_bytes = NUM_BYTES_PER_EDGE * num_bytes + MAX_MASKS * 4 * vocabulary.mask_words
+        self._num_words = vocabulary.mask_words
+        self._masks: dict[int, np.ndarray] = {}
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning."""
+        return _Matcher(self)
+
+    def mask(self, state: int) -> np.ndarray:
+        """Return the mask of a state, end tokens not among it."""
+        found = self._masks.get(state)
+        if found is None:
+            found = np.zeros(self._num_words, dtype=np.uint32)
+            ids = np.array(self.index.get_allowed_tokens(state) or [], dtype=np.int64)
+            ids = ids[~np.isin(ids, self.eos_ids)]
+            np.bitwise_or.at(found, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+            if len(self._masks) >= MAX_MASKS:
+                self._masks.pop(next(iter(self._masks)))
+            self._masks[state] = found
+        return found
+
+
+class _Matcher:
+    def __init__(self, loaded: _Loaded) -> None:
+        self._loaded = loaded
+        self._states = [loaded.index.get_initial_state()]
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token, if the form allows it."""
+        if token_id in self._loaded.eos_ids:
+            return bool(self._loaded.index.is_final_state(self._states[-1]))
+        following = self._loaded.index.get_next_state(self._states[-1], token_id)
+        if following is None:
+            return False
+        self._states.append(following)
+        return True
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set the bits of tokens that may follow. Mutates: mask"""
+        mask |= self._loaded.mask(self._states[-1])
+        if self._loaded.index.is_final_state(self._states[-1]):
+            for token_id in self._loaded.eos_ids:
+                mask[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
+
+    def is_complete(self) -> bool:
+        """Return whether nothing but the end may follow."""
+        state = self._states[-1]
+        is_final = bool(self._loaded.index.is_final_state(state))
+        return is_final and not self._loaded.mask(state).any()
+
+    def forced(self) -> Sequence[int]:
+        """Return nothing: what must follow is not looked for."""
+        return ()
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by accepted tokens."""
+        del self._states[len(self._states) - num_tokens :]

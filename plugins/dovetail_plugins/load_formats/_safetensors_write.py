@@ -1,0 +1,66 @@
+"""Safetensors files written part by part, so that no more than one part is in memory.
+
+A part is written under another name and moved to its own when it is whole. Knows no format above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from dovetail.errors import ConfigError
+
+PART_BYTES = 4 * 2**30
+
+
+def write_parts(
+    path_of: Callable[[int], Path],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    metadata: Mapping[str, str],
+    *,
+    part_bytes: int = PART_BYTES,
+    names: dict[str, int] | None = None,
+) -> int:
+    """Write the tensors into the files path_of(0), path_of(1), ...; return the bytes of all.
+
+    `names` takes the part of every tensor. Mutates: names
+    Raises: ConfigError when a file cannot be written.
+    """
+    written, number = 0, 0
+    held: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > part_bytes:
+            written += _write(path_of(number), held, metadata)
+            held, number = {}, number + 1
+        held[name] = tensor.contiguous().cpu()
+        if names is not None:
+            names[name] = number
+    return written + (_write(path_of(number), held, metadata) if held else 0)
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> int:
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        # Tied or sliced tensors share memory, which the writer refuses: give each its own.
+        save_file(_separate(tensors), unfinished, metadata={"format": "pt", **metadata})
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigError(
+            f"cannot be written: {error}", where=str(path), fix="choose another --out"
+        ) from error
+    return path.stat().st_size
+
+
+def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors, copied where another one lies in the same memory."""
+    owners: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if place in owners else tensor
+        owners.add(place)
+    return apart

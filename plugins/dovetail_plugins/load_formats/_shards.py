@@ -1,0 +1,49 @@
+"""Safetensors shards one after the other: all headers checked first, the next file read ahead.
+
+What every format that lays tensors into safetensors files shares. Knows no names of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail_plugins.load_formats import _safetensors_file as single
+from dovetail_plugins.load_formats._ahead import reading_ahead
+from dovetail_plugins.load_formats._files import ByteCount
+
+Tensors = Iterator[tuple[str, torch.Tensor]]
+FileReader = Callable[[single.Header], Tensors]
+READERS: dict[str, FileReader] = {"lazy": single.lazy_tensors, "eager": single.eager_tensors}
+
+
+def read_shards(files: Sequence[Path], checkpoint: Checkpoint, read: FileReader) -> Tensors:
+    """Yield every tensor of the files once. Raises: ConfigError before the first if any is bad."""
+    headers = checked_headers(files)
+    count = ByteCount(checkpoint.progress, sum(h.data_bytes for h in headers))
+    with reading_ahead(files, checkpoint.num_workers) as reach:
+        for index, header in enumerate(headers):
+            reach(index)
+            for name, tensor in read(header):
+                yield name, tensor
+                count.add(tensor.nbytes)
+
+
+def checked_headers(files: Sequence[Path]) -> list[single.Header]:
+    """Return the headers of the files. Raises: ConfigError if one is bad or two share a tensor."""
+    headers = [single.read_header(path) for path in files]
+    owners: dict[str, str] = {}
+    for header in headers:
+        for extent in header.extents:
+            other = owners.setdefault(extent.name, header.path.name)
+            if other != header.path.name:
+                raise ConfigError(
+                    f'tensor "{extent.name}" is also in {other}',
+                    where=str(header.path),
+                    fix="remove one of the files, or name it in --ignore-patterns",
+                )
+    return headers

@@ -1,0 +1,56 @@
+"""GGUF: a model in one file, or in several that belong together. Nothing in them can run.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Asking whether it fits imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.load_format import Checkpoint, LoadFormat
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.gguf._file import SUFFIX, find_file, read_model
+from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Gguf(LoadFormat):
+    """All tensors of a GGUF model, under the names of its Hugging Face checkpoint."""
+
+    info = Info(
+        summary="GGUF files, single or divided",
+        source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
+    )
+    capabilities = frozenset({"lazy"})
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why the path is not of this format. `query` is a Checkpoint or None."""
+        if query is None or find_file(query.path, query.ignore_patterns) is not None:
+            return []
+        return [f"there is no *{SUFFIX} file"]
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor once. All heads are checked before the first."""
+        from dovetail_plugins.gguf._tensors import tensors_of
+
+        file = find_file(checkpoint.path, checkpoint.ignore_patterns)
+        check_nonempty(checkpoint, [] if file is None else [file], f"*{SUFFIX} file")
+        assert file is not None
+        model = read_model(file)
+        count = ByteCount(checkpoint.progress, sum(one.num_bytes for one in model.extents))
+        for name, tensor in tensors_of(model):
+            yield name, tensor
+            count.add(tensor.nbytes)
+
+    @classmethod
+    def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a model of an architecture that nobody knows: its names stay."""
+        from dovetail_plugins.gguf._write import write_file
+
+        write_file(Path(folder, f"model{SUFFIX}"), {"general.architecture": "sample"}, tensors)

@@ -1,0 +1,99 @@
+"""Mistral: consolidated*.safetensors beside params.json, renamed into Hugging Face layout.
+
+Names and the order of rows: see mistral._names. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.config.hf import read_json
+from dovetail.errors import ConfigError
+from dovetail.interfaces.load_format import Checkpoint, LoadFormat
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.load_formats._files import check_nonempty, weight_files, why_no_folder
+from dovetail_plugins.load_formats.safetensors import SafetensorsOptions
+
+if TYPE_CHECKING:
+    import torch
+
+INDEX = "consolidated.safetensors.index.json"
+PATTERNS = ("consolidated*.safetensors",)
+PARAMS = "params.json"
+
+
+class Mistral(LoadFormat):
+    """All tensors of a folder as Mistral publishes it."""
+
+    info = Info(
+        summary="Mistral's consolidated safetensors files",
+        source="https://github.com/mistralai/mistral-inference",
+        requires=("safetensors",),
+    )
+    capabilities = frozenset({"lazy"})
+    Options = SafetensorsOptions
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why the folder is not of this format. `query` is a Checkpoint or None."""
+        if query is None:
+            return []
+        absent = why_no_folder(query)
+        if absent:
+            return [absent]
+        if not weight_files(query, index=INDEX, patterns=PATTERNS):
+            return [f"the folder holds no {PATTERNS[0]}"]
+        has_params = (Path(query.path) / PARAMS).is_file()
+        return [] if has_params else [f"the folder has no {PARAMS}"]
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor once under its name in Hugging Face layout."""
+        from dovetail_plugins.load_formats._shards import READERS, read_shards
+        from dovetail_plugins.mistral._names import name_of, rearranger
+
+        files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
+        check_nonempty(checkpoint, files, PATTERNS[0])
+        path = Path(checkpoint.path) / PARAMS
+        params = read_json(path)
+        _check_heads(params, path)
+        rearrange = rearranger(params)
+        for name, tensor in read_shards(files, checkpoint, READERS[self.options.reading]):
+            _check_rows(name, tensor, params, path)
+            renamed = name_of(name)
+            yield renamed, rearrange(renamed, tensor)
+
+    @classmethod
+    def write_sample(cls, folder: str, tensors: Any) -> None:
+        """Write a checkpoint whose names are all foreign, for the conformance kit."""
+        from safetensors.torch import save_file
+
+        save_file(dict(tensors), Path(folder) / "consolidated.safetensors")
+        (Path(folder) / PARAMS).write_text('{"n_heads": 1}', encoding="utf-8")
+
+
+def _check_heads(params: dict[str, Any], path: Path) -> None:
+    """Raises: ConfigError when the counts of heads are no counts."""
+    for key in ("n_heads", "n_kv_heads"):
+        value = params.get(key)
+        is_absent = value is None and key == "n_kv_heads"
+        if not is_absent and (type(value) is not int or value < 1):
+            raise ConfigError(
+                f'"{key}" is missing or no count', where=str(path), fix="fetch the file again"
+            )
+
+
+def _check_rows(name: str, tensor: torch.Tensor, params: dict[str, Any], path: Path) -> None:
+    """Raises: ConfigError when the rows of a query or key tensor are no whole pairs per head."""
+    words = name.split(".")
+    if words[-1] not in ("weight", "bias") or words[-2] not in ("wq", "wk"):
+        return
+    key = "n_kv_heads" if words[-2] == "wk" and params.get("n_kv_heads") else "n_heads"
+    if tensor.ndim == 0 or tensor.shape[0] % (2 * int(params[key])):
+        raise ConfigError(
+            f'tensor "{name}" has shape {list(tensor.shape)}, which {params[key]} heads of two '
+            "halves cannot share",
+            where=str(path),
+            fix=f'check "{key}"',
+        )

@@ -1,0 +1,126 @@
+"""GGUF files: every matrix in the type that the file has it in, several types in one model.
+
+A layer's matrices of one type are one tensor, called by the type: the rows' bytes as the file has
+them. Which type each has stands in the config that is made of the file's head. Source:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the types of ggml-common.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.gguf._names import HEAD, TABLE
+from dovetail_plugins.gguf._types import BY_NAME
+from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._names import FUSED
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail_kernels.gemm.weight import Weight
+
+FLOAT = "weight"
+"""The tensor of parts that are not quantized."""
+
+
+class Gguf(StoredMethod):
+    """Integers in groups are multiplied as integers in groups, whatever type they come from."""
+
+    info = Info(
+        summary="the types of GGUF files, 1 to 8 bits in groups",
+        source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
+    )
+    Options = GroupedOptions
+    stored_as = ("gguf",)
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        self.where = model.path
+        types = self.config.get("types") or {}
+        self.types: dict[str, str] = {str(module): str(name) for module, name in types.items()}
+        unknown = sorted(set(self.types.values()) - set(BY_NAME))
+        if unknown:
+            raise self.refuse(f"there is no type {', '.join(unknown)}.")
+
+    def is_plain(self, spec: LinearSpec) -> bool:
+        """Return whether the file holds all of a layer's matrices in full precision."""
+        return not any(self._types_of(spec))
+
+    def layout(self, spec: LinearSpec) -> Layout:
+        """Return the types of a layer's matrices."""
+        return Rows(
+            types=self._types_of(spec), activations=self.options.activations, where=self.where
+        )
+
+    def table(self, spec: LinearSpec) -> LinearMethod | None:
+        """Return the method of the token table, if it is stored quantized."""
+        from dovetail_plugins.quantization._from_checkpoint import StoredLinear
+
+        if TABLE not in self.types:
+            return None
+        rows = Rows(types=(self.types[TABLE],), activations="float", where=self.where)
+        return StoredLinear(rows.tensors, rows.weight)
+
+    def _types_of(self, spec: LinearSpec) -> tuple[str | None, ...]:
+        """Return the type of each fused matrix, None for one in full precision."""
+        count = len(spec.out_sizes)
+        holder, _, leaf = spec.name.rpartition(".")
+        if leaf == HEAD or spec.name in self.types or leaf not in FUSED:
+            return (self.types.get(spec.name),) * count
+        return tuple(self.types.get(f"{holder}.{part}") for part in FUSED[leaf])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A layer's matrices, each of its own type or (None) in full precision."""
+
+    types: tuple[str | None, ...]
+    activations: str
+    where: str
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return a tensor for each type: the rows of all parts that are of it.
+
+        Raises: ConfigError where ranks would divide a block.
+        """
+        return tuple(self._tensor(spec, name) for name in dict.fromkeys(self.types))
+
+    def _tensor(self, spec: LinearSpec, name: str | None) -> StoredTensor:
+        parts = tuple(number for number, own in enumerate(self.types) if own == name)
+        outputs = sum(spec.out_sizes[part] for part in parts)
+        shape, dtype = (outputs, spec.in_size), spec.weight_dtype or spec.dtype
+        if name is not None:
+            known = BY_NAME[name]
+            if spec.in_size % known.values:
+                raise ConfigError(
+                    f"{spec.name}: {spec.in_size} inputs of a rank are not whole blocks of "
+                    f"{known.values} ({name})",
+                    where=self.where,
+                    fix="use fewer ranks",
+                )
+            shape = (outputs, spec.in_size // known.values * known.block_bytes)
+            dtype = "uint8"
+        return StoredTensor(
+            name=name or FLOAT,
+            shape=shape,
+            dtype=dtype,
+            output_axis=0,
+            input_axis=1,
+            parts=None if len(parts) == len(self.types) else parts,
+        )
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix of one part."""
+        from dovetail_plugins.gguf._weight import float_weight, weight_of
+
+        ((name, tensor),) = tensors.items()
+        if name == FLOAT:
+            return float_weight(tensor)
+        return weight_of(name, tensor, activations=self.activations)

@@ -1,0 +1,215 @@
+"""Thinking x tools x form x streaming over HTTP: every cell whole and streamed, on whole servers.
+
+Where an answer is free, the replay model says what a script says and the answer is known to the
+last byte. Where it is held to a form, the random-logits model shows that the form is held.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from dovetail.config.model_path import DEMO_PATH
+from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
+from dovetail.testing.serving import events_of, joined
+from dovetail.testing.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+jsonschema = pytest.importorskip("jsonschema")
+
+THINKING: dict[str, dict[str, Any]] = {
+    "on": {"chat_template_kwargs": {"enable_thinking": True}},
+    "off": {"reasoning_effort": "none"},
+    "absent": {},
+}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "boolean"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+OTHER = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [
+    {"type": "function", "function": {"name": n, "parameters": p, "strict": True}}
+    for n, p in (("weather", PARAMETERS), ("clock", OTHER))
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CHOICES: dict[str, dict[str, Any]] = {
+    "no tools": {},
+    "auto": {"tools": TOOLS},
+    "required": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    "named": {"tools": TOOLS, "tool_choice": NAMED},
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "size": {"enum": [1, 22, 333]}},
+    "required": ["ok", "size"],
+    "additionalProperties": False,
+}
+REGEX = "(yes|no)( [0-9]{2})?"
+FORMATS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "json_object": {"response_format": {"type": "json_object"}},
+    "json_schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    },
+    "regex": {"structured_outputs": {"regex": REGEX}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": true}}\n</tool_call>'
+ARGUMENTS = '{"city": "Oslo", "days": true}'
+SCRIPTS = [
+    "Grüße, {world}. <tool>",
+    f"I ask.\n{CALL}\n{CALL}",
+    "<think>\nLet me see.\n</think>\n\nGrüße, {world}. <tool>",
+    f"<think>\nLet me see.\n</think>\n\nI ask.\n{CALL}\n{CALL}",
+]
+THOUGHT = "\nLet me see.\n</think>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_PATH / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def replay(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
+) -> Iterator[httpx.Client]:
+    """A server whose answer is the script that the last digit of the conversation names."""
+    scripts = [{"tokens": tokenizer.encode(s, add_special_tokens=False).ids} for s in SCRIPTS]
+    first = tokenizer.encode("0", add_special_tokens=False).ids[0]
+    model = write_replay_checkpoint(
+        tmp_path_factory.mktemp("replay"), tokenizer_from=DEMO_PATH, scripts=scripts, cue_base=first
+    )
+    with ServerProcess(str(model), "--port", "0") as server, server.wait_ready().client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A server that draws any token that it may."""
+    model = write_random_checkpoint(tmp_path_factory.mktemp("noise"), tokenizer_from=DEMO_PATH)
+    with ServerProcess(str(model), "--port", "0") as server, server.wait_ready().client() as client:
+        yield client
+
+
+def both(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the choice, the same whole and streamed, calls without their ids."""
+    whole = client.post("/v1/chat/completions", json=body)
+    assert whole.status_code == 200, whole.text
+    found = whole.json()
+    choice = found["choices"][0]
+    streamed = client.post(
+        "/v1/chat/completions",
+        json=body | {"stream": True, "stream_options": {"include_usage": True}},
+    )
+    events = events_of(streamed)
+    assert events[-1] == "[DONE]"
+    assert events[-2]["usage"] == found["usage"]
+    told = joined(events)
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    for call in told["message"]["tool_calls"]:
+        call.pop("id")
+    assert told["message"] == {
+        "content": message["content"] or "",
+        "reasoning_content": message.get("reasoning_content") or "",
+        "tool_calls": calls,
+    }
+    assert told["finish_reason"] == choice["finish_reason"]
+    return told | {"usage": found["usage"]}
+
+
+@pytest.mark.parametrize("choice", ["no tools", "auto"])
+@pytest.mark.parametrize("thinking", THINKING)
+def test_free_answers(
+    replay: httpx.Client, tokenizer: Tokenizer, thinking: str, choice: str
+) -> None:
+    number = 2 * (thinking == "on") + (choice == "auto")
+    body = {
+        "messages": [{"role": "user", "content": f"Script {number}"}],
+        **THINKING[thinking],
+        **CHOICES[choice],
+    }
+    if choice == "auto":  # not strict: a strict tool holds even a free answer's calls
+        body["tools"] = [{"function": {"name": "weather", "parameters": PARAMETERS}}]
+    found = both(replay, body)
+    message = found["message"]
+    assert message["reasoning_content"] == ("Let me see." if thinking == "on" else "")
+    thought = tokenizer.encode(THOUGHT, add_special_tokens=False).ids if thinking == "on" else []
+    details = found["usage"]["completion_tokens_details"]
+    assert details == {"reasoning_tokens": len(thought)}
+    if choice == "auto":
+        call = {"name": "weather", "arguments": ARGUMENTS}
+        assert (message["content"], message["tool_calls"]) == ("I ask.", [call, call])
+        assert found["finish_reason"] == "tool_calls"
+    else:
+        assert (message["content"], message["tool_calls"]) == ("Grüße, {world}. <tool>", [])
+        assert found["finish_reason"] == "stop"
+    cut = both(replay, body | {"max_tokens": 25 if thinking == "on" else 12})
+    assert cut["finish_reason"] == "length"
+
+
+CONSTRAINED = [
+    cell
+    for cell in itertools.product(THINKING, CHOICES, FORMATS)
+    if cell[2] != "none" or cell[1] in ("required", "named")
+]
+
+
+@pytest.mark.parametrize(("thinking", "choice", "form"), CONSTRAINED)
+def test_constrained_answers(noise: httpx.Client, thinking: str, choice: str, form: str) -> None:
+    outputs = {"close_on_length": True} | FORMATS[form].get("structured_outputs", {})
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 160,
+        "seed": 7,
+        **THINKING[thinking],
+        **CHOICES[choice],
+        **FORMATS[form],
+        "structured_outputs": outputs,
+    }
+    if choice == "auto":
+        body["parallel_tool_calls"] = False
+    if thinking == "on":
+        body["thinking_token_budget"] = 9
+    num_thinking = 0
+    for seed in range(3):
+        found = both(noise, body | {"seed": seed})
+        thought = found["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert thought <= 10
+        num_thinking += thought > 0
+        assert num_thinking == 0 or thinking == "on"
+        check(found, choice, form)
+
+
+def check(found: dict[str, Any], choice: str, form: str) -> None:
+    """Assert that the answer has the form and the finish reason that say what it is."""
+    message, calls = found["message"], found["message"]["tool_calls"]
+    if choice in ("required", "named"):
+        assert len(calls) == 1, found
+        assert message["content"] == ""
+    if calls:
+        assert choice != "no tools"
+        assert message["content"] == ""
+        for call in calls:
+            schema = {"weather": PARAMETERS, "clock": OTHER}[call["name"]]
+            jsonschema.validate(json.loads(call["arguments"]), schema)
+            assert choice != "named" or call["name"] == "weather"
+        assert found["finish_reason"] == ("stop" if choice == "named" else "tool_calls")
+        return
+    assert found["finish_reason"] == "stop" or form == "json_object", found
+    if form == "regex":
+        assert re.fullmatch(REGEX, message["content"])
+    elif form == "json_schema":
+        jsonschema.validate(json.loads(message["content"]), SCHEMA)
+    else:
+        assert isinstance(json.loads(message["content"]), dict)

@@ -1,0 +1,71 @@
+"""Checkpoints that other libraries wrote, through the whole engine, against those libraries' logits.
+
+tests/data/quantized holds them, with the scripts that wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dovetail import LLM
+from dovetail.testing.dequantized import found_logprobs
+from dovetail.testing.tiny_models import write_tiny_tokenizer
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "quantized"
+BOUND = 1e-3
+"""Of the logits' range. Both sides multiply float activations by the same matrices."""
+
+
+def copied(name: str, folder: Path, **changes: Any) -> Path:
+    """Return a checkpoint with a tokenizer beside it, its quantization_config changed."""
+    shutil.copytree(DATA / name, folder)
+    write_tiny_tokenizer(folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= changes
+    file.write_text(json.dumps(config))
+    return folder
+
+
+def error(path: Path, **flags: Any) -> float:
+    """Return the largest distance of a logprob, in the range of the logits of its token."""
+    kept = load_file(path / "logits.safetensors")
+    flags.setdefault("plugin_options", {"quantization": {"activations": "float"}})
+    with LLM(
+        model=str(path),
+        num_gpu_blocks_override=16,
+        block_size=16,
+        max_model_len=64,
+        max_logprobs=-1,
+        use_tqdm_on_load=False,
+        dtype="float32",
+        **flags,
+    ) as llm:
+        found = found_logprobs(llm, [kept["token_ids"].tolist()])
+    logits = kept["logits"]
+    span = logits.amax(-1, keepdim=True) - logits.amin(-1, keepdim=True)
+    return float(((found - logits.log_softmax(-1)).abs() / span).max())
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq_dynamic", "gptq_3_bits", "awq", "auto_round_gptq"])
+def test_logits(name: str, tmp_path: Path) -> None:
+    assert error(copied(name, tmp_path / "model")) <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("gptq", "gptq_marlin"), ("awq", "awq_marlin"), ("awq", "awq")]
+)
+def test_names_of_kernels_read_the_same(name: str, asked: str, tmp_path: Path) -> None:
+    assert error(copied(name, tmp_path / "model"), quantization=asked) <= BOUND
+
+
+def test_auto_round_over_awq(tmp_path: Path) -> None:
+    changes = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}
+    assert error(copied("awq", tmp_path / "model", **changes)) <= BOUND
