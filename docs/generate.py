@@ -65,13 +65,18 @@ def http_page() -> str:
     from dovetail.server import app
     from dovetail.server.protocol.chat import ChatRequest
     from dovetail.server.protocol.completions import CompletionRequest
+    from dovetail.server.protocol.messages import CountRequest, MessagesRequest
+    from dovetail.server.protocol.parse import ParseRequest
+    from dovetail.server.protocol.responses import ResponsesRequest
     from dovetail.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
     parts = [
         "# HTTP routes\n",
         NOTE,
         '\nErrors are JSON in OpenAI\'s shape: `{"error": {"message", "type", "param", '
-        '"code"}}`. When keys are set (`--api-key`), every route needs one but those marked '
+        '"code"}}`; below `/v1/messages` in Anthropic\'s: `{"type", "error": {"type", '
+        '"message"}, "request_id"}`. When keys are set (`--api-key`), every route needs one, as '
+        "`Authorization: Bearer KEY` or `x-api-key: KEY`, but those marked "
         "open.\n",
         "| method | path | what | key |",
         "|---|---|---|---|",
@@ -84,7 +89,16 @@ def http_page() -> str:
         line = (inspect.getdoc(endpoint) or "").splitlines()[0]
         flag = "--" + field.replace("_", "-")
         parts.append(f"| {method} | `{path}` | {line} Only with `{flag}`. | needed |")
-    bodies = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    bodies = (
+        ChatRequest,
+        CompletionRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        CountRequest,
+        ParseRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    )
     parts += [_fields_section(body) for body in bodies]
     return "\n".join(parts) + "\n"
 

@@ -21,6 +21,9 @@ from dovetail.engine.input import PreparedRequest, Prompt
 from dovetail.engine.outputs import GenerationResult
 from dovetail.engine.sync_engine import SyncEngine
 from dovetail.errors import RequestError
+from dovetail.guided.table import GuideTable, guide_table
+from dovetail.interfaces.form import Form
+from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 
@@ -40,6 +43,7 @@ class LLM(AbstractContextManager["LLM"]):
         config.tell(sys.stderr)
         self._frontend = config.frontend
         self._engine = SyncEngine(resolve(config))
+        self._guides: GuideTable | None = None
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> Self:
@@ -47,6 +51,7 @@ class LLM(AbstractContextManager["LLM"]):
         llm = cls.__new__(cls)
         llm._frontend = Config().frontend
         llm._engine = SyncEngine(spec)
+        llm._guides = None
         return llm
 
     @property
@@ -62,6 +67,19 @@ class LLM(AbstractContextManager["LLM"]):
     def default_params(self, **fields: Any) -> SamplingParams:
         """Return the model's default sampling params overlaid by `fields`."""
         return SamplingParams(**{**self.spec.default_sampling, **fields})
+
+    def guide(self, form: Form, *, backend: str | None = None, starts_after: str = "") -> Guide:
+        """Return what holds an answer to a form, for SamplingParams(guide=...).
+
+        With `starts_after` the form counts from behind that text, the end of the reasoning, say.
+        The form is compiled in this process, in whatever time it takes.
+        Raises: RequestError for a part of the form that no backend enforces or can read.
+        """
+        from dovetail.guided.here import compile_here  # only guided answers need it
+
+        if self._guides is None:
+            self._guides = guide_table(self.spec)
+        return compile_here(self._guides, form, backend=backend, starts_after=starts_after)
 
     def generate(
         self,

@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,8 +18,8 @@ from tokenizers import Tokenizer
 
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
-from dovetail.testing.serving import events_of, joined
 from dovetail.testing.server_process import ServerProcess
+from dovetail.testing.serving import events_of, joined
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 jsonschema = pytest.importorskip("jsonschema")

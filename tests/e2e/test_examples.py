@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +46,13 @@ def test_offline_chat() -> None:
 
 def test_swap_by_name() -> None:
     assert len(output_of("swap_by_name.py").splitlines()) == 2
+
+
+def test_structured_output() -> None:
+    schema, pattern, choice = output_of("structured_output.py").splitlines()
+    assert set(ast.literal_eval(schema.partition(": ")[2])) == {"city", "is_capital"}
+    assert re.fullmatch(r"pattern: [A-Z][a-z]+, \d{4}", pattern)
+    assert choice in ("choice: yes", "choice: no")
 
 
 def test_stream_chat(url: str) -> None:

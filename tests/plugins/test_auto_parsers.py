@@ -18,9 +18,9 @@ from dovetail.server.parsers import choose_parsers
 HF = "https://huggingface.co/"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 QWEN_TOOLS = (
-    "{% if tools %}<tools>{{ tools | tojson }}</tools> For each function call, return a json object "
-    'within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": '
-    "<args-json-object>}\n</tool_call>{% endif %}"
+    "{% if tools %}<tools>{{ tools | tojson }}</tools> For each function call, return a json "
+    'object within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, '
+    '"arguments": <args-json-object>}\n</tool_call>{% endif %}'
 )
 SPLITS_THINKING = "{% set content = m.content.split('</think>')[-1] %}"
 OPENS_THINKING = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
@@ -294,8 +294,8 @@ FAMILIES = {
     ),
     "Step3": (
         "stepfun-ai/step3",
-        "<|BOT|>{{ m.role }}\n{{ m.content }}<|EOT|><｜tool_calls_begin｜>\n<｜tool_call_begin｜>function"
-        '<｜tool_sep｜><steptml:invoke name="f"></steptml:invoke><｜tool_call_end｜>'
+        "<|BOT|>{{ m.role }}\n{{ m.content }}<|EOT|><｜tool_calls_begin｜>\n<｜tool_call_begin｜>"
+        'function<｜tool_sep｜><steptml:invoke name="f"></steptml:invoke><｜tool_call_end｜>'
         "<｜tool_calls_end｜><|BOT|>assistant\n<think>\n",
         "step3",
         "step3",

@@ -62,7 +62,7 @@ class GuideCompiler:
         artifact = await self._artifact(name, form, where)
         return Guide(
             backend=name,
-            key=_key(name, artifact, starts_after.encode(), str(closes)),
+            key=guide_key(name, artifact, starts_after.encode(), str(closes)),
             artifact=artifact,
             starts_after=starts_after,
             closes=closes,
@@ -79,7 +79,7 @@ class GuideCompiler:
         name = choose_backend(self.spec, forms, backend, where)
         artifacts = tuple([await self._artifact(name, form, where) for form in forms])
         triggers = tuple(text for text, _ in parts)
-        key = _key(name, *artifacts, *(text.encode() for text in triggers))
+        key = guide_key(name, *artifacts, *(text.encode() for text in triggers))
         return Guide(backend=name, key=key, triggers=triggers, artifacts=artifacts)
 
     async def close(self) -> None:
@@ -181,7 +181,8 @@ async def _asked(process: asyncio.subprocess.Process, message: msgspec.Struct) -
     return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer)
 
 
-def _key(*parts: bytes | str) -> str:
+def guide_key(*parts: bytes | str) -> str:
+    """Return a name for what a guide is made of, equal for equal parts."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -59,8 +59,8 @@ def refuses(node: Mapping[str, Any], keyword: str) -> str | None:
 class JsonGrammar:
     """The rules for one schema; `rules[ROOT]` is the whole.
 
-    `depth` None lets rules refer to each other; with a number there are no rules but the first,
-    and values that nest deeper than so are left out.
+    `depth` None lets rules refer to each other. With a number there are no rules but the first:
+    a schema that refers to itself is refused, and values that no schema describes nest no deeper.
     """
 
     def __init__(self, schema: Any, blanks: str, depth: int | None = None) -> None:
@@ -68,6 +68,7 @@ class JsonGrammar:
         self._blank = parse(blanks)
         self._depth = depth
         self._names: dict[str, Node] = {}
+        self._open: set[str] = set()
         self.rules: dict[str, Node] = {}
         try:
             self.rules[ROOT] = self._value(schema, depth)
@@ -83,9 +84,9 @@ class JsonGrammar:
         if schema is False:
             return _NOTHING
         merged = self._merged({} if schema is True else schema)
-        if self._depth is not None:
-            return self._branches(merged, depth)
         key = json.dumps(merged, sort_keys=True)
+        if self._depth is not None:
+            return self._unfolded(f"{depth} {key}", merged, depth)
         if key not in self._names:
             if len(self._names) > MAX_RULES:
                 raise InvalidForm("the schema has too many parts")
@@ -97,6 +98,14 @@ class JsonGrammar:
             else:
                 self.rules[name] = made
         return self._names[key]
+
+    def _unfolded(self, key: str, merged: dict[str, Any], depth: int | None) -> Node:
+        if key in self._open:
+            raise InvalidForm("the schema refers to itself, which no regular expression can")
+        self._open.add(key)
+        made = self._branches(merged, depth)
+        self._open.remove(key)
+        return made
 
     def _merged(self, schema: Mapping[str, Any], through: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return a schema with its references and allOf folded in. Raises: InvalidForm"""
@@ -174,24 +183,21 @@ class JsonGrammar:
         return _number(schema, is_whole=kind == "integer")
 
     def _object(self, schema: dict[str, Any], depth: int | None) -> Node:
-        inner = None if depth is None else depth - 1
         named = dict(schema.get("properties", {}))
         required = set(schema.get("required", ()))
         others = schema.get("additionalProperties", not named)
         for name in sorted(required - set(named)):
             named[name] = others if "additionalProperties" in schema else True
-        if depth == 0:
-            return _NOTHING if required else self._wrapped("{", Cat(()), "}")
         begun: Node = Cat(())
         fresh: list[Node] = []
-        more = _NOTHING if others is False else self._value(others, inner)
+        more = _NOTHING if others is False else self._value_of_any(others, depth)
         if more != _NOTHING:
             member = self._member(_name_outside(named), more)
             begun = Many(Cat((self._comma(), member)), 0, None)
             fresh = [Cat((member, begun))]
         may_be_empty = True
         for name in reversed(list(named)):
-            value = self._value(named[name], inner)
+            value = self._value(named[name], depth)
             is_needed = name in required
             if value == _NOTHING and is_needed:
                 return _NOTHING
@@ -206,6 +212,12 @@ class JsonGrammar:
         empty = [self._wrapped("{", Cat(()), "}")] if may_be_empty else []
         return _either([*(self._wrapped("{", part, "}") for part in fresh), *empty])
 
+    def _value_of_any(self, schema: Any, depth: int | None) -> Node:
+        """Return the values of a member or item, one level deeper where nothing describes them."""
+        if depth is None or schema not in (True, {}):
+            return self._value(schema, depth)
+        return self._value(True, depth - 1) if depth else _NOTHING
+
     def _shared(self, node: Node) -> Node:
         """Return a part as a rule where rules may be, so that the whole stays short."""
         if self._depth is not None:
@@ -217,16 +229,15 @@ class JsonGrammar:
         return Rule(name)
 
     def _array(self, schema: dict[str, Any], depth: int | None) -> Node:
-        inner = None if depth is None else depth - 1
         heads = list(schema.get("prefixItems", ()))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         empty = self._wrapped("[", Cat(()), "]")
         if most is not None and most < least:
             return _NOTHING
-        if depth == 0 or most == 0:
+        if most == 0:
             return empty if least == 0 else _NOTHING
-        item = self._value(schema.get("items", True), inner)
-        values = [self._value(head, inner) for head in heads[:most]]
+        item = self._value_of_any(schema.get("items", True), depth)
+        values = [self._value(head, depth) for head in heads[:most]]
         if _NOTHING in values:
             values, item, most = values[: values.index(_NOTHING)], _NOTHING, None
         room = None if most is None else most - len(values)

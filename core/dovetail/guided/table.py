@@ -16,7 +16,7 @@ from dovetail.guided.closing import Closing
 from dovetail.guided.marker import Marker
 from dovetail.guided.vocabulary import load_vocabulary
 from dovetail.interfaces.guided import Compiled, Guide, GuidedBackend, InvalidForm, Vocabulary
-from dovetail.interfaces.spec import GuidedSpec, Selection
+from dovetail.interfaces.spec import EngineSpec, GuidedSpec, Selection
 
 
 class LoadedGuide:
@@ -103,3 +103,13 @@ class GuideTable:
         while total > self.spec.cache_bytes and len(self._loaded) > 1:
             _, gone = self._loaded.popitem(last=False)
             total -= gone.num_bytes
+
+
+def guide_table(spec: EngineSpec) -> GuideTable:
+    """Return the table of an engine. Raises: RequestError where no backend is installed."""
+    if spec.run.guided is None:
+        raise RequestError(
+            "no backend for structured output is installed.",
+            fix='pip install "dovetail-llm[guided]"',
+        )
+    return GuideTable(spec.run.guided)

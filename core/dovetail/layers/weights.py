@@ -243,10 +243,8 @@ def _in_shape(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     some packed weights and scales are stored; any other as it is."""
     sizes = [size for size in tensor.shape if size != 1]
     wanted = [size for size in shape if size != 1]
-    if sizes == wanted or (len(sizes) == 1 and not tensor.is_floating_point()
-                           and sizes[0] == math.prod(wanted)):  # fmt: skip
-        return tensor.reshape(shape)
-    return tensor
+    is_flat = len(sizes) == 1 and sizes[0] == math.prod(wanted)
+    return tensor.reshape(shape) if sizes == wanted or is_flat else tensor
 
 
 def _misfit(placement: Placement, tensor: torch.Tensor) -> str | None:

@@ -29,6 +29,7 @@ REFUSED = {
 }
 """Declared fields with a meaning that cannot be honoured."""
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text"})
+SYSTEM_ROLES = frozenset({"system", "developer"})
 
 Message = dict[str, Any]
 
@@ -54,6 +55,17 @@ def chat_of(body: ResponsesRequest, messages: Sequence[Message]) -> ChatRequest:
         "thinking_token_budget": body.thinking_token_budget,
     }
     return as_chat(body, fields)
+
+
+def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
+    """Return the request without its oldest turns, each a user's words and what followed them;
+    None where no other would be left. What the system says stays."""
+    messages = chat.messages
+    starts = [i for i, message in enumerate(messages) if message.role == "user"]
+    if num_turns >= len(starts):
+        return None
+    said = [message for message in messages[: starts[0]] if message.role in SYSTEM_ROLES]
+    return chat.model_copy(update={"messages": [*said, *messages[starts[num_turns] :]]})
 
 
 def ignored_fields(body: ResponsesRequest) -> list[str]:

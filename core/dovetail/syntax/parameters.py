@@ -21,9 +21,9 @@ NUMBERS = frozenset({"integer", "number"})
 MAX_REFERENCES = 8
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 SEPARABLE = frozenset(
-    "type properties required additionalProperties title description $defs definitions $schema "
-    "$id $comment default examples strict".split()
-)
+    ("type", "properties", "required", "additionalProperties", "title", "description", "$defs",
+     "definitions", "$schema", "$id", "$comment", "default", "examples", "strict")
+)  # fmt: skip
 """Keywords of an object that hold if every parameter by itself is right."""
 
 

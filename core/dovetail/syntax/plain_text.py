@@ -1,5 +1,4 @@
-"""Forms of values that stand in a text without quotes: strings up to a closing tag. Knows no family.
-"""
+"""Forms of values that stand without quotes: strings up to a closing tag. Knows no family."""
 
 from __future__ import annotations
 
@@ -11,11 +10,13 @@ from dovetail.interfaces.form import Choice, Form, Json, Literal, Pattern
 from dovetail.syntax.parameters import Parameter, is_text
 
 _ABOUT = frozenset(
-    "type title description default examples deprecated readOnly writeOnly nullable $comment "
-    "$defs definitions".split()
-)
+    ("type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+     "nullable", "$comment", "$defs", "definitions")
+)  # fmt: skip
 _DAY = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:0[0-9]|1[0-4]):[03]0)"
+_TIME = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:0[0-9]|1[0-4]):[03]0)"
+)
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 FORMATS = {
     "date": _DAY,

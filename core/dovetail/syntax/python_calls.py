@@ -44,8 +44,8 @@ class _Call:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a text. `begin`: where the last call does. `end`: where the calls are over. `fault`: why reading stopped, if
-    not because the text did."""
+    """What was read of a text. `begin`: where the last call does. `end`: where the calls are over.
+    `fault`: why reading stopped, if not because the text did."""
 
     calls: list[_Call] = field(default_factory=list)
     num_parts: int = 0
@@ -70,7 +70,7 @@ class PythonCalls:
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
-        found = self._read(text)
+        found = _reading(self, text)
         if found.is_cut_in_string:
             raise UnfinishedToolCall("a string is not closed")
         over = found.end if self.is_list else found.at
@@ -84,7 +84,7 @@ class PythonCalls:
 
         Raises: MalformedToolCall when it can become no call.
         """
-        found = self._read(text)
+        found = _reading(self, text)
         sure = [call.made() for call in found.calls if call.is_sure]
         if found.fault and not sure:
             raise MalformedToolCall(found.fault)
@@ -92,7 +92,7 @@ class PythonCalls:
 
     def end(self, text: str) -> int | None:
         """Return where a list of calls is over, or None while more of it may follow."""
-        found = self._read(text)
+        found = _reading(self, text)
         return found.at if found.fault else found.end
 
     def form(self, tool: Tool) -> Form | None:
@@ -111,8 +111,8 @@ class PythonCalls:
             return divided(call, "\n", most)
         return sequence("[", divided(call, ", ", most), "]")
 
-    @lru_cache(maxsize=1)  # Where a list ends and what it holds are asked one after the other.
-    def _read(self, text: str) -> _Read:
+    def read(self, text: str) -> _Read:
+        """Return what a text holds, as far as it goes."""
         found = _Read(at=skip_blanks(text))
         try:
             if self.is_list:
@@ -207,6 +207,12 @@ class PythonCalls:
         if text[at] != character:
             raise MalformedToolCall(f"no {character} at character {at + 1}")
         found.at = skip_blanks(text, at + 1)
+
+
+@lru_cache(maxsize=1)
+def _reading(calls: PythonCalls, text: str) -> _Read:
+    """Read a text; where its calls end and what they are is asked one right after the other."""
+    return calls.read(text)
 
 
 def _goes_on(text: str, at: int) -> bool:

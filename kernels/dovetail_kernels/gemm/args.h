@@ -10,7 +10,7 @@ struct GemmArgs {
   float* out;             // [M, N] (gated: [M, N / 2]), rows out_stride floats apart
   const void* weight;     // packed by gemm_pack
   const void* scales;     // int8: [N padded]; in groups: [panels, K / group, panel columns]
-  const void* zeros;      // int4: the zero points like scales; null: 8 everywhere
+  const void* zeros;      // the zero points like scales; null: 8 (int4) or 0 (bytes) everywhere
   const float* table;     // table4: what the sixteen codes stand for
   const float* outer;     // table4: [N padded], a factor of all scales of an output; or null
   const float* bias;      // [N] or null
@@ -57,4 +57,5 @@ enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kI
   kBfloat16Bfloat16 = 6,
   kFloat8 = 7,  // e4m3: a sign, four bits of exponent (bias 7), three of fraction
   kTable4 = 8,
+  kInt8Float32 = 9,
 };

@@ -15,15 +15,16 @@ from dovetail_kernels.gemm.weight import (
     quantize_float8,
     quantize_int4,
     quantize_int8,
+    quantize_int8_groups,
     quantize_table4,
 )
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
 
-GROUPS = {"int4": 64, "int4_int8": 128, "float8": 128, "table4": 32}
+GROUPS = {"int4": 64, "int4_int8": 128, "float8": 128, "table4": 32, "int8_float32": 32}
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TABLE = torch.cat([E2M1, -E2M1])
-BYTES = {"float32": 4, "int8": 1, "float8": 1, "int4": 0.5, "int4_int8": 0.5, "table4": 0.5}
+BYTES = {"float32": 4, "int8": 1, "float8": 1, "int8_float32": 1, "int4": 0.5, "int4_int8": 0.5, "table4": 0.5}
 ROWS = (1, 2, 5, 12, 13, 40, 131)
 PERF_ROWS = (1, 4, 8, 16, 32, 256, 1024)
 PERF_SHAPES = ((1024, 3072), (3072, 1024))
@@ -53,7 +54,7 @@ def cases() -> list[Case]:
         _case(
             f, m, 200, 64, {"group": group, "is_symmetric": even}, f"G{group}{'' if even else 'z'}"
         )
-        for f in ("int4", "int4_int8")
+        for f in ("int4", "int4_int8", "int8_float32")
         for group in (32, 64, 128)
         for even in (True, False)
         for m in (1, 7)
@@ -83,12 +84,21 @@ def make_weight(
         return Weight(format=format, values=wide.to(dtype))
     if format == "int8":
         return quantize_int8(wide)
+    if format == "int8_float32":
+        return _int8(wide, group or GROUPS[format], is_symmetric=is_symmetric)
     if format == "float8":
         return quantize_float8(wide, group)
     if format == "table4":
         return _table4(wide, group or GROUPS[format])
     made = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)
     return replace(made, format=format)
+
+
+def _int8(wide: torch.Tensor, group: int, *, is_symmetric: bool) -> Weight:
+    made = quantize_int8_groups(wide, group)
+    if is_symmetric or made.scales is None:
+        return made
+    return replace(made, zeros=normal(made.scales.shape, torch.float32, wide.device, seed=4) * 9)
 
 
 def _table4(wide: torch.Tensor, group: int) -> Weight:

@@ -1,4 +1,5 @@
-// Matrix products with float activations: weights float32, bfloat16, half, float8 or 4-bit in groups.
+// Matrix products with float activations: weights float32, bfloat16, half,
+// or in groups: float8, 8-bit or 4-bit.
 //
 // A narrow weight becomes float in a register, next to its multiply-add. Where many rows share a
 // panel, it becomes float once, into the first-level cache. Both ways give the same bits.
@@ -101,31 +102,39 @@ struct Int4 {
 };
 
 // One byte an input and column, as in Float32; eight inputs at a time, so that they share a scale.
-// The panel's last eight are padded. A weight is e4m3 * scale, rounded once.
-struct Float8 {
+// The panel's last eight are padded. A weight is e4m3 * scale or q * scale - zero, rounded once.
+template <bool is_float8>
+struct Bytes {
   static constexpr int step = 8;
   static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 8) * 8 * kPanel; }
   const uint8_t* at;
-  Scales scales;
+  Scales scales, zeros;
   int64_t group, offset;
-  DT_INLINE Float8(const GemmArgs& args, int64_t panel)
+  DT_INLINE Bytes(const GemmArgs& args, int64_t panel)
       : at(static_cast<const uint8_t*>(args.weight) + panel * divide_up(args.in_size, 8) * 8 * kPanel),
         scales{args.scales, args.scale_format},
+        zeros{args.zeros, args.scale_format},
         group(args.group),
         offset(panel * divide_up(args.in_size, group) * kPanel) {}
   struct Raw {
     const uint8_t* at;
-    Vec scale[2];
+    Vec scale[2], zero[2];
   };
   DT_INLINE Raw raw(int64_t k) const {
     Raw r;
     r.at = at + k * kPanel;
-    for (int j = 0; j < 2; ++j)
-      r.scale[j] = mul(scales.load(offset + k / group * kPanel + j * kLanes), set1(256.0f));
+    for (int j = 0; j < 2; ++j) {
+      const int64_t here = offset + k / group * kPanel + j * kLanes;
+      const Vec scale = scales.load(here);
+      r.scale[j] = is_float8 ? mul(scale, set1(256.0f)) : scale;
+      r.zero[j] = !is_float8 && zeros.at ? sub(zero(), mul(scale, zeros.load(here))) : zero();
+    }
     return r;
   }
   template <int s> DT_INLINE Vec get(const Raw& raw, int j) const {
-    return mul(load_e4m3_256ths(raw.at + s * kPanel + j * kLanes), raw.scale[j]);
+    const uint8_t* here = raw.at + s * kPanel + j * kLanes;
+    if constexpr (is_float8) return mul(load_e4m3_256ths(here), raw.scale[j]);
+    return fma(load_s8(reinterpret_cast<const int8_t*>(here)), raw.scale[j], raw.zero[j]);
   }
 };
 
@@ -292,7 +301,8 @@ int multiply_any(const GemmArgs& args) {
     case kBfloat16: return multiply<Bfloat16>(args);
     case kFloat16: return multiply<Float16>(args);
     case kInt4: return multiply<Int4>(args);
-    case kFloat8: return multiply<Float8>(args);
+    case kFloat8: return multiply<Bytes<true>>(args);
+    case kInt8Float32: return multiply<Bytes<false>>(args);
     case kTable4: return multiply<Table4>(args);
     default: return 2;
   }

@@ -31,7 +31,7 @@ DT_INLINE int64_t step_of(int32_t format) {
 }
 // Inputs of a panel, padding included: products read so many at a time.
 DT_INLINE int64_t padded_inputs(int32_t format, int64_t in_size) {
-  const int64_t step = format == kFloat8 ? 8 : step_of(format);
+  const int64_t step = format == kFloat8 || format == kInt8Float32 ? 8 : step_of(format);
   return divide_up(in_size, step) * step;
 }
 
@@ -72,6 +72,7 @@ int64_t panel_bytes(int32_t format, int64_t in_size) {
     case kBfloat16Bfloat16:
     case kFloat16: return values * 2;
     case kInt8:
+    case kInt8Float32:
     case kFloat8: return values;
     default: return values / 2;
   }
@@ -97,6 +98,7 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kBfloat16Bfloat16:
       case kFloat16: return pack_panel(args, panel, reinterpret_cast<uint16_t*>(to));
       case kInt8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
+      case kInt8Float32:
       case kFloat8: return pack_panel(args, panel, to);
       case kInt4:
       case kTable4: return pack_panel_int4(args, panel, to, kInOrder);
@@ -127,6 +129,12 @@ DT_KERNEL(gemm_rows, RowsArgs) {
         case kBfloat16Bfloat16: out[k] = bf16_to_float(reinterpret_cast<const bf16*>(at)[here]); break;
         case kFloat16: out[k] = f16_to_float(reinterpret_cast<const f16*>(at)[here]); break;
         case kInt8: out[k] = static_cast<float>(static_cast<int8_t>(at[here] - kInt8Offset)) * scales.one(first); break;
+        case kInt8Float32: {
+          const int64_t at_group = first + k / args.group * kPanel;
+          const float zero = args.zeros ? zeros.one(at_group) : 0.0f;
+          out[k] = (static_cast<float>(static_cast<int8_t>(at[here])) - zero) * scales.one(at_group);
+          break;
+        }
         case kFloat8: out[k] = e4m3_to_float(at[here]) * scales.one(first + k / args.group * kPanel); break;
         default: {
           const int nibble = args.format != kInt4Int8 ? static_cast<int>(k % 8) : kNibbleOfInput[k % 8];

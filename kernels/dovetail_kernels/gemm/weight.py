@@ -20,10 +20,12 @@ FORMATS = (
     "bfloat16_bfloat16",
     "float8",
     "table4",
+    "int8_float32",
 )
 """The weight's format, and after an underscore the activations' if they are not float32.
 
-int8: a scale per output, activations made int8 per row. int4: a scale per output and group of
+int8: a scale per output, activations made int8 per row; int8_float32: a scale per output and group
+of inputs, float activations. int4: a scale per output and group of
 inputs, float activations; int4_int8: the same, activations made int8 per row. bfloat16_bfloat16:
 activations rounded to bfloat16, which some instruction sets multiply at twice the rate. float8:
 e4m3 with a scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise.
@@ -39,10 +41,10 @@ FLOAT8_LARGEST = 448.0
 class Weight:
     """A matrix [N, K].
 
-    `values`: the format's own dtype for floats, int8 for int8, uint8 in 0 .. 15 for 4 bits.
-    `scales`: float32 [N] for int8; [N, K / G rounded up] in one of `SCALES` for int4, float8 and
-    table4, G a multiple of 8. `zeros`: zero points like the scales, None for 8 everywhere: an int4
-    weight is (value - zero) * scale. `table` float32 [16] and `outer` float32 [N], which may be
+    `values`: the format's own dtype for floats, int8 for 8 bits, uint8 in 0 .. 15 for 4 bits.
+    `scales`: float32 [N] for int8; [N, K / G rounded up] in one of `SCALES` for the others, G a
+    multiple of 8. `zeros`: zero points like the scales, None for 8 everywhere (int4) or 0: a weight
+    is (value - zero) * scale. `table` float32 [16] and `outer` float32 [N], which may be
     None: a table4 weight is table[value] * scale * outer. Values of float8 are no NaN.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     """
@@ -91,7 +93,7 @@ class Weight:
             return wide
         if self.format == "int8":
             return wide * self.scales.unsqueeze(1)
-        if self.format == "float8":
+        if self.format in ("float8", "int8_float32") and self.zeros is None:
             return wide * self._spread(self.scales)
         points = torch.full_like(self.scales, 8.0) if self.zeros is None else self.zeros
         return (wide - self._spread(points)) * self._spread(self.scales)
@@ -145,6 +147,23 @@ def quantize_int8(weight: torch.Tensor) -> Weight:
         values[part] = wide.div_(scale).round_().clamp_(-127, 127)
         scales[part] = scale.squeeze(1)
     return Weight(format="int8", values=values, scales=scales)
+
+
+def quantize_int8_groups(weight: torch.Tensor, group: int) -> Weight:
+    """Return the nearest int8 matrix, a scale per output and group of inputs: `int8_float32`.
+
+    Shapes: weight [N, K]
+    """
+    outputs, inputs = weight.shape
+    wide = torch.nn.functional.pad(weight.float(), (0, -inputs % group))
+    made = quantize_int8(wide.view(-1, group))
+    assert made.scales is not None
+    return Weight(
+        format="int8_float32",
+        values=made.values.view(outputs, -1)[:, :inputs],
+        scales=made.scales.view(outputs, -1),
+        group=group,
+    )
 
 
 def quantize_int4(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.guided import json_grammar
+from dovetail.guided import json_grammar, utf8
 from dovetail.guided.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
 from dovetail.guided.tree import rules_of
 from dovetail.interfaces import form as forms
@@ -24,6 +24,8 @@ from dovetail.interfaces.plugin import Info
 MAX_MASKS = 256
 MAX_PLACES = 5_000
 """Ways in which one text may be read at the same time; more are refused."""
+
+_LETTERS = "".join(map(chr, range(256)))
 
 Frame = tuple[Node, int, int | None]
 Stack = tuple[Frame, "Stack"] | None
@@ -46,10 +48,10 @@ class LmFormatEnforcer(GuidedBackend):
         from lmformatenforcer import TokenEnforcerTokenizerData
 
         self.vocabulary = vocabulary
-        self.texts = {i: text for i, data in enumerate(vocabulary.tokens) if (text := _text(data))}
+        # Bytes as characters of the same number: tokens may hold parts of longer characters.
+        self.texts = {i: data.decode("latin-1") for i, data in enumerate(vocabulary.tokens) if data}
         words = [(token_id, text, True) for token_id, text in self.texts.items()]
         self.data = TokenEnforcerTokenizerData(words, str, [], False, vocabulary.size)
-        self.letters = "".join(sorted({letter for text in self.texts.values() for letter in text}))
 
     @classmethod
     def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
@@ -64,15 +66,9 @@ class LmFormatEnforcer(GuidedBackend):
 
     def load(self, artifact: bytes) -> Compiled:
         """Return the rules of a form."""
-        return _Loaded(rules_of(decode_form(artifact), self.vocabulary.special), self, len(artifact))
-
-
-def _text(data: bytes) -> str:
-    """Return a token's text, empty for parts of characters: they are not used."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return ""
+        rules = rules_of(decode_form(artifact), self.vocabulary.special)
+        in_bytes = {name: utf8.in_bytes(node) for name, node in rules.items()}
+        return _Loaded(in_bytes, self, len(artifact))
 
 
 class _Loaded:
@@ -93,9 +89,9 @@ class _Loaded:
         return _Matcher(self)
 
     def letters_of(self, ranges: Ranges) -> str:
-        """Return the letters of the vocabulary that are in a set."""
+        """Return the letters (bytes) that are in a set."""
         if ranges not in self._letters:
-            self._letters[ranges] = "".join(c for c in self.backend.letters if _is_in(c, ranges))
+            self._letters[ranges] = "".join(c for c in _LETTERS if _is_in(c, ranges))
         return self._letters[ranges]
 
     def mask(self, place: Place) -> np.ndarray:

@@ -2,8 +2,8 @@
 the vocabulary.
 
 The index is compiled in the killable process and crosses as the library's own bytes. A regular
-expression does not nest without end: JSON deeper than MAX_DEPTH is left out. Source:
-https://github.com/dottxt-ai/outlines-core.
+expression does not nest without end: a schema that refers to itself is refused, and values that no
+schema describes nest to MAX_DEPTH. Source: https://github.com/dottxt-ai/outlines-core.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
 from dovetail.interfaces.plugin import Info
 
-MAX_DEPTH = 4
-"""Levels of objects and lists; each may make the expression several times as long."""
-MAX_REGEX_CHARS = 400_000
+MAX_DEPTH = 1
+"""Each level makes the expression four times as long, and its index larger still."""
+MAX_REGEX_CHARS = 60_000
 MAX_MASKS = 256
 NUM_BYTES_PER_EDGE = 12
 

@@ -53,8 +53,13 @@ class XGrammar(GuidedBackend):
         import xgrammar
 
         self.vocabulary = vocabulary
+        # Empty tokens are never allowed; a special one is where it stands by its id. 0xFF is part
+        # of no text, so that no other text can be it.
+        tokens = list(vocabulary.tokens)
+        for token_id in vocabulary.special.values():
+            tokens[token_id] = b"\xff%d" % token_id
         self._info = xgrammar.TokenizerInfo(
-            list(vocabulary.tokens),
+            tokens,
             xgrammar.VocabType.RAW,
             vocab_size=vocabulary.size,
             stop_token_ids=list(vocabulary.eos_ids),

@@ -31,7 +31,7 @@ def stream(
     threads = concurrency or checkpoint.num_workers
     wanted = {
         CONCURRENCY: None if threads is None else str(threads),
-        MEMORY_LIMIT: str(limit_bytes or max(h.data_bytes for h in headers)),
+        MEMORY_LIMIT: str(limit_bytes or max(path.stat().st_size for path in files)),
     }
     with _variables(wanted):
         for name, tensor in _tensors(files, checkpoint.path):
@@ -48,7 +48,8 @@ def _tensors(files: Sequence[Path], path: str) -> Iterator[tuple[str, torch.Tens
             found: Iterator[Any] = streamer.get_tensors()
             for name, tensor in found:
                 yield str(name), tensor
-        except (ValueError, OSError, RuntimeError) as error:
+        except Exception as error:
+            # The package has error classes of its own that share no other base.
             raise ConfigError(
                 f"cannot be streamed: {error}", where=path, fix="use --load-format safetensors"
             ) from error

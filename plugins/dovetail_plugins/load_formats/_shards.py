@@ -36,6 +36,12 @@ def read_shards(files: Sequence[Path], checkpoint: Checkpoint, read: FileReader)
 def checked_headers(files: Sequence[Path]) -> list[single.Header]:
     """Return the headers of the files. Raises: ConfigError if one is bad or two share a tensor."""
     headers = [single.read_header(path) for path in files]
+    check_distinct(headers)
+    return headers
+
+
+def check_distinct(headers: Sequence[single.Header]) -> None:
+    """Raises: ConfigError when two files hold the same tensor."""
     owners: dict[str, str] = {}
     for header in headers:
         for extent in header.extents:
@@ -46,4 +52,3 @@ def checked_headers(files: Sequence[Path]) -> list[single.Header]:
                     where=str(header.path),
                     fix="remove one of the files, or name it in --ignore-patterns",
                 )
-    return headers

@@ -8,13 +8,14 @@ Encrypted files, tensors without data and names that are paths into lists are to
 
 from __future__ import annotations
 
-import mmap
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -30,6 +31,8 @@ MAX_INDEX_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 2**20
 MIN_ENTRY_BYTES = 29
 """What the smallest entry of an index takes: no count above index bytes / this can be true."""
+END_BYTES = 8
+"""A header length of zero behind the last tensor."""
 PATH_MARK = b"\x1e"
 CRC32, SHA256 = 0, 1
 
@@ -44,7 +47,17 @@ _NUMPY_TYPES = {
 """Numpy's names; types that numpy lacks are raw bytes with torch's name behind a zero byte."""
 
 
-def read_index(path: Path) -> Header:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """A checked file: its tensors, where each one's own header begins, and the bytes in which that
+    header writes one dimension of the shape."""
+
+    header: Header
+    header_starts: dict[str, int]
+    dim_bytes: dict[str, int]
+
+
+def read_index(path: Path) -> Index:
     """Return the tensors of a file. Raises: ConfigError when index and file cannot belong."""
     size_bytes = check_is_content(path)
     with path.open("rb") as file:
@@ -64,22 +77,71 @@ def read_index(path: Path) -> Header:
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise malformed(path, f"its index is cut or garbled: {error}") from error
     _check_places(path, extents, HEAD.size + index_bytes, size_bytes)
-    return Header(path=path, extents=extents)
+    return Index(
+        header=Header(path=path, extents=extents),
+        header_starts=entries.header_starts,
+        dim_bytes=entries.dim_bytes,
+    )
 
 
-def mapped_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a mapped file; writing to one does not reach the file."""
-    with (
-        header.path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as whole,
-    ):
-        for extent in header.extents:
+def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in the order in which they lie. Raises: ConfigError for a wrong checksum
+    (if it `verifies`), or when the file has become shorter."""
+    with index.header.path.open("rb", buffering=0) as file:
+        for extent in sorted(index.header.extents, key=lambda e: e.start):
             data = torch.empty(extent.shape, dtype=extent.dtype)
-            if data.numel():
-                # The mapping has to end with the file: a tensor in it would outlive it.
-                view = memoryview(data.view(-1).view(torch.uint8).numpy())
-                view[:] = whole[extent.start : extent.end]
+            view = memoryview(data.view(-1).view(torch.uint8).numpy()) if data.numel() else b""
+            file.seek(extent.start)
+            done = 0
+            while done < len(view):
+                num_bytes = file.readinto(view[done:])
+                if not num_bytes:
+                    raise malformed(index.header.path, "it was cut while it was read")
+                done += num_bytes
+            if verifies:
+                _verify(file, index, extent, view)
             yield extent.name, data
+
+
+def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | bytes) -> None:
+    """Raises: ConfigError unless each checksum in the tensor's header is that of header and data.
+
+    The header: its length, 2 + 1 bytes, name, dtype and shape with their lengths, the checksums
+    (counted as zeros when they were made), the length of the data.
+    """
+    path, start = index.header.path, index.header_starts[extent.name]
+    file.seek(start)
+    raw = bytearray(file.read(min(extent.start - start, MAX_HEADER_BYTES)))
+    try:
+        raw = raw[: struct.unpack_from("<Q", raw)[0]]
+        at = 11
+        for layout, width in (("<H", 1), ("<B", 1), ("<B", index.dim_bytes[extent.name])):
+            at += struct.calcsize(layout) + width * struct.unpack_from(layout, raw, at)[0]
+        block = struct.unpack_from("<H", raw, at)[0]
+        told = list(_take_checksums(raw, at + 2, at + 2 + block))
+    except (struct.error, IndexError) as error:
+        raise malformed(path, f'the header of "{extent.name}" is garbled: {error}') from error
+    for kind, checksum in told:
+        if kind == CRC32:
+            found = zlib.crc32(data, zlib.crc32(raw)).to_bytes(4, "little")
+        else:
+            found = sha256(bytes(raw) + bytes(data)).digest()
+        if found != checksum:
+            raise malformed(path, f'tensor "{extent.name}" has another checksum than it says')
+    if not told:
+        raise malformed(path, f'tensor "{extent.name}" has no checksum', "leave verify_hash out")
+
+
+def _take_checksums(raw: bytearray, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (kind, checksum) and put zeros in its place. Raises: IndexError. Mutates: raw"""
+    at = start + 1
+    for _ in range(raw[start]):
+        kind, length = raw[at], raw[at + 1]
+        if kind not in (CRC32, SHA256) or at + 2 + length > min(end, len(raw)):
+            raise IndexError(f"checksum of kind {kind} and {length} bytes")
+        yield kind, bytes(raw[at + 2 : at + 2 + length])
+        raw[at + 2 : at + 2 + length] = bytes(length)
+        at += 2 + length
 
 
 class _Entries:
@@ -90,6 +152,8 @@ class _Entries:
         self._content = content
         self._is_versioned = is_versioned
         self._at = 0
+        self.header_starts: dict[str, int] = {}
+        self.dim_bytes: dict[str, int] = {}
 
     def take(self) -> Extent:
         """Return the next tensor. Raises: ConfigError, or what struct raises past the end."""
@@ -104,6 +168,7 @@ class _Entries:
             raise malformed(self._path, f'tensor "{name}" of {length} bytes has shape {shape}')
         if not header <= start:
             raise malformed(self._path, f'tensor "{name}" lies before its own header')
+        self.header_starts[name], self.dim_bytes[name] = header, 8 if is_long else 4
         return Extent(name=name, dtype=dtype, shape=shape, start=start, end=start + length)
 
     def _numbers(self, layout: str) -> tuple[int, ...]:
@@ -147,8 +212,9 @@ def _check_places(path: Path, extents: tuple[Extent, ...], start: int, size_byte
         if extent.start < place:
             raise malformed(path, f'tensor "{extent.name}" overlaps the index or another tensor')
         place = extent.end
-    if place > size_bytes:
-        raise malformed(path, f"the file is cut short: {size_bytes} of {place} bytes are there")
+    if place + END_BYTES > size_bytes:
+        told = f"{size_bytes} of {place + END_BYTES} bytes are there"
+        raise malformed(path, f"the file is cut short: {told}")
 
 
 def malformed(path: Path, reason: str, fix: str = "write the file again") -> ConfigError:

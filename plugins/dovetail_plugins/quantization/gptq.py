@@ -21,7 +21,7 @@ from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.quantization._checkpoint_method import HEAD, Layout, StoredMethod
 from dovetail_plugins.quantization._grouped import GroupedOptions
-from dovetail_plugins.quantization._names import one_for_parts
+from dovetail_plugins.quantization._names import one_for_parts, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -142,12 +142,13 @@ class Gptq(StoredMethod):
 
     def _changed(self, spec: LinearSpec) -> GptqLayout | None:
         """Return the usual layout with what `dynamic` changes of it, None for a layer left out."""
+        names = parts_of(spec.name)
+        if self.listed and spec.name != HEAD and not any(n.endswith(self.listed) for n in names):
+            return None
         return one_for_parts(spec.name, self._look_up, self.usual, where=self.where)
 
     def _look_up(self, name: str) -> GptqLayout | None:
         """Return the layout of one checkpoint layer. The first expression that matches counts."""
-        if self.listed and name != HEAD and not name.endswith(self.listed):
-            return None
         for pattern, changes in self.dynamic.items():
             if pattern.startswith(LEFT_ALONE):
                 if self._matches(pattern.removeprefix(LEFT_ALONE), name):

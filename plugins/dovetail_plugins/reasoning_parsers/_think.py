@@ -31,7 +31,7 @@ def implicit_samples(markers: Markers) -> tuple[Sample, ...]:
 
 
 class ThinkTags(ReasoningParser):
-    """Thinking between tags. `mentions` are texts of the family's chat templates, of a tuple one."""
+    """Thinking between tags. The family's chat templates have all of `mentions`, of a tuple one."""
 
     markers: ClassVar[Markers] = THINK
     samples: ClassVar[tuple[Sample, ...]] = tagged_samples(THINK)

@@ -19,4 +19,7 @@ class DeepseekV3(ThinkTags):
         source="https://huggingface.co/deepseek-ai/DeepSeek-V3.1",
     )
     auto_rank = 2
-    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("｜Assistant｜", ("set thinking", "if thinking", "not thinking"))
+    mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (
+        "｜Assistant｜",
+        ("set thinking", "if thinking", "not thinking"),
+    )

@@ -20,6 +20,8 @@ class Granite(ThinkTags):
         source="https://huggingface.co/ibm-granite/granite-3.2-8b-instruct",
     )
     auto_rank = 1
-    markers: ClassVar[Markers] = Markers(start="Here is my thought process:", end="Here is my response:")
+    markers: ClassVar[Markers] = Markers(
+        start="Here is my thought process:", end="Here is my response:"
+    )
     samples: ClassVar[tuple[Sample, ...]] = tagged_samples(markers)
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ()

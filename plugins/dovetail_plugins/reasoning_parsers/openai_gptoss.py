@@ -26,7 +26,8 @@ class OpenAiGptOss(ThinkTags):
     layout: ClassVar[tuple[str, ...]] = LAYOUT
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
-            text=f"{ANALYSIS}Two.{END}<|start|>assistant<|channel|>final{MESSAGE}It is 2.<|return|>",
+            text=f"{ANALYSIS}Two.{END}<|start|>assistant<|channel|>final{MESSAGE}It is 2."
+            "<|return|>",
             reasoning="Two.",
             content="It is 2.",
         ),

@@ -21,6 +21,7 @@ ANY_TOKENIZER = (
     "vocab.json",
     "vocab.txt",
     "tekken.json",
+    "tokenizer.model.v*",
     "*.tiktoken",
     "spiece.model",
     "sentencepiece.bpe.model",

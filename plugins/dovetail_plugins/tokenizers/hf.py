@@ -1,5 +1,5 @@
-"""Tokenizers of Hugging Face folders: by `tokenizers` where there is a tokenizer.json, by
-transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned up.
+"""Tokenizers of checkpoint folders: by `tokenizers` where there is a tokenizer.json or Mistral's
+own file, by transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned up.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenizerFacts, TokenStream
+from dovetail_plugins.mistral._vocabulary import find_file
 from dovetail_plugins.tokenizers import _files
 
 
@@ -22,6 +23,12 @@ class HfTokenizer(Tokenizer):
         requires=("tokenizers",),
     )
 
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why the path is none of a folder's. `query` is a path or None."""
+        is_file = query is not None and Path(query).is_file()
+        return [f"{query} is a file, not a folder"] if is_file else []
+
     def __init__(self, options: Any, path: str) -> None:
         folder = Path(path)
         _files.require_tokenizer(folder)
@@ -32,6 +39,11 @@ class HfTokenizer(Tokenizer):
             from dovetail_plugins.tokenizers._fast import FastTokenizer
 
             return FastTokenizer(folder)
+        own = find_file(folder)
+        if own is not None:
+            from dovetail_plugins.mistral._tokenizer import read_tokenizer
+
+            return read_tokenizer(own)
         from dovetail_plugins.tokenizers._slow import SlowTokenizer
 
         return SlowTokenizer(folder)

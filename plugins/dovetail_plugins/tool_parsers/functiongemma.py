@@ -45,7 +45,8 @@ class FunctionGemma(ToolParser):
                 ToolCall(name="now", arguments="{}"),
                 ToolCall(
                     name="find",
-                    arguments=f'{{"q": "\\"x\\" \\\\ }} {END} ☃", "o": {{"a": [1.50, true, "b"]}}}}',
+                    arguments=f'{{"q": "\\"x\\" \\\\ }} {END} ☃", '
+                    '"o": {"a": [1.50, true, "b"]}}',
                 ),
             ),
         ),

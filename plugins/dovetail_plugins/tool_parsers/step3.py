@@ -51,9 +51,7 @@ class Step3(XmlToolParser):
             content="I look it up.",
             calls=(
                 ToolCall(name="now", arguments="{}"),
-                ToolCall(
-                    name="find", arguments=f'{{"q": "\\"x\\" \\\\ {SECTION.end} ☃\\n"}}'
-                ),
+                ToolCall(name="find", arguments=f'{{"q": "\\"x\\" \\\\ {SECTION.end} ☃\\n"}}'),
             ),
         ),
         Sample(

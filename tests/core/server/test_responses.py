@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from dovetail.errors import NotFound, RequestFault
 from dovetail.server.response_store import ResponseStore
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
 from dovetail.testing.serving import app_for, client_of, send
 
 openai = pytest.importorskip("openai")
@@ -275,6 +275,26 @@ def test_what_changes_nothing_is_reported() -> None:
     app, _ = app_for()
     answer = ask(app, include=["reasoning.encrypted_content"], reasoning={"summary": "auto"}, x=1)
     assert answer.headers["x-dovetail-ignored-fields"] == "x, include, reasoning.summary"
+
+
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+def test_truncation_drops_the_oldest_turns(truncation: str) -> None:
+    app, engine = app_for(engine=FakeAsyncEngine(Script(), spec=fake_spec(max_model_tokens=300)))
+    turns: list[dict[str, Any]] = []
+    for number in range(12):
+        turns.append({"role": "user", "content": f"question {number}"})
+        turns.append({"role": "assistant", "content": "answer"})
+    turns.append({"role": "user", "content": "last"})
+    answer = ask(app, input=turns, instructions="sys", truncation=truncation)
+    if truncation == "disabled":
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        return
+    assert answer.json()["truncation"] == "auto"
+    prompt = prompt_of(engine)
+    assert prompt.startswith("<|im_start|>system\nsys<|im_end|>\n<|im_start|>user\nquestion 8<")
+    assert "question 11" in prompt
+    assert ask(app, input="x" * 400, truncation="auto").status_code == 400
 
 
 def test_several_processes_keep_nothing() -> None:

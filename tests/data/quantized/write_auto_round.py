@@ -73,7 +73,8 @@ def write(name: str, folder: Path, token_ids: torch.Tensor, *, format: str, **sc
     )
     rounder.quantize()
     packed = rounder.save_quantized(folder / "written", format=format, inplace=True)
-    logits = logits_of(packed, token_ids)
+    fresh = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16)
+    logits = logits_of(fresh.float(), packed, token_ids)
     target = HERE / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
@@ -86,18 +87,18 @@ def write(name: str, folder: Path, token_ids: torch.Tensor, *, format: str, **sc
 
 
 @torch.no_grad()
-def logits_of(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the logits in float32 with every packed layer's matrix as the layer itself multiplies
-    it. Shapes: [T] -> [T, V]. Mutates: model"""
-    for name, layer in list(model.named_modules()):
+def logits_of(fresh: Any, packed: Any, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a fresh float32 model that has every packed layer's matrix as the layer
+    itself multiplies it. Shapes: [T] -> [T, V]. Mutates: fresh, packed"""
+    for name, layer in packed.named_modules():
         if "qweight" not in dict(layer.named_buffers()):
             continue
         layer._buffers.pop("g_idx", None)  # in place; with it the library wants as many outputs
-        inputs = getattr(layer, "infeatures", None) or layer.in_features
-        plain = torch.nn.Linear(inputs, layer.scales.shape[1], bias=False)
-        plain.weight.copy_(layer.eval()(torch.eye(inputs).half()).T)
-        model.set_submodule(name, plain)
-    return model.float()(token_ids.unsqueeze(0)).logits[0].clone()
+        plain = fresh.get_submodule(name)
+        if hasattr(layer, "infeatures"):  # of the GPTQ kind: takes float32, AWQ's float16 alone
+            layer.float()
+        plain.weight.copy_(layer.eval()(torch.eye(plain.in_features)).T)
+    return fresh(token_ids.unsqueeze(0)).logits[0].clone()
 
 
 def narrow(file: Path, *, is_tied: bool) -> None:

@@ -20,13 +20,14 @@ from typing import Any
 from dovetail.guided.choose import form_refusals
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm
-from dovetail.testing.walks import Wanderer, follows
+from dovetail.testing.walks import Wanderer, follows, small_vocabulary
 
 HERE = Path(__file__).parent
 KEYWORDS: dict[str, Any] = runpy.run_path(str(HERE / "keywords.py"))
 JUDGE: dict[str, Any] = runpy.run_path(str(HERE / "judge.py"))
 WALKS_PER_SCHEMA = 25
 MAX_SCHEMAS = 160
+VOCABULARY = small_vocabulary()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +66,7 @@ def sample(
 ) -> Tally:
     """Return what at least `num_samples` answers to schemas with these keywords came to."""
     chance = random.Random(f"{seed} {words}")
-    wanderer = Wanderer(backend.vocabulary)  # type: ignore[attr-defined]
+    wanderer = Wanderer(VOCABULARY)
     tally = Tally()
     keywords = backend.keywords
     end_s = time.monotonic() + limit_s

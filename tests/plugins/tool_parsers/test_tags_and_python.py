@@ -1,4 +1,4 @@
-"""XML, Python and harmony families beyond their contract: values by schema, odd texts, long texts."""
+"""XML, Python and harmony families beyond their contract: typed values, odd texts, long texts."""
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ def test_strings_are_passed_on_while_they_are_written() -> None:
     """A long string parameter does not wait for its closing tag, and no tag is passed on early."""
     session = Session(SessionPlan(tool_parser=Qwen3Coder(None), tools=(TOOL,)))
     head = "<tool_call>\n<function=f>\n<parameter=text>\n"
-    session.feed(head)
-    said = ""
+    said = "".join(e.text for e in session.feed(head) if isinstance(e, ToolCallArgsDelta))
     written = 'line "one"\n</func\n' + "x" * 5000 + "\n"
     for letter in written + "\n</parameter>\n</function>\n</tool_call>":
         events = session.feed(letter)
@@ -122,8 +121,9 @@ def test_strings_are_passed_on_while_they_are_written() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1", "-1.5e+3", "'it\\'s'", '"a" "b"', "'''a'b''' ", 'r"\\d"', "[1, (2,), ()]", "(1)", "'\\x41'",
-     "{'a': {}, 3: None}", "1_000", ".5", "0x10", "[True, False]", "'\\u00e9\\n'", '""', "'''' '''"],
+    ["1", "-1.5e+3", "'it\\'s'", '"a" "b"', "'''a'b''' ", 'r"\\d"', "[1, (2,), ()]", "(1)",
+     "'\\x41'", "{'a': {}, 3: None}", "1_000", ".5", "0x10", "[True, False]", "'\\u00e9\\n'",
+     '""', "'''' '''"],
 )  # fmt: skip
 def test_literals_are_pythons(text: str) -> None:
     """Against Python's own reading of them."""
@@ -188,9 +188,9 @@ def test_lines_of_calls_and_a_wrapper() -> None:
 
 
 HARMONY = (
-    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
-    "<|end|><|start|>assistant<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>"
-    'commentary to=functions.f <|constrain|>json<|message|>{"a": "<|end|>"}<|call|>'
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    "I look.<|end|><|start|>assistant<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|end|>"}<|call|>'
     "<|start|>assistant<|channel|>final<|message|>Done.<|return|>"
 )
 
@@ -270,7 +270,7 @@ LONG_S = 2.0
         (Qwen3Coder(None), "", "<function=f></function>"),
         (Qwen3Coder(None), "<tool_call>", " \n"),
         (Glm45(None), "<tool_call>", "f"),
-        (Glm45(None), '<tool_call>f<arg_key>deep</arg_key><arg_value>["', "</arg_value></tool_call>"),
+        (Glm45(None), '<tool_call>f<arg_key>d</arg_key><arg_value>["', "</arg_value></tool_call>"),
         (Pythonic(None), "[f(", "a=1,"),
         (Pythonic(None), "[", "f(a=1),"),
         (Pythonic(None), "[", "f"),

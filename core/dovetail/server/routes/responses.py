@@ -29,6 +29,7 @@ from dovetail.server.response_input import (
     ignored_fields,
     messages_of,
     output_messages,
+    without_oldest,
 )
 from dovetail.server.response_shapes import Answer, framing, response_body, response_frames
 from dovetail.server.routes.access import ServerOf
@@ -48,6 +49,7 @@ class Plan:
     ignored: Sequence[str]
     owner: bytes
     is_stored: bool
+    drops_turns: bool
 
 
 async def create_response(body: ResponsesRequest, request: Request, server: ServerOf) -> Any:
@@ -139,6 +141,7 @@ def _plan(server: Server, body: ResponsesRequest, request: Request) -> Plan:
         ignored=ignored,
         owner=owner,
         is_stored=is_stored,
+        drops_turns=body.truncation == "auto",
     )
 
 
@@ -175,8 +178,22 @@ def _earlier(server: Server, response_id: str, owner: bytes) -> list[Message]:
 
 
 async def _prepare(server: Server, plan: Plan, request: Request) -> Prepared:
+    """Return the request ready for the engine; with truncation, without turns that do not fit.
+
+    Raises: RequestError
+    """
+    chat, num_dropped = plan.chat, 1
     with in_words_of(NAMES):
-        return await prepare(server, plan.chat, request, dialect="responses", ignored=plan.ignored)
+        while True:
+            try:
+                return await prepare(
+                    server, chat, request, dialect="responses", ignored=plan.ignored
+                )
+            except RequestError as error:
+                shorter = without_oldest(plan.chat, num_dropped) if plan.drops_turns else None
+                if error.code != "context_length_exceeded" or shorter is None:
+                    raise
+                chat, num_dropped = shorter, 2 * num_dropped
 
 
 def _settle(server: Server, plan: Plan, answer: Answer) -> None:

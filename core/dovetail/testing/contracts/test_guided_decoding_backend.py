@@ -1,0 +1,314 @@
+"""GuidedBackend: what a mask allows is what is accepted, and what was written has the form."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.guided.choose import form_refusals
+from dovetail.interfaces.form import (
+    Choice,
+    Form,
+    Free,
+    Grammar,
+    Json,
+    Literal,
+    Pattern,
+    Repeat,
+    Sequence,
+    sequence,
+)
+from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
+from dovetail.testing.contract import requires
+from dovetail.testing.walks import Wanderer, allowed, follows, small_vocabulary
+
+NUM_WALKS = 12
+PERSON = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", 'y"', "\u00e9"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+LISTS = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}
+NO_SUCH_KEYWORD = "noSuchKeyword"
+GRAMMARS = {
+    "ebnf": 'root ::= "a" [0-9]+ ("," root)?',
+    "gbnf": 'root ::= "a" [0-9]+ ("," root)?',
+    "lark": 'start: "a" /[0-9]+/ ("," start)?',
+}
+FORMS: list[tuple[str, str, Form, str]] = [
+    ("json", "object", Json(PERSON), ""),
+    ("json", "list", Json(LISTS, ""), ""),
+    ("json", "number", Json({"type": "integer", "minimum": -3, "maximum": 120}), "-?[0-9]+"),
+    ("json", "anything", Json(), ""),
+    ("pattern", "digits", Pattern(r"\d{2,3}-[a-c]+ [^\s\d]?"), "[0-9]{2,3}-[a-c]+ [^ \\t\\n0-9]?"),
+    ("pattern", "anchored", Pattern("^(ab|c)*$"), "(ab|c)*"),
+    ("pattern", "letters", Pattern("[\u00e9-\u00fc]{2}\u4f60."), "[\u00e9-\u00fc]{2}\u4f60."),
+    ("pattern", "choice", Choice((Literal("yes"), Literal("yesterday"), Literal("no"))), "yes(terday)?|no"),
+    ("sequence", "parts", sequence("<", Pattern("[a-c]"), Json({"type": "boolean"}), ">"), "<[a-c](true|false)>"),
+    ("sequence", "repeat", Repeat(sequence("[", Pattern("[0-9]"), "]"), 1, 3), r"(\[[0-9]\]){1,3}"),
+    ("sequence", "choice", Choice((sequence("a", Pattern("b*")), Literal("c"))), "ab*|c"),
+    ("sequence", "optional", Sequence((Literal("a"), Repeat(Literal("b"), 0, 1))), "ab?"),
+    ("free", "until", sequence(Free(("}]",)), "}]", Pattern("[0-9]")), r"(?s:(?!.*}\].*}\]).*)}\][0-9]"),
+    *(("grammar", name, Grammar(text, name), "a[0-9]+(,a[0-9]+)*") for name, text in GRAMMARS.items()),
+]  # fmt: skip
+WRONG: list[tuple[str, Form]] = [
+    ("pattern", Pattern("(a")),
+    ("pattern", Pattern("(?=a)b")),
+    ("pattern", Pattern(r"(a)\1")),
+    ("json", Json({"type": "integer", "minimum": 5, "maximum": 4})),
+    ("json", Json({"type": "string", "pattern": "[z-a]"})),
+]
+
+
+@pytest.fixture(scope="class")
+def vocabulary() -> Vocabulary:
+    """Return the kit's vocabulary: every byte, pieces of JSON, special tokens."""
+    return small_vocabulary()
+
+
+@pytest.fixture(scope="class")
+def wanderer(vocabulary: Vocabulary) -> Wanderer:
+    """Return what draws at random."""
+    return Wanderer(vocabulary)
+
+
+@pytest.fixture
+def backend(plugin: Any, vocabulary: Vocabulary) -> GuidedBackend:
+    """Return the backend over the kit's vocabulary."""
+    return backend_of(plugin, vocabulary)
+
+
+_MADE: dict[Any, GuidedBackend] = {}
+
+
+def backend_of(plugin: Any, vocabulary: Vocabulary) -> GuidedBackend:
+    """Return a backend made once per class: its vocabulary takes time."""
+    if plugin not in _MADE:
+        _MADE[plugin] = plugin(plugin.Options(), vocabulary)
+    return _MADE[plugin]
+
+
+def loaded(backend: GuidedBackend, word: str, form: Form) -> Compiled:
+    """Return a form compiled and loaded; skip where the backend does not claim it."""
+    if word not in backend.capabilities:
+        pytest.skip(f'does not claim "{word}"')
+    refused = form_refusals(type(backend), form)
+    if refused:
+        pytest.skip(refused[0].what)
+    return backend.load(backend.compile(form))
+
+
+def ends(may: np.ndarray, vocabulary: Vocabulary) -> bool:
+    """Return whether the answer may end; all end tokens are alike in that."""
+    bits = may[list(vocabulary.eos_ids)]
+    assert bits.all() == bits.any()
+    return bool(bits.all())
+
+
+CASES = pytest.mark.parametrize(
+    ("word", "form", "regex"),
+    [(word, form, regex) for word, _, form, regex in FORMS],
+    ids=[f"{word}-{name}" for word, name, _, _ in FORMS],
+)
+
+
+class TestGuidedDecodingBackend:
+    """Clauses of guided-decoding backends."""
+
+    kind = "guided_decoding_backend"
+
+    @CASES
+    def test_walks_have_the_form(
+        self, backend: GuidedBackend, wanderer: Wanderer, word: str, form: Form, regex: str
+    ) -> None:
+        """Random walks end, and what they write is of the form."""
+        compiled = loaded(backend, word, form)
+        num_ended = 0
+        for number in range(NUM_WALKS):
+            walk = wanderer.walk(compiled.matcher(), random.Random(number))
+            assert walk.end in ("end", "long")
+            text = wanderer.written(walk.token_ids).decode("utf-8", "strict") if walk.end == "end" else ""
+            if walk.end == "long":
+                continue
+            num_ended += 1
+            if word == "json":
+                json.loads(text)
+            if regex:
+                assert re.fullmatch(regex, text), text
+        assert num_ended > NUM_WALKS // 2
+
+    @CASES
+    def test_mask_and_accept_agree(
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+    ) -> None:  # fmt: skip
+        """A token is accepted exactly where its bit is set; a refused one changes nothing."""
+        compiled = loaded(backend, word, form)
+        chance = random.Random(7)
+        matcher = compiled.matcher()
+        for _ in range(6):
+            may = allowed(matcher, vocabulary)
+            for token_id in range(vocabulary.size):
+                if token_id in vocabulary.eos_ids:
+                    continue
+                assert matcher.accept(token_id) is bool(may[token_id]), token_id
+                if may[token_id]:
+                    matcher.rollback(1)
+            assert (allowed(matcher, vocabulary) == may).all()
+            ids = [i for i in np.flatnonzero(may) if i not in vocabulary.eos_ids]
+            if not ids:
+                break
+            matcher.accept(int(chance.choice(ids)))
+
+    @CASES
+    def test_end_tokens(
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+    ) -> None:  # fmt: skip
+        """The end is allowed after whole answers; complete means that nothing else is."""
+        compiled = loaded(backend, word, form)
+        for number in range(4):
+            matcher = compiled.matcher()
+            walk = wanderer.walk(matcher, random.Random(number))
+            if walk.end != "end":
+                continue
+            again = compiled.matcher()
+            for token_id in walk.token_ids:
+                may = allowed(again, vocabulary)
+                assert not again.is_complete()
+                assert again.accept(vocabulary.eos_ids[0]) is ends(may, vocabulary)
+                assert again.accept(token_id) is True
+            may = allowed(again, vocabulary)
+            assert ends(may, vocabulary)
+            assert again.is_complete() is bool(may.sum() == len(vocabulary.eos_ids))
+
+    @CASES
+    def test_rollback_restores(
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+    ) -> None:  # fmt: skip
+        """After going back by any number of tokens every mask is as it was."""
+        compiled = loaded(backend, word, form)
+        chance = random.Random(3)
+        ids = wanderer.walk(compiled.matcher(), chance).token_ids[:60]
+        matcher = compiled.matcher()
+        masks = [allowed(matcher, vocabulary)]
+        for token_id in ids:
+            assert matcher.accept(token_id)
+            masks.append(allowed(matcher, vocabulary))
+        at = len(ids)
+        for _ in range(10):
+            back = chance.randrange(at + 1)
+            matcher.rollback(back)
+            at -= back
+            assert (allowed(matcher, vocabulary) == masks[at]).all()
+            for token_id in ids[at : at + 4]:
+                assert matcher.accept(token_id)
+            at = min(len(ids), at + 4)
+            assert (allowed(matcher, vocabulary) == masks[at]).all()
+
+    @CASES
+    def test_matchers_are_apart(
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+    ) -> None:  # fmt: skip
+        """One answer's tokens do not move another's place."""
+        compiled = loaded(backend, word, form)
+        fresh = allowed(compiled.matcher(), vocabulary)
+        first, second = compiled.matcher(), compiled.matcher()
+        wanderer.walk(first, random.Random(1))
+        assert (allowed(second, vocabulary) == fresh).all()
+        wanderer.walk(second, random.Random(2))
+        assert (allowed(compiled.matcher(), vocabulary) == fresh).all()
+
+    @CASES
+    def test_compiling_twice_gives_the_same(
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+    ) -> None:  # fmt: skip
+        """An artifact made again, or loaded twice, allows the same tokens."""
+        compiled = loaded(backend, word, form)
+        others = [backend.load(backend.compile(form)).matcher() for _ in range(2)]
+        matchers: list[Matcher] = [compiled.matcher(), *others]
+        ids = wanderer.walk(compiled.matcher(), random.Random(5)).token_ids[:30]
+        for token_id in ids:
+            masks = [allowed(matcher, vocabulary) for matcher in matchers]
+            assert all((mask == masks[0]).all() for mask in masks)
+            assert all(matcher.accept(token_id) for matcher in matchers)
+
+    def test_wrong_forms(self, backend: GuidedBackend) -> None:
+        """What has no meaning or no answer is an InvalidForm and nothing else."""
+        for word, form in WRONG:
+            if word in backend.capabilities and not form_refusals(type(backend), form):
+                with pytest.raises(InvalidForm):
+                    backend.load(backend.compile(form))
+
+    @requires("json")
+    def test_refusals_have_pointers(self, plugin: Any) -> None:
+        """A keyword that is not enforced is refused where it stands, however deep."""
+        schema = {"properties": {"a/b": {"items": {NO_SUCH_KEYWORD: 1}}}}
+        if not {"properties", "items"} <= plugin.keywords:
+            pytest.skip("does not claim lists and members")
+        found = form_refusals(plugin, sequence("x", Json(schema)))
+        if "sequence" in plugin.capabilities:
+            assert [r.pointer for r in found] == [f"/properties/a~1b/items/{NO_SUCH_KEYWORD}"]
+        assert found[0].what
+
+    def test_every_capability_is_shown(self, plugin: Any) -> None:
+        """Claims and languages go together."""
+        assert bool(plugin.languages) is ("grammar" in plugin.capabilities)
+        assert bool(plugin.keywords) is ("json" in plugin.capabilities)
+
+    @requires("forced")
+    def test_forced_tokens(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
+        """Tokens that must follow are allowed, one after the other, and their text is the only one."""
+        compiled = loaded(backend, "json", Json(PERSON, ""))
+        matcher = compiled.matcher()
+        forced = list(matcher.forced())
+        assert forced
+        for token_id in forced:
+            assert allowed(matcher, vocabulary)[token_id]
+            assert matcher.accept(token_id)
+        text = b"".join(vocabulary.tokens[i] for i in forced)
+        assert b'{"a":'.startswith(text)
+
+    @requires("special")
+    def test_special_tokens(
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer
+    ) -> None:
+        """A special token stands where a literal has its text, and nowhere else."""
+        word = "<|call|>"
+        token_id = vocabulary.special[word]
+        if "sequence" not in backend.capabilities:
+            pytest.skip('does not claim "sequence"')
+        compiled = backend.load(backend.compile(sequence(f"a{word}", Pattern("[a<|cl>]{1,9}"))))
+        matcher = compiled.matcher()
+        assert not allowed(matcher, vocabulary)[token_id]
+        assert follows(compiled.matcher(), vocabulary, f"a{word}b".encode()) is False
+        matcher.accept(vocabulary.tokens.index(b"a"))
+        assert np.flatnonzero(allowed(matcher, vocabulary)).tolist() == [token_id]
+        assert matcher.accept(token_id)
+        assert not allowed(matcher, vocabulary)[token_id]
+
+    def test_special_tokens_are_never_text(
+        self, backend: GuidedBackend, vocabulary: Vocabulary
+    ) -> None:
+        """Where anything may be written, special tokens and ids without a token may not."""
+        if "pattern" not in backend.capabilities:
+            pytest.skip('does not claim "pattern"')
+        matcher = backend.load(backend.compile(Pattern(r"[\s\S]*"))).matcher()
+        may = allowed(matcher, vocabulary)
+        empty = [i for i, text in enumerate(vocabulary.tokens) if not text]
+        assert [i for i in empty if may[i]] == list(vocabulary.eos_ids)
+
+    def test_blanks_are_bounded(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
+        """Between the parts of JSON there are at most eight blanks, or none where none are asked."""
+        compiled = loaded(backend, "json", Json(PERSON))
+        for count, fits in ((0, True), (8, True), (9, False)):
+            text = b'{%b"a": 1, "b": "x"}' % (b" " * count)
+            assert follows(compiled.matcher(), vocabulary, text) is fits
+        if "blanks" in backend.capabilities:
+            compact = loaded(backend, "json", Json(PERSON, ""))
+            assert follows(compact.matcher(), vocabulary, b'{"a":1,"b":"x"}')
+            assert not follows(compact.matcher(), vocabulary, b'{"a": 1,"b":"x"}')

@@ -1,0 +1,237 @@
+"""A GGUF file's vocabulary as the tokenizer.json that the same model has elsewhere.
+
+Two models of text are read: "gpt2", byte pairs with their merges, and "llama", SentencePiece's
+pieces with scores, whose merges are all pairs of pieces that are a piece, the best score first.
+Source: the tokenizer keys of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail_plugins.gguf._file import Model
+from dovetail_plugins.gguf._splits import KINDS
+
+_UNKNOWN, _CONTROL, _USER = 2, 3, 4
+_SPACE = "\u2581"
+_NAMED = {
+    "bos_token_id": "bos_token",
+    "eos_token_id": "eos_token",
+    "unknown_token_id": "unk_token",
+    "seperator_token_id": "sep_token",
+    "padding_token_id": "pad_token",
+    "mask_token_id": "mask_token",
+}
+"""Settings that name a token, as they are spelt -> tokenizer_config.json's word."""
+_PREFIX = "tokenizer.ggml."
+TEMPLATE = "tokenizer.chat_template"
+
+Json = dict[str, Any]
+
+
+def tokenizer_of(model: Model) -> tuple[str, Json]:
+    """Return what tokenizer.json and tokenizer_config.json would hold. Raises: ConfigError"""
+    vocabulary = Vocabulary(model)
+    content = vocabulary.content()
+    return json.dumps(content, ensure_ascii=False), vocabulary.settings()
+
+
+class Vocabulary:
+    """The tokens of a file, their kinds, and how text becomes them."""
+
+    def __init__(self, model: Model) -> None:
+        self.path = model.path
+        self._values = model.settings
+        self.tokens: list[str] = self._list("tokens", str)
+        if not self.tokens:
+            raise self._fault("the file has no vocabulary", "tokenizer.ggml.tokens")
+        self.kinds: list[int] = self._list("token_type", int) or [1] * len(self.tokens)
+        if len(self.kinds) != len(self.tokens):
+            raise self._fault(f"{len(self.kinds)} kinds of {len(self.tokens)} tokens", "token_type")
+
+    def content(self) -> Json:
+        """Return tokenizer.json."""
+        name = self._find("model", str)
+        makers = {"gpt2": self._byte_pairs, "llama": self._pieces}
+        if name not in makers:
+            raise self._fault(
+                f'the vocabulary "{name}" is not read; {", ".join(makers)} are', "model"
+            )
+        return {"version": "1.0", "added_tokens": self._added(), **makers[name]()}
+
+    def settings(self) -> Json:
+        """Return tokenizer_config.json."""
+        named = {word: self._named(name) for name, word in _NAMED.items()}
+        found = {word: text for word, text in named.items() if text is not None}
+        templates = self._templates()
+        return found | ({"chat_template": templates} if templates else {})
+
+    def _templates(self) -> str | list[Json] | None:
+        """Return the chat template, or all of them with their names."""
+        first = self._values.get(TEMPLATE)
+        others = {
+            key.removeprefix(f"{TEMPLATE}."): text
+            for key, text in self._values.items()
+            if key.startswith(f"{TEMPLATE}.") and isinstance(text, str)
+        }
+        if not isinstance(first, str):
+            return None
+        if not others:
+            return first
+        all_of_them = {"default": first, **others}
+        return [{"name": name, "template": text} for name, text in all_of_them.items()]
+
+    def _byte_pairs(self) -> Json:
+        """Return a model of byte pairs."""
+        name = self._find("pre", str) or "default"
+        if name not in KINDS:
+            raise self._fault(f'the kind "{name}" is not known; {", ".join(KINDS)} are', "pre")
+        kind = KINDS[name]
+        merges = [merge.split(" ", 1) for merge in self._list("merges", str)]
+        cuts = [
+            {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+            for cut in kind.cuts
+        ]
+        bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                       "use_regex": False}  # fmt: skip
+        return {
+            "normalizer": {"type": "NFC"} if kind.composes else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, bytes_alone]},
+            "post_processor": self._ends(begins=kind.begins),
+            "decoder": bytes_alone,
+            "model": {
+                "type": "BPE",
+                "vocab": self._numbered(),
+                "merges": [merge for merge in merges if len(merge) == 2],
+                "ignore_merges": kind.takes_whole,
+            },
+        }
+
+    def _pieces(self) -> Json:
+        """Return SentencePiece's model."""
+        scores = self._list("scores", float)
+        if len(scores) != len(self.tokens):
+            raise self._fault(f"{len(scores)} scores of {len(self.tokens)} tokens", "scores")
+        has_space = self._find("add_space_prefix", bool) is not False
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+        before = [{"type": "Prepend", "prepend": _SPACE}] if has_space else []
+        after = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_space else []
+        decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *after]
+        unknown = self._named("unknown_token_id")
+        vocabulary = self._numbered()
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
+            "pre_tokenizer": None,
+            "post_processor": self._ends(begins=True),
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": {
+                "type": "BPE",
+                "vocab": vocabulary,
+                "merges": merges_of(vocabulary, dict(zip(self.tokens, scores, strict=True))),
+                "unk_token": unknown,
+                "fuse_unk": True,
+                "byte_fallback": True,
+            },
+        }
+
+    def _numbered(self) -> dict[str, int]:
+        """Return token -> id; the first of two equal ones keeps its own."""
+        return {text: i for i, text in reversed(list(enumerate(self.tokens)))}
+
+    def _added(self) -> list[Json]:
+        """Return the tokens that are cut out of a text before anything else."""
+        rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        return [
+            {"id": i, "content": text, **rules, "special": kind != _USER}
+            for i, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
+            if kind in (_UNKNOWN, _CONTROL, _USER) and text
+        ]
+
+    def _ends(self, *, begins: bool) -> Json | None:
+        """Return what puts the first and the last token around a text."""
+        told = self._find("add_bos_token", bool)
+        first = self._named("bos_token_id") if (begins if told is None else told) else None
+        last = self._named("eos_token_id") if self._find("add_eos_token", bool) else None
+        if first is None and last is None:
+            return None
+        named = {text: self.tokens.index(text) for text in (first, last) if text is not None}
+        return {
+            "type": "TemplateProcessing",
+            "single": _template(first, ("A",), last),
+            "pair": _template(first, ("A", "B"), last),
+            "special_tokens": {
+                text: {"id": text, "ids": [i], "tokens": [text]} for text, i in named.items()
+            },
+        }
+
+    def _named(self, name: str) -> str | None:
+        """Return the text of a token that a setting names by its id."""
+        found = self._find(name, int)
+        if found is None:
+            return None
+        if not 0 <= found < len(self.tokens):
+            raise self._fault(f"there is no token {found}", name)
+        return self.tokens[found]
+
+    def _find(self, name: str, kind: type) -> Any:
+        value = self._values.get(f"{_PREFIX}{name}")
+        if value is not None and type(value) is not kind:
+            raise self._fault(f"{str(value)[:100]!r} is no {kind.__name__}", name)
+        return value
+
+    def _list(self, name: str, kind: type) -> list[Any]:
+        found = self._find(name, list) or []
+        if not all(type(one) is kind for one in found):
+            raise self._fault(f"not all of its entries are {kind.__name__}", name)
+        return list(found)
+
+    def _fault(self, what: str, name: str) -> ConfigError:
+        key = name if name.startswith("tokenizer.") else f"{_PREFIX}{name}"
+        return ConfigError(
+            f"{key}: {what}",
+            where=str(self.path),
+            fix="name a folder with the model's tokenizer with --tokenizer",
+        )
+
+
+def merges_of(
+    vocabulary: Mapping[str, int], scores: Mapping[str, float]
+) -> list[tuple[str, str]]:
+    """Return all pairs of pieces that are a piece themselves, in the order they are merged in:
+    the best score first, and among equal ones the longer pieces."""
+    found: list[tuple[float, int, int, int, int, str, str]] = []
+    for piece, score in scores.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocabulary and right in vocabulary:
+                number = vocabulary[piece]
+                found.append((-score, -len(left), -len(right), number, cut, left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _template(first: str | None, texts: Sequence[str], last: str | None) -> list[Json]:
+    """Return the pieces of a text, or of two, with their first and last tokens."""
+    pieces: list[Json] = []
+    for number, text in enumerate(texts):
+        ends = [first, None, last]
+        pieces += [
+            {"Sequence": {"id": text, "type_id": number}}
+            if place == 1
+            else {"SpecialToken": {"id": token, "type_id": number}}
+            for place, token in enumerate(ends)
+            if place == 1 or token is not None
+        ]
+    return pieces
+
+
+def read_tokenizer(file: Path) -> tuple[str, Json]:
+    """Return what tokenizer.json and tokenizer_config.json would hold, of a GGUF file."""
+    from dovetail_plugins.gguf._file import read_head
+
+    head = read_head(file)
+    return tokenizer_of(Model(path=file, settings=head.settings, extents=()))

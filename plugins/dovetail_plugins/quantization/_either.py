@@ -1,0 +1,62 @@
+"""EitherMethod: what methods share that read checkpoints stored quantized and quantize others while
+they load. Imports no torch.
+
+Which of the two is asked for shows in config.json: with a quantization_config it is stored.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail_plugins.quantization._checkpoint_method import ROUTERS, StoredMethod
+from dovetail_plugins.quantization._stored import stored_method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipOptions:
+    """Options of methods that quantize while loading."""
+
+    skip: tuple[str, ...] = field(
+        default=("lm_head",),
+        metadata={"help": "parts of layer names that stay in full precision while loading"},
+    )
+
+
+class EitherMethod(StoredMethod):
+    """Stored layers as StoredMethod has them; others but routers and skipped ones by `quantized`.
+
+    The options have `skip`.
+    """
+
+    capabilities = frozenset({"from_checkpoint", "while_loading"})
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why the checkpoint is not of this method. `query` is a ModelSpec or None."""
+        method = stored_method(query)
+        if method is None or method in cls.stored_as:
+            return []
+        return [f"the checkpoint is stored as {method}"]
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Return the method of a layer."""
+        from dovetail_plugins.quantization._linear import plain_linear
+
+        if self.is_stored:
+            return super().linear(spec)
+        skipped: tuple[str, ...] = self.options.skip
+        if spec.name.endswith(ROUTERS) or any(part in spec.name for part in skipped):
+            return plain_linear(spec)
+        return self.quantized(spec)
+
+    @property
+    def is_stored(self) -> bool:
+        """Return whether the checkpoint holds quantized weights."""
+        return bool(self.config)
+
+    @abstractmethod
+    def quantized(self, spec: LinearSpec) -> LinearMethod:
+        """Return the method of a layer whose full-precision weight is quantized while it loads."""

@@ -1,0 +1,100 @@
+"""Layouts of float8 layers: a `weight` in e4m3 and its scale, per matrix, per output or per block.
+
+Imports no torch. Shape letters: O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.quantization import LinearSpec, StoredTensor, weight_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail_kernels.gemm.weight import Weight
+
+E4M3 = "float8_e4m3fn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeScale:
+    """One scale for every matrix; fused ones have one each."""
+
+    name: str = "weight_scale"
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the weight [O, I] and its scale []."""
+        scale = StoredTensor(name=self.name, shape=(), dtype="float32", is_per_part=True)
+        return weight_tensor(spec, E4M3), scale
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix."""
+        from dovetail_plugins.quantization._float_formats import float8_weight
+
+        return float8_weight(tensors["weight"], tensors[self.name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputScale:
+    """A scale for every output."""
+
+    name: str = "weight_scale"
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the weight [O, I] and the scales [O]."""
+        scales = StoredTensor(
+            name=self.name, shape=(spec.out_size,), dtype="float32", output_axis=0
+        )
+        return weight_tensor(spec, E4M3), scales
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix."""
+        from dovetail_plugins.quantization._float_formats import float8_weight
+
+        return float8_weight(tensors["weight"], tensors[self.name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockScale:
+    """A scale for every block of outputs and inputs. `where` names config.json."""
+
+    name: str
+    block: tuple[int, int]
+    where: str
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the weight [O, I] and the scales [O / block, I / block], rounded up.
+
+        Blocks begin anew in every fused matrix. Raises: ConfigError
+        """
+        rows, columns = self.block
+        across = -(-spec.in_size // columns)
+        down = {-(-size // rows) for size in spec.out_sizes}
+        is_even = len(spec.out_sizes) == 1 or all(size % rows == 0 for size in spec.out_sizes)
+        if not is_even and len(down) > 1:
+            raise ConfigError(
+                f"blocks of {rows} do not fit into {spec.name}, whose parts have "
+                f"{', '.join(map(str, spec.out_sizes))} outputs on a device.",
+                where=self.where,
+                fix="use fewer ranks, or a checkpoint with smaller blocks.",
+            )
+        total = -(-spec.out_size // rows) if is_even else next(iter(down))
+        scales = StoredTensor(
+            name=self.name,
+            shape=(total, across),
+            dtype="float32",
+            output_axis=0 if is_even else None,
+            input_axis=1,
+            is_per_part=not is_even,
+        )
+        return weight_tensor(spec, E4M3), scales
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix."""
+        from dovetail_plugins.quantization._float_formats import float8_weight
+
+        return float8_weight(tensors["weight"], tensors[self.name], self.block)

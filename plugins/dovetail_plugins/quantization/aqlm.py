@@ -1,0 +1,76 @@
+"""aqlm checkpoints: every few weights are a sum of vectors from codebooks.
+
+Per layer `codes` [O / a, I / b, C] (int8 or int16, taken as unsigned), `codebooks`
+[C, 2 ** bits, a, b] and `scales` [O / a, 1, 1, 1]: the block of a outputs and b inputs is the sum of
+codebooks[c, codes[.., c]] times its scale. No kernel has a format for it: the matrix is kept in
+float16, at 16 bits a weight. Source: https://github.com/Vahe1994/AQLM and its inference library,
+version 1.1.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearSpec, StoredTensor
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._checkpoint_method import CheckpointMethod
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail_kernels.gemm.weight import Weight
+
+BLOCK_ROWS = 256
+
+
+class Aqlm(CheckpointMethod):
+    """Additive quantization with codebooks, full precision in memory."""
+
+    info = Info(
+        summary="aqlm checkpoints: codebooks; kept in float16, 16 bits a weight",
+        source="https://github.com/Vahe1994/AQLM",
+    )
+    stored_as = ("aqlm",)
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        left = self.config.get("linear_weights_not_to_quantize") or ()
+        self.skipped += tuple(str(name).removesuffix(".weight") for name in left)
+        self.bits = int(self.config.get("nbits_per_codebook", 16))
+        self.num_books = int(self.config.get("num_codebooks", 1))
+        self.outs = int(self.config.get("out_group_size", 1))
+        self.ins = int(self.config.get("in_group_size", 8))
+        if not 1 <= self.bits <= 16:
+            raise self.refuse(f"nbits_per_codebook {self.bits} is not read; 1 to 16 are.")
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return codes, codebooks and scales."""
+        rows, columns = spec.out_size // self.outs, spec.in_size // self.ins
+        return (
+            StoredTensor(name="codes", shape=(rows, columns, self.num_books),
+                         dtype="int8" if self.bits <= 8 else "int16", output_axis=0, input_axis=1),
+            StoredTensor(name="codebooks", is_per_part=True, dtype="float32",
+                         shape=(self.num_books, 2**self.bits, self.outs, self.ins)),
+            StoredTensor(name="scales", shape=(rows, 1, 1, 1), dtype="float32", output_axis=0),
+        )  # fmt: skip
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix."""
+        import torch
+
+        from dovetail_plugins.quantization._int8_formats import full_weight
+
+        codes, books, scales = (tensors[name] for name in ("codes", "codebooks", "scales"))
+        rows, columns, _ = codes.shape
+        wide = torch.empty(rows * self.outs, columns * self.ins)
+        for start in range(0, rows, BLOCK_ROWS):
+            part = codes[start : start + BLOCK_ROWS].int() & (2**self.bits - 1)
+            blocks = books[0][part[..., 0]]
+            for number in range(1, self.num_books):
+                blocks = blocks + books[number][part[..., number]]
+            blocks = blocks * scales[start : start + BLOCK_ROWS]
+            flat = blocks.transpose(1, 2).reshape(len(part) * self.outs, -1)
+            wide[start * self.outs : start * self.outs + len(flat)] = flat
+        return full_weight(wide)

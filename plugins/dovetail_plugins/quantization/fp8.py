@@ -1,0 +1,67 @@
+"""fp8: float8 e4m3 weights, from the checkpoint or made while a full-precision one loads.
+
+Stored: per layer `weight` e4m3 [O, I], and `weight_scale` [], or with `weight_block_size` in the
+config `weight_scale_inv` [O / 128, I / 128]; a weight is value * scale in both. `activation_scheme`
+"static" comes with an `input_scale`, which is not used: activations stay float, which is as exact
+or more. While loading: a scale per output, the largest magnitude over 448; the head stays as it is.
+Kept as float8 in memory. Source: AutoFP8's and DeepSeek-V3's checkpoints
+(https://github.com/neuralmagic/AutoFP8, https://huggingface.co/deepseek-ai/DeepSeek-V3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._checkpoint_method import Layout
+from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
+from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
+
+SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
+"""Scales of activations and of a cache in float8: neither is kept in it."""
+
+
+class Fp8(EitherMethod):
+    """float8 e4m3 weights, float activations."""
+
+    info = Info(
+        summary="float8 (e4m3) weights, stored or made while loading; float activations",
+        source="https://arxiv.org/abs/2209.05433",
+    )
+    Options = SkipOptions
+    stored_as = ("fp8",)
+    ignored = SCALES_NOT_USED
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        kind = self.config.get("fmt", "e4m3")
+        if kind not in ("e4m3", "float8_e4m3fn"):
+            raise self.refuse(f'fmt "{kind}" is not read; "e4m3" is.')
+        self.block = self._block()
+
+    def _block(self) -> tuple[int, int] | None:
+        sizes = self.config.get("weight_block_size")
+        if not sizes:
+            return None
+        if isinstance(sizes, list) and len(sizes) == 2:
+            rows, columns = sizes
+            if all(isinstance(n, int) and n > 0 for n in sizes) and columns % 8 == 0:
+                return rows, columns
+        raise self.refuse(
+            f"weight_block_size {sizes} is no pair of block sizes, inputs in eights."
+        )
+
+    def layout(self, spec: LinearSpec) -> Layout:
+        """Return the layout of every layer that is stored in float8."""
+        if self.block is None:
+            return WholeScale()
+        return BlockScale(name="weight_scale_inv", block=self.block, where=self.where)
+
+    def quantized(self, spec: LinearSpec) -> LinearMethod:
+        """Return the method that makes a weight float8."""
+        from dovetail_kernels.gemm.weight import quantize_float8
+        from dovetail_plugins.quantization._linear import MatrixLinear
+
+        return MatrixLinear(quantize_float8)

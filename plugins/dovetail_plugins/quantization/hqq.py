@@ -1,0 +1,153 @@
+"""hqq checkpoints: 1, 2, 3, 4 or 8 bits in groups, with zero points that are no integers.
+
+Per layer `W_q`, and `scale` and `zero` of every group; a weight is (value - zero) * scale. With axis
+1 groups are inputs of one output, and values, made a matrix [groups, G], are packed from its rows:
+row r of n packed ones holds rows r, n + r, 2 n + r, ..., the first in the highest bits; 3 bits ten
+to an int32. With axis 0 groups run over outputs, which no kernel has a format for: such layers are
+kept in bfloat16. Values are unpacked while loading and packed for the kernels again; 1 to 4 bits
+take 4. Source: https://github.com/mobiusml/hqq, version 0.2.8.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearSpec, StoredTensor
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.quantization._names import one_for_parts
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail_kernels.gemm.weight import Weight
+
+BITS = (1, 2, 3, 4, 8)
+PIECES = ("W_q", "scale", "zero")
+WEIGHTS = "weight_quant_params"
+META = (
+    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float",
+    "quant_scale", "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict",
+    "stores_quant_config", "channel_wise", "optimize", "round_zero",
+)  # fmt: skip
+"""What the library notes beside the tensors; config.json says the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HqqLayout:
+    """One layer, its values unpacked. `group` 0: all inputs."""
+
+    bits: int
+    group: int
+    axis: int
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the values and the groups' scales and zero points, or a bfloat16 weight."""
+        rows, inputs = spec.out_size, spec.in_size
+        dtype = "uint8" if self.axis else "bfloat16"
+        values = StoredTensor(
+            name="W_q", shape=(rows, inputs), dtype=dtype, output_axis=0, input_axis=1
+        )
+        if not self.axis:
+            return (values,)
+        shape = (rows, inputs // (self.group or inputs))
+        scale, zero = (
+            StoredTensor(name=name, shape=shape, dtype="float32", output_axis=0, input_axis=1)
+            for name in PIECES[1:]
+        )
+        return values, scale, zero
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix."""
+        from dovetail_kernels.gemm.weight import Weight
+        from dovetail_plugins.quantization._float_formats import half_if_exact
+        from dovetail_plugins.quantization._grouped import grouped_weight
+        from dovetail_plugins.quantization._int8_formats import int8_weight
+
+        values = tensors["W_q"]
+        if not self.axis:
+            return Weight(format="bfloat16", values=values)
+        scale, zero = tensors["scale"], tensors["zero"]
+        if self.bits == 8:
+            signed = (values.short() - 128).char()
+            return int8_weight(signed, scale, zero - 128)
+        scale, zero = half_if_exact(scale, zero)
+        weight = grouped_weight(values, scale, zero, bits=self.bits, activations="float")
+        assert isinstance(weight, Weight)
+        return weight
+
+    def unpacked(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return a layer's tensors as `tensors` has them, in one row."""
+        import torch
+
+        scale, zero = (found[name].float() for name in PIECES[1:])
+        packed = found["W_q"].view(torch.int32 if self.bits == 3 else torch.uint8)
+        per = 10 if self.bits == 3 else 8 // self.bits
+        places = [self.bits * place for place in reversed(range(per))]
+        values = torch.cat([packed >> place & (2**self.bits - 1) for place in places])
+        if self.axis:
+            values = values[: scale.numel()]
+            return {"W_q": values.to(torch.uint8), "scale": scale, "zero": zero}
+        values = values[: self.group] if self.group else values
+        return {"W_q": ((values.float() - zero) * scale).bfloat16()}
+
+
+class Hqq(StoredMethod):
+    """Half-quadratic quantization."""
+
+    info = Info(
+        summary="hqq checkpoints, 1 to 8 bits in groups; axis 0 kept in bfloat16",
+        source="https://github.com/mobiusml/hqq",
+    )
+    stored_as = ("hqq",)
+    ignored = tuple(f".{word}" for word in META)
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        self.skipped += tuple(str(name) for name in self.config.get("skip_modules") or ())
+        told = self.config.get("quant_config")
+        if not isinstance(told, dict) or not told:
+            raise self.refuse("quant_config is missing.")
+        self.told: Mapping[str, Any] = told
+
+    def layout(self, spec: LinearSpec) -> Layout | None:
+        """Return the layer's layout, which quant_config has for all layers or by their last
+        words."""
+        return one_for_parts(spec.name, self._layout_of, None, where=self.where)
+
+    def _layout_of(self, name: str) -> HqqLayout | None:
+        found: Any = self.told
+        if WEIGHTS not in found:
+            found = next((v for key, v in found.items() if f".{name}".endswith(f".{key}")), None)
+        if not found:
+            return None
+        params = found.get(WEIGHTS) or {}
+        bits, group = params.get("nbits", 4), params.get("group_size") or 0
+        if bits not in BITS:
+            raise self.refuse(f"{WEIGHTS}.nbits {bits} is not read; {', '.join(map(str, BITS))} are.")
+        for other in ("scale_quant_params", "zero_quant_params"):
+            if found.get(other):
+                raise self.refuse(f"{other} is not read: scales and zero points must be floats.")
+        return HqqLayout(bits=int(bits), group=int(group), axis=int(params.get("axis", 0)))
+
+    def checkpoint_tensors(
+        self, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return tensors with every layer's values unpacked."""
+        pending: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for name, tensor in tensors:
+            layer, _, leaf = name.rpartition(".")
+            layout = self._layout_of(layer) if leaf in PIECES else None
+            if layout is None:
+                yield name, tensor
+                continue
+            pending[layer][leaf] = tensor
+            if len(pending[layer]) == len(PIECES):
+                made = layout.unpacked(pending.pop(layer))
+                yield from ((f"{layer}.{word}", made[word]) for word in made)
+        for layer, found in pending.items():
+            yield from ((f"{layer}.{leaf}", tensor) for leaf, tensor in found.items())
