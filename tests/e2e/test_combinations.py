@@ -157,6 +157,59 @@ def test_free_answers(
     assert cut["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("number", range(len(SCRIPTS)))
+def test_the_dialects_agree(replay: httpx.Client, number: int, stream: bool) -> None:
+    """The same answer by chat, responses and messages, each through its own client."""
+    openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
+    url, question = str(replay.base_url).rstrip("/"), f"Script {number}"
+    turns = [{"role": "user", "content": question}]
+    model = replay.get("/v1/models").json()["data"][0]["id"]
+    tool = {"name": "weather"}
+    chat = both(
+        replay,
+        {"messages": turns, "reasoning_effort": "high", "tools": [{"function": tool}]},
+    )
+    oa = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0)
+    asked = {"model": model, "input": question, "reasoning": {"effort": "high"}}
+    asked["tools"] = [{"type": "function", "parameters": {}, **tool}]
+    if stream:
+        with oa.responses.stream(**asked) as events:
+            list(events)
+            response = events.get_final_response()
+    else:
+        response = oa.responses.create(**asked)
+    an = anthropic.Anthropic(api_key="none", base_url=url, max_retries=0)
+    wanted = {"model": model, "messages": turns, "max_tokens": 500}
+    wanted["thinking"] = {"type": "enabled", "budget_tokens": 400}
+    wanted["tools"] = [{"input_schema": {"type": "object"}, **tool}]
+    if stream:
+        with an.messages.stream(**wanted) as events:
+            message = events.get_final_message()
+    else:
+        message = an.messages.create(**wanted)
+    found = chat["message"]
+    calls = [(call["name"], json.loads(call["arguments"])) for call in found["tool_calls"]]
+    items = {"reasoning": "", "message": ""}
+    for item in response.output:
+        if item.type != "function_call":
+            items[item.type] += item.content[0].text
+    assert items == {"reasoning": found["reasoning_content"], "message": found["content"]}
+    assert [
+        (item.name, json.loads(item.arguments))
+        for item in response.output
+        if item.type == "function_call"
+    ] == calls
+    blocks = {kind: [b for b in message.content if b.type == kind] for kind in ("thinking", "text")}
+    assert "".join(b.thinking for b in blocks["thinking"]) == found["reasoning_content"]
+    assert "".join(b.text for b in blocks["text"]) == found["content"]
+    assert [(b.name, b.input) for b in message.content if b.type == "tool_use"] == calls
+    assert message.stop_reason == ("tool_use" if calls else "end_turn")
+    counts = chat["usage"]
+    assert response.usage.output_tokens == message.usage.output_tokens
+    assert response.usage.output_tokens == counts["completion_tokens"]
+
+
 CONSTRAINED = [
     cell
     for cell in itertools.product(THINKING, CHOICES, FORMATS)

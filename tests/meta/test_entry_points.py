@@ -25,9 +25,7 @@ def test_every_group_is_a_kind() -> None:
 def test_every_kind_has_an_entry() -> None:
     """A kind without one belongs to flags that are refused or older, or takes import paths."""
     empty = [name for name, kind in registry.KINDS.items() if kind.group not in TABLE]
-    chosen_by = {
-        kind: [f.name for f in flags().values() if f.meta.kind == kind] for kind in empty
-    }
+    chosen_by = {kind: [f.name for f in flags().values() if f.meta.kind == kind] for kind in empty}
     honoured = {
         kind: [name for name in names if name not in REFUSED] for kind, names in chosen_by.items()
     }

@@ -25,6 +25,7 @@ COMMANDS = (
     "plugins",
     "bench",
     "config",
+    "convert",
     "collect-env",
 )
 SUMMARY = "Serve large language models. Every part that has a choice is a plugin."

@@ -18,7 +18,14 @@ from dovetail.errors import ConfigError
 MAX_HEADER_BYTES = 100 * 2**20
 WHOLE_MODELS = (".gguf",)
 """Endings of files that hold weights, settings and tokenizer in one."""
-_SUFFIXES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors", *(f"*{end}" for end in WHOLE_MODELS))
+_SUFFIXES = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.tensors",
+    *(f"*{end}" for end in WHOLE_MODELS),
+)
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin")
 
 

@@ -28,7 +28,14 @@ NAMES_SHOWN = 3
 
 
 def choose_backend(spec: GuidedSpec, forms: Sequence[Form], asked: str | None, where: str) -> str:
-    """Return the name of the backend to use. `asked` is the request's own wish.
+    """Return the name of the backend to use. Raises: RequestError, as `choose_backends` does"""
+    return choose_backends(spec, forms, asked, where)[0]
+
+
+def choose_backends(
+    spec: GuidedSpec, forms: Sequence[Form], asked: str | None, where: str
+) -> list[str]:
+    """Return the names of the backends to try, best first. `asked` is the request's own wish.
 
     Raises: RequestError that points at what is not enforced.
     """
@@ -48,15 +55,16 @@ def choose_backend(spec: GuidedSpec, forms: Sequence[Form], asked: str | None, w
         )
     if wish != "auto":
         found = _refusals(classes[wish], forms)
-        if not found:
-            return wish
-        if asked or not spec.falls_back:
+        is_final = bool(asked) or not spec.falls_back
+        if found and is_final:
             raise _refused(wish, found, where)
-    ranked = sorted(classes, key=lambda name: (-classes[name].auto_rank, name))
+        if is_final:
+            return [wish]
+    ranked = sorted(classes, key=lambda name: (name != wish, -classes[name].auto_rank, name))
     answers = {name: _refusals(classes[name], forms) for name in ranked}
     fitting = [name for name in ranked if not answers[name]]
     if fitting:
-        return fitting[0]
+        return fitting
     least = min(ranked, key=lambda name: len(answers[name]))
     raise _refused(least, answers[least], where)
 
@@ -85,8 +93,9 @@ def _refusals(backend: type[GuidedBackend], forms: Sequence[Form]) -> list[Refus
 def form_refusals(backend: type[GuidedBackend], form: Form) -> list[Refusal]:
     """Return what of a form the backend does not enforce."""
     match form:
-        case Json(schema):
-            return _needs(backend, "json") or schema_refusals(backend, schema)
+        case Json(schema, blanks):
+            missing = _needs(backend, "json") or schema_refusals(backend, schema)
+            return missing if blanks == Json().blanks else missing or _needs(backend, "blanks")
         case Pattern():
             return _needs(backend, "pattern")
         case Grammar(_, language):
@@ -115,6 +124,7 @@ _SAID = {
     "grammar": "grammars cannot be enforced",
     "sequence": "forms of several parts cannot be enforced",
     "free": "free text before a form cannot be enforced",
+    "blanks": "white space by a pattern cannot be enforced",
 }
 
 

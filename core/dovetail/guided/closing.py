@@ -61,7 +61,6 @@ class Closing:
             if taken:
                 matcher.rollback(len(taken))
 
-
     def _order_for(self, mask: np.ndarray) -> np.ndarray:
         """Return the order to try. Where much is allowed, free text is being written: brackets
         would only be more of it, so its quotation mark comes first."""

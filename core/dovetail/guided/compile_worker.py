@@ -15,11 +15,13 @@ import sys
 from typing import BinaryIO
 
 import msgspec
+import numpy as np
+import psutil
 
 from dovetail.errors import DovetailError
 from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import decode_form
-from dovetail.interfaces.guided import InvalidForm
+from dovetail.interfaces.guided import GuidedBackend, InvalidForm, Vocabulary
 from dovetail.interfaces.spec import GuidedSpec
 
 LENGTH = struct.Struct("<I")
@@ -27,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A form to compile, as `encode_form` writes it."""
+    """A form to compile, as `encode_form` writes it; no form: only make the backend ready."""
 
     backend: str
     form: bytes
@@ -68,12 +70,27 @@ def main() -> None:
     spec = msgspec.msgpack.decode(first, type=GuidedSpec)
     os.nice(5)  # streams that run come first
     table = GuideTable(spec)
-    vocabulary = table.vocabulary
-    limit = spec.compile_memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-    write(outgoing, Answer(artifact=str(vocabulary.size).encode()))
+    write(outgoing, Answer(artifact=str(table.vocabulary.size).encode()))
     while (data := read(incoming)) is not None:
-        write(outgoing, _answer(table, msgspec.msgpack.decode(data, type=Job)))
+        job = msgspec.msgpack.decode(data, type=Job)
+        # What libraries map when they are imported is no form's fault.
+        _limit_memory(spec.compile_memory_bytes if job.form else None)
+        write(outgoing, _answer(table, job))
+
+
+def _limit_memory(more_bytes: int | None) -> None:
+    """Let this process map so many bytes more than it has mapped now; None: as many as it wants."""
+    soft = resource.RLIM_INFINITY
+    if more_bytes is not None:
+        soft = psutil.Process().memory_info().vms + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
+
+
+def _fault(backend: GuidedBackend, artifact: bytes, vocabulary: Vocabulary) -> str | None:
+    """Return why no answer can begin. The first mask is tried here, where taking long is no harm."""
+    mask = np.zeros(vocabulary.mask_words, dtype=np.uint32)
+    backend.load(artifact).matcher().fill(mask)
+    return None if mask.any() else "nothing that this model can write has this form"
 
 
 def _end_with_parent() -> None:
@@ -85,7 +102,11 @@ def _end_with_parent() -> None:
 def _answer(table: GuideTable, job: Job) -> Answer:
     """Return what compiling a form brings: whatever goes wrong is the form's fault here."""
     try:
-        return Answer(artifact=table.backend(job.backend).compile(decode_form(job.form)))
+        backend = table.backend(job.backend)
+        if not job.form:
+            return Answer()
+        artifact = backend.compile(decode_form(job.form))
+        return Answer(artifact=artifact, fault=_fault(backend, artifact, table.vocabulary))
     except InvalidForm as error:
         return Answer(fault=str(error), pointer=error.pointer)
     except MemoryError:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dovetail.errors import Overloaded, RequestError
-from dovetail.guided.choose import choose_backend
+from dovetail.guided.choose import choose_backends
 from dovetail.guided.compile_worker import LENGTH, Answer, Job
 from dovetail.interfaces.form import Form, encode_form
 from dovetail.interfaces.guided import Guide
@@ -30,6 +30,9 @@ START_LIMIT_S = 60.0
 MAX_FORM_BYTES = 512 << 10
 MAX_WAITING = 64
 """So many forms may wait to be compiled; beyond it requests are refused at once."""
+MAX_WAIT_S = 45.0
+MAX_REFUSED = 256
+_LASTING = ("grammar_too_complex", "invalid_grammar")
 
 
 class GuideCompiler:
@@ -38,7 +41,10 @@ class GuideCompiler:
     def __init__(self, spec: GuidedSpec) -> None:
         self.spec = spec
         self._process: asyncio.subprocess.Process | None = None
+        self._ready: set[str] = set()
+        self._restart: asyncio.Future[None] | None = None
         self._turn = asyncio.Lock()
+        self._refused: OrderedDict[tuple[str, bytes], RequestError] = OrderedDict()
         self._num_waiting = 0
         self._artifacts: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
         self._num_bytes = 0
@@ -58,8 +64,7 @@ class GuideCompiler:
 
         `where` is the request's field, for errors. Raises: RequestError, Overloaded
         """
-        name = choose_backend(self.spec, [form], backend, where)
-        artifact = await self._artifact(name, form, where)
+        name, (artifact,) = await self._chosen([form], backend, where)
         return Guide(
             backend=name,
             key=guide_key(name, artifact, starts_after.encode(), str(closes)),
@@ -76,14 +81,34 @@ class GuideCompiler:
         Raises: RequestError, Overloaded
         """
         forms = [form for _, form in parts]
-        name = choose_backend(self.spec, forms, backend, where)
-        artifacts = tuple([await self._artifact(name, form, where) for form in forms])
+        name, artifacts = await self._chosen(forms, backend, where)
         triggers = tuple(text for text, _ in parts)
         key = guide_key(name, *artifacts, *(text.encode() for text in triggers))
         return Guide(backend=name, key=key, triggers=triggers, artifacts=artifacts)
 
+    async def _chosen(
+        self, forms: Sequence[Form], backend: str | None, where: str
+    ) -> tuple[str, tuple[bytes, ...]]:
+        """Return the first backend that can hold answers to these forms, and what it made of them.
+
+        What only compiling tells (two patterns that cannot be met at once, say) sends a form on to
+        the next. Raises: RequestError, the first one
+        """
+        first: RequestError | None = None
+        for name in choose_backends(self.spec, forms, backend, where):
+            try:
+                return name, tuple([await self._artifact(name, form, where) for form in forms])
+            except RequestError as error:
+                first = first or error
+                if error.code != "invalid_grammar":
+                    break
+        assert first is not None
+        raise first
+
     async def close(self) -> None:
         """End the process."""
+        if self._restart is not None:
+            self._restart.cancel()
         await self._kill()
 
     async def _artifact(self, backend: str, form: Form, where: str) -> bytes:
@@ -92,19 +117,40 @@ class GuideCompiler:
             raise RequestError(
                 f"has {len(data)} bytes; at most {MAX_FORM_BYTES} are taken.", where=where
             )
+        if (backend, data) in self._refused:
+            raise self._refused[backend, data]
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("too many forms wait to be compiled.")
         self._num_waiting += 1
         try:
-            async with self._turn:
-                found = self._artifacts.get((backend, data))
-                if found is None:
-                    found = await self._compiled(Job(backend=backend, form=data), where)
-                    self._keep((backend, data), found)
-                self._artifacts.move_to_end((backend, data))
-                return found
+            return await self._in_turn(Job(backend=backend, form=data), where)
+        except RequestError as error:
+            self._remember((backend, data), error)
+            raise
         finally:
             self._num_waiting -= 1
+
+    async def _in_turn(self, job: Job, where: str) -> bytes:
+        """Return an artifact, kept or compiled when those before are done."""
+        key = (job.backend, job.form)
+        try:
+            await asyncio.wait_for(self._turn.acquire(), MAX_WAIT_S)
+        except TimeoutError as error:
+            raise Overloaded("forms before this one take too long to compile.") from error
+        try:
+            if key not in self._artifacts:
+                self._keep(key, await self._compiled(job, where))
+            self._artifacts.move_to_end(key)
+            return self._artifacts[key]
+        finally:
+            self._turn.release()
+
+    def _remember(self, key: tuple[str, bytes], error: RequestError) -> None:
+        """Keep what a form that cannot be compiled brought, so that it costs that once."""
+        if error.code in _LASTING:
+            self._refused[key] = error
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
 
     def _keep(self, key: tuple[str, bytes], artifact: bytes) -> None:
         self._artifacts[key] = artifact
@@ -115,12 +161,12 @@ class GuideCompiler:
 
     async def _compiled(self, job: Job, where: str) -> bytes:
         """Return the artifact. Raises: RequestError, for a form that takes too long too"""
-        process = await self._started()
+        process = await self._started(job.backend)
         limit_s = self.spec.compile_limit_s
         try:
             answer = await asyncio.wait_for(_asked(process, job), limit_s)
         except TimeoutError:
-            await self._kill()
+            await self._replace()
             raise RequestError(
                 f"took more than {limit_s:g} s to compile.",
                 where=where,
@@ -128,7 +174,7 @@ class GuideCompiler:
                 code="grammar_too_complex",
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError) as error:
-            await self._kill()
+            await self._replace()
             raise RequestError(
                 "cannot be compiled: it ended the process that tried.",
                 where=where,
@@ -143,10 +189,21 @@ class GuideCompiler:
             raise RequestError(f"{answer.fault}.", where=place, code="invalid_grammar")
         return answer.artifact
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        """Return the process, started if there is none."""
-        if self._process is not None and self._process.returncode is None:
-            return self._process
+    async def _started(self, backend: str) -> asyncio.subprocess.Process:
+        """Return the process with this backend ready, started if there is none.
+
+        Neither counts as compiling: a vocabulary may take seconds.
+        """
+        if self._process is None or self._process.returncode is not None:
+            self._ready.clear()
+            await self._start()
+        assert self._process is not None
+        if backend not in self._ready:
+            await self._first_words(Job(backend=backend, form=b""))
+            self._ready.add(backend)
+        return self._process
+
+    async def _start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -155,12 +212,35 @@ class GuideCompiler:
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
+        await self._first_words(self.spec)
+
+    async def _first_words(self, message: msgspec.Struct) -> None:
+        """Tell a process what it needs before the first form. Raises: RequestError"""
+        assert self._process is not None
         try:
-            await asyncio.wait_for(_asked(self._process, self.spec), START_LIMIT_S)
+            answer = await asyncio.wait_for(_asked(self._process, message), START_LIMIT_S)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            await self._kill()
+            what = "the process that compiles forms could not be made ready."
+            raise RequestError(what, status=500) from error
         except BaseException:
             await self._kill()
             raise
-        return self._process
+        if answer.fault is not None:
+            raise RequestError(f"the backend could not be made: {answer.fault}.", status=500)
+
+    async def _replace(self) -> None:
+        """Kill the process and have the next one made ready while nobody waits for it."""
+        backends = list(self._ready)
+        await self._kill()
+
+        async def again() -> None:
+            async with self._turn:
+                for backend in backends:
+                    await self._started(backend)
+
+        self._restart = asyncio.ensure_future(again())
+        self._restart.add_done_callback(_note_fault)
 
     async def _kill(self) -> None:
         process, self._process = self._process, None
@@ -179,6 +259,11 @@ async def _asked(process: asyncio.subprocess.Process, message: msgspec.Struct) -
     await process.stdin.drain()
     (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
     return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer)
+
+
+def _note_fault(done: asyncio.Future[None]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        logger.warning("no process that compiles forms: %s", done.exception())
 
 
 def guide_key(*parts: bytes | str) -> str:

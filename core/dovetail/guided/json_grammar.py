@@ -135,7 +135,9 @@ class JsonGrammar:
             if keyword not in schema:
                 continue
             rest = {k: v for k, v in schema.items() if k != keyword}
-            parts = [self._merged({} if p is True else p) for p in schema[keyword] if p is not False]
+            parts = [
+                self._merged({} if p is True else p) for p in schema[keyword] if p is not False
+            ]
             if keyword == "oneOf" and not _are_apart(parts):
                 raise InvalidForm("the branches of oneOf are not told apart by type or constant")
             return _either([self._branches(_both(rest, part), depth) for part in parts])
@@ -249,7 +251,9 @@ class JsonGrammar:
         if not values:
             if item == _NOTHING:
                 return empty
-            rest = Many(Cat((self._comma(), item)), max(0, least - 1), None if most is None else most - 1)
+            rest = Many(
+                Cat((self._comma(), item)), max(0, least - 1), None if most is None else most - 1
+            )
             return self._list(Cat((item, rest)), least)
         for index in reversed(range(1, len(values))):
             tail = Cat((self._comma(), values[index], tail))
@@ -428,9 +432,7 @@ _JOINED = {
 
 def _are_apart(parts: list[dict[str, Any]]) -> bool:
     """Return whether no value fits two of these schemas, as far as types and constants tell."""
-    return all(
-        _is_apart(one, other) for i, one in enumerate(parts) for other in parts[i + 1 :]
-    )
+    return all(_is_apart(one, other) for i, one in enumerate(parts) for other in parts[i + 1 :])
 
 
 def _is_apart(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -14,7 +14,9 @@ MINUS, ZERO = literal("-"), literal("0")
 _FRACTION = Cat((literal("."), Many(Chars(DIGITS), 1, 15)))
 _EXPONENT = Cat((Chars(((69, 69), (101, 101))), Many(Chars(((43, 43), (45, 45))), 0, 1)))
 INTEGER = Or((ZERO, Cat((Many(MINUS, 0, 1), Chars(_ABOVE_ZERO), Many(Chars(DIGITS), 0, 17)))))
-NUMBER = Cat((INTEGER, Many(_FRACTION, 0, 1), Many(Cat((_EXPONENT, Many(Chars(DIGITS), 1, 2))), 0, 1)))
+_WHOLE = Or((ZERO, Cat((Chars(_ABOVE_ZERO), Many(Chars(DIGITS), 0, 17)))))
+_POWER = Cat((_EXPONENT, Many(Chars(DIGITS), 1, 2)))
+NUMBER = Cat((Many(MINUS, 0, 1), _WHOLE, Many(_FRACTION, 0, 1), Many(_POWER, 0, 1)))
 
 
 def integer_range(low: int | None, high: int | None) -> Node | None:

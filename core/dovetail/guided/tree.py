@@ -12,9 +12,7 @@ from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import InvalidForm
 
 
-def rules_of(
-    form: forms.Form, special: Iterable[str], depth: int | None = None
-) -> dict[str, Node]:
+def rules_of(form: forms.Form, special: Iterable[str], depth: int | None = None) -> dict[str, Node]:
     """Return the rules of a form; `rules[ROOT]` is the whole. Raises: InvalidForm
 
     With a depth there is no rule but the whole, and values nested deeper are left out.

@@ -38,12 +38,7 @@ KNOWN: dict[str, dict[str, str]] = {
         ("fp8", "fp8_e4m3", "fp8_e5m2"), "an fp8 cache is not built yet; int8 takes as little room"
     )
     | {"fp8_inc": _HARDWARE},
-    "load_format": {
-        name: f"the {name} loader is not built yet"
-        for name in (
-            "bitsandbytes",
-        )
-    },
+    "load_format": {name: f"the {name} loader is not built yet" for name in ("bitsandbytes",)},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), _LORA),
     "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), _MAMBA),
     "mm_cache": dict.fromkeys(("lru", "shm"), _MEDIA),
@@ -54,20 +49,9 @@ KNOWN: dict[str, dict[str, str]] = {
     "preemption_mode": {"swap": "a preempted request is computed again; nothing is swapped"},
     "quantization": dict.fromkeys(
         (
-            "aqlm",
-            "bitsandbytes",
-            "compressed-tensors",
-            "deepspeedfp",
-            "experts_int8",
-            "fbgemm_fp8",
-            "fp8",
-            "hqq",
-            "modelopt",
-            "qqq",
         ),
         _NOT_READ,
-    )
-    | dict.fromkeys(("ipex", "neuron_quant", "tpu_int8"), _HARDWARE),
+    ),
     "runner": {
         "draft": "a model that only guesses for another is not built yet",
         "pooling": _POOLING,

@@ -11,7 +11,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,18 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     )
 
 
+def load_unpacked(run: RunSpec) -> nn.Module:
+    """Return the rank's model on the CPU, filled, its parameters as layers get them: not repacked.
+
+    Raises: ConfigError as load_model does.
+    """
+    device = torch.device("cpu")
+    quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
+    model = _build(run, device, quant)
+    _fill(model, run, device, quant, repacks=False)
+    return model
+
+
 def give_memory_back() -> None:
     """Return to the system what loading has freed; glibc would keep it for later."""
     gc.collect()
@@ -136,7 +148,14 @@ def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
 
 
 @torch.inference_mode()
-def _fill(module: nn.Module, run: RunSpec, device: torch.device, quant: QuantMethod) -> None:
+def _fill(
+    module: nn.Module,
+    run: RunSpec,
+    device: torch.device,
+    quant: QuantMethod,
+    *,
+    repacks: bool = True,
+) -> None:
     """Fill every parameter from the checkpoint and let layers repack them. Mutates: module"""
     model = cast(Model, module)
     if "no_weights" in model.capabilities:
@@ -147,8 +166,22 @@ def _fill(module: nn.Module, run: RunSpec, device: torch.device, quant: QuantMet
     shapes = None
     if "invents" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
+    with reading(run, device, shapes) as checkpoint:
+        tensors = load_format.tensors(checkpoint)
+        if "divided" in load_format.capabilities:
+            load_parameters(module, tensors, run.rank)
+            return
+        tensors = quant.checkpoint_tensors(tensors)
+        load_weights(module, weight_map, tensors, run.rank, quant.ignored, repacks=repacks)
+
+
+@contextmanager
+def reading(
+    run: RunSpec, device: torch.device, shapes: Mapping[str, tuple[tuple[int, ...], str]] | None
+) -> Iterator[Checkpoint]:
+    """Give the checkpoint as load formats see it, a progress bar over it while it is read."""
     with _progress(run.shows_progress) as progress:
-        checkpoint = Checkpoint(
+        yield Checkpoint(
             path=run.model.path,
             device=str(device),
             ignore_patterns=tuple(run.load_options.get("ignore_patterns", ())),
@@ -159,12 +192,6 @@ def _fill(module: nn.Module, run: RunSpec, device: torch.device, quant: QuantMet
             num_workers=run.load_options.get("workers"),
             rank=run.rank,
         )
-        tensors = load_format.tensors(checkpoint)
-        if "divided" in load_format.capabilities:
-            load_parameters(module, tensors, run.rank)
-            return
-        tensors = quant.checkpoint_tensors(tensors)
-        load_weights(module, weight_map, tensors, run.rank, quant.ignored)
 
 
 @contextmanager

@@ -58,12 +58,14 @@ def chat_of(body: ResponsesRequest, messages: Sequence[Message]) -> ChatRequest:
 
 
 def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
-    """Return the request without its oldest turns, each a user's words and what followed them;
-    None where no other would be left. What the system says stays."""
+    """Return the request without its oldest turns, each a user's words and what followed them. The
+    last stays, and what the system says. `num_turns` doubles from try to try; None when half of it
+    was too many already."""
     messages = chat.messages
     starts = [i for i, message in enumerate(messages) if message.role == "user"]
-    if num_turns >= len(starts):
+    if num_turns >= 2 * (len(starts) - 1):
         return None
+    num_turns = min(num_turns, len(starts) - 1)
     said = [message for message in messages[: starts[0]] if message.role in SYSTEM_ROLES]
     return chat.model_copy(update={"messages": [*said, *messages[starts[num_turns] :]]})
 

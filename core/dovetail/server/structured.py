@@ -27,7 +27,8 @@ BLANKS = Pattern(r"[ \n\r\t]{0,8}")
 class Asked:
     """A form that a request asks for, the field that did, and the backend it wishes.
 
-    `closes`: near max_tokens the answer is led to its end. `tags` are texts and the form that follows each of them in free text; then `form` is None.
+    `closes`: near max_tokens the answer is led to its end. `tags` are texts and the form that
+    follows each of them in free text; then `form` is None.
     """
 
     where: str

@@ -9,12 +9,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.form import Form, Json, sequence
+from dovetail.interfaces.form import Choice, Form, Free, Json, divided, optional, sequence
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import skip_blanks
 from dovetail.syntax.literals import CutLiteral, Literals
-from dovetail.syntax.parameters import Parameter, arguments_form, is_text, kinds, parameters_of
+from dovetail.syntax.parameters import (
+    MAX_OPEN,
+    OPEN_NAME,
+    Parameter,
+    arguments_form,
+    is_open,
+    is_text,
+    kinds,
+    parameters_of,
+)
 from dovetail.syntax.plain_text import text_form
 
 _NAME = re.compile(r"[\w.\-]+")
@@ -61,6 +70,10 @@ class MarkedCalls:
         if parameters is None or len(known) < len(parameters) or not _NAME.fullmatch(tool.name):
             return None
         inside = arguments_form(parameters, known, ",")
+        if is_open(tool) and not known:
+            text = sequence(self.mark, Free((self.mark,)), self.mark)
+            value = Choice((text, Json({"type": ["number", "boolean"]}, blanks="")))
+            inside = optional(divided(sequence(OPEN_NAME, ":", value), ",", MAX_OPEN))
         return sequence(f"{before}{self.head}{tool.name}{{", inside, "}" + after)
 
     def _argument_form(self, parameter: Parameter) -> Form | None:

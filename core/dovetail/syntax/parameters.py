@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.interfaces.form import Choice, Form, Literal, Sequence, optional, sequence
+from dovetail.interfaces.form import Choice, Form, Literal, Pattern, Sequence, optional, sequence
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_text import loads
@@ -19,6 +19,9 @@ from dovetail.syntax.literals import PYTHON
 TEXT = frozenset({"string"})
 NUMBERS = frozenset({"integer", "number"})
 MAX_REFERENCES = 8
+MAX_OPEN = 8
+OPEN_NAME = Pattern("[a-z][a-z0-9_]{0,30}")
+"""What is written for a tool that says nothing: so many parameters at most, with such names."""
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 SEPARABLE = frozenset(
     ("type", "properties", "required", "additionalProperties", "title", "description", "$defs",
@@ -55,6 +58,12 @@ def parameters_of(tool: Tool) -> list[Parameter] | None:
         Parameter(name, _alone(declared.get(name, {}), schema), name in required)
         for name in (*needed, *more)
     ]
+
+
+def is_open(tool: Tool) -> bool:
+    """Return whether a tool says nothing of its parameters: then any may be written."""
+    schema = tool.parameters
+    return "properties" not in schema and schema.get("additionalProperties") is not False
 
 
 def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.form import Choice, Form, Json, Literal, Pattern
-from dovetail.syntax.parameters import Parameter, is_text
+from dovetail.interfaces.form import Choice, Form, Free, Literal, Pattern
 
 _ABOUT = frozenset(
     ("type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
@@ -30,33 +29,39 @@ FORMATS = {
 """Patterns of which every text is of the format (not every text of the format: days end at 28)."""
 
 
-def value_form(parameter: Parameter, closing: str) -> Form | None:
-    """Return the form of a parameter's value: a string is bare, everything else is JSON.
+def text_form(schema: Mapping[str, Any], closing: str, *, is_wrapped: bool = False) -> Form | None:
+    """Return the form of a bare string that this text follows, or None where it cannot be said.
 
-    None for strings that must meet what cannot be said of text that a tag closes.
+    What is not one of a few texts has no "<" or ends before `closing`, so that both can be told
+    apart. `is_wrapped`: a line end at its end would not be its own.
     """
-    schema = parameter.schema
-    if not is_text(schema):
-        return Json({**schema, "title": parameter.name})
-    return text_form(schema, closing)
-
-
-def text_form(schema: Mapping[str, Any], closing: str) -> Form | None:
-    """Return the form of a bare string, or None."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     said = set(schema) - _ABOUT
+    values = values_of(schema)
     if values is not None and said <= {"enum", "const"}:
         return _one_of([value for value in values if isinstance(value, str)], closing)
     if not said:
-        return Pattern(text_without(closing))
+        return Free((closing,))
     if said <= {"minLength", "maxLength"}:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return Pattern(f"[^{closing[0]}]{{{least},{most}}}")
+        return _of_length(schema.get("minLength", 0), schema.get("maxLength"), closing, is_wrapped)
     if said == {"format"} and schema["format"] in FORMATS:
         return Pattern(FORMATS[schema["format"]])
     if said == {"pattern"} and is_closed_pattern(schema["pattern"]):
         return Pattern(schema["pattern"][1:-1])
     return None
+
+
+def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the values that a schema lists, or None."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) else None
+
+
+def _of_length(least: int, most: int | None, closing: str, is_wrapped: bool) -> Form:
+    any_one = f"[^{closing[0]}]"
+    if not is_wrapped or not least:
+        return Pattern(f"{any_one}{{{least},{'' if most is None else most}}}")
+    before = f"{any_one}{{{least - 1},{'' if most is None else most - 1}}}"
+    return Pattern(f"{before}[^{closing[0]}\\n]")
 
 
 def _one_of(values: list[str], closing: str) -> Form | None:
@@ -75,31 +80,9 @@ def is_closed_pattern(pattern: Any) -> bool:
         return False
     inside = pattern[1:-1]
     plain = re.sub(r"\\[dw.\-+*?/()\[\]{}]", "x", inside)
-    if any(character in plain for character in "\\.<^$") or plain.count("(") != plain.count(")"):
+    if any(character in plain for character in "\\.<^$\n") or plain.count("(") != plain.count(")"):
         return False
     listed = "".join(re.findall(r"\[[^\]]*\]", plain)).replace("0-9", "")
     if re.search(r"[!-;]-[=-Z^-~]", listed):
         return False  # A range from below "<" to above it.
     return "|" not in re.sub(r"\([^()]*\)", "", plain)
-
-
-def text_without(word: str) -> str:
-    """Return a regular expression for any text in which a word does not stand.
-
-    The word's first character must stand in it once: then each one begins a new try.
-    """
-    first, rest = word[0], word[1:]
-    if first in rest:
-        raise ValueError(f"{word!r} has its first character twice")
-    open_, close = re.escape(first), ""
-    other = rf"[^{_listed(first)}]*"
-    inner = ""
-    for number in range(len(rest) - 1, -1, -1):
-        wrong = rf"[^{_listed(rest[number])}{_listed(first)}]{other}"
-        right = f"{re.escape(rest[number])}{inner}|" if number < len(rest) - 1 else ""
-        inner = f"(?:{right}{wrong})?"
-    return f"{other}(?:{open_}{inner})*{close}"
-
-
-def _listed(character: str) -> str:
-    return "\\" + character if character in "[]\\^-" else character

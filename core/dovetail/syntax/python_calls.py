@@ -10,12 +10,20 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from dovetail.interfaces.form import Form, Json, divided, sequence
+from dovetail.interfaces.form import Form, Json, divided, optional, sequence
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import skip_blanks
 from dovetail.syntax.literals import PYTHON, CutLiteral
-from dovetail.syntax.parameters import Parameter, arguments_form, parameters_of, quoted
+from dovetail.syntax.parameters import (
+    MAX_OPEN,
+    OPEN_NAME,
+    Parameter,
+    arguments_form,
+    is_open,
+    parameters_of,
+    quoted,
+)
 
 _HEAD = re.compile(r"([A-Za-z_][\w.\-]*)[ \t]*\(")
 _KEY = re.compile(r"([A-Za-z_][\w\-]*)\s*=(?!=)")
@@ -102,6 +110,9 @@ class PythonCalls:
             return None
         if not all(_KEY.fullmatch(parameter.name + "=") for parameter in parameters):
             return None
+        if is_open(tool) and not parameters:
+            some = divided(sequence(OPEN_NAME, "=", Json()), ", ", MAX_OPEN)
+            return sequence(f"{tool.name}(", optional(some), ")")
         written = [_argument_form(parameter) for parameter in parameters]
         return sequence(f"{tool.name}(", arguments_form(parameters, written, ", "), ")")
 

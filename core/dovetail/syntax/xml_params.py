@@ -13,18 +13,22 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from dovetail.interfaces.form import Form, optional, sequence
+from dovetail.interfaces.form import Form, Free, Json, Repeat, optional, sequence
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import loads
 from dovetail.syntax.parameters import (
+    MAX_OPEN,
+    OPEN_NAME,
+    Parameter,
     as_json,
+    is_open,
     is_text,
     parameters_of,
     quoted,
     schema_of_parameter,
 )
-from dovetail.syntax.plain_text import value_form
+from dovetail.syntax.plain_text import text_form, values_of
 
 MAX_VALUE_ENDS = 8
 """How many closing tags may stand in the strings of one JSON value."""
@@ -76,15 +80,35 @@ class XmlCalls:
             return None
         parts: list[Form] = []
         for parameter in parameters:
-            value = value_form(parameter, self.value_end)
-            if value is None or not _NAME.fullmatch(parameter.name):
+            part = self._part_form(parameter)
+            if part is None:
                 return None
-            line = "\n" if self.is_wrapped else ""
-            key = self.key.replace(NAME, parameter.name) + line
-            part = sequence(key, value, line + self.value_end + self.gap)
             parts.append(part if parameter.is_required else optional(part))
+        if is_open(tool) and not parts:
+            parts.append(Repeat(self._open_part(), 0, MAX_OPEN))
         head = self.before + self.head.replace(NAME, tool.name) + self.gap
         return sequence(start + head, *parts, self.tail + self.after + end)
+
+    def _part_form(self, parameter: Parameter) -> Form | None:
+        """Return a parameter with its tags. A string that no list names ends where the closing tag
+        begins: a line end of the form's own could be taken for one of the string."""
+        if not _NAME.fullmatch(parameter.name):
+            return None
+        line = "\n" if self.is_wrapped else ""
+        value: Form | None = Json({**parameter.schema, "title": parameter.name})
+        end = line + self.value_end + self.gap
+        if is_text(parameter.schema):
+            value = text_form(parameter.schema, self.value_end, is_wrapped=self.is_wrapped)
+            end = end if values_of(parameter.schema) else self.value_end + self.gap
+        key = self.key.replace(NAME, parameter.name) + line
+        return sequence(key, value, end) if value else None
+
+    def _open_part(self) -> Form:
+        """Return a parameter of which nothing is known."""
+        before, _, after = self.key.partition(NAME)
+        after += "\n" if self.is_wrapped else ""
+        end = self.value_end + self.gap
+        return sequence(before, OPEN_NAME, after, Free((self.value_end,)), end)
 
     def value(self, text: str) -> str:
         """Return a value without the line ends that are not its own."""

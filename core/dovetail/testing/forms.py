@@ -23,7 +23,8 @@ def example(form: Form, value: Any) -> str:
     """Return a text of this form; `value` fills it.
 
     A Json of an object gets `value`, one of a member's schema gets the member it is titled after.
-    A pattern must match the string, or the JSON text, of a member. Raises: ValueError
+    A pattern must match the string, or the JSON text, of a member; free text is the first string
+    among the members, if it may be. Raises: ValueError
     """
     match form:
         case Literal(text):
@@ -32,8 +33,8 @@ def example(form: Form, value: Any) -> str:
             return json.dumps(_filling(schema, value))
         case Pattern(regex):
             return _matching(regex, value)
-        case Free():
-            return ""
+        case Free(without):
+            return _free(without, value)
         case Sequence(parts):
             return "".join(example(part, value) for part in parts)
         case Choice(parts):
@@ -47,6 +48,12 @@ def example(form: Form, value: Any) -> str:
 def _filling(schema: dict[str, Any], value: Any) -> Any:
     title = schema.get("title")
     return value[title] if isinstance(value, dict) and title in value else value
+
+
+def _free(without: tuple[str, ...], value: Any) -> str:
+    items = value.values() if isinstance(value, dict) else ()
+    texts = [item for item in items if isinstance(item, str)]
+    return next((text for text in texts if not any(word in text for word in without)), "")
 
 
 def _matching(regex: str, value: Any) -> str:

@@ -93,9 +93,7 @@ class Wanderer:
             taken.append(token_id)
         return Walk(token_ids=tuple(taken), end="long")
 
-    def _draw(
-        self, may: np.ndarray, chance: random.Random, *, is_done: bool, is_even: bool
-    ) -> int:
+    def _draw(self, may: np.ndarray, chance: random.Random, *, is_done: bool, is_even: bool) -> int:
         """Return an allowed token. `is_even`: each first byte alike, however many tokens have it."""
         if is_done and chance.random() < 0.8:
             for preferred in (self._ends, self._closes):

@@ -24,7 +24,15 @@ from dovetail_kernels.random import normal
 GROUPS = {"int4": 64, "int4_int8": 128, "float8": 128, "table4": 32, "int8_float32": 32}
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TABLE = torch.cat([E2M1, -E2M1])
-BYTES = {"float32": 4, "int8": 1, "float8": 1, "int8_float32": 1, "int4": 0.5, "int4_int8": 0.5, "table4": 0.5}
+BYTES = {
+    "float32": 4,
+    "int8": 1,
+    "float8": 1,
+    "int8_float32": 1,
+    "int4": 0.5,
+    "int4_int8": 0.5,
+    "table4": 0.5,
+}
 ROWS = (1, 2, 5, 12, 13, 40, 131)
 PERF_ROWS = (1, 4, 8, 16, 32, 256, 1024)
 PERF_SHAPES = ((1024, 3072), (3072, 1024))

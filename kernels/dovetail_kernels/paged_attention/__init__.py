@@ -6,6 +6,7 @@ s = c tanh(s / c) under a soft cap c: out = sum_j softmax(s)_j v_j, where a sink
 adds exp(sink) to the softmax's denominator.
 
 The cache's numbers may be narrower than q's; int8 ones come with a scale per token and kv head.
+Beside a bfloat16 cache, `may_round` lets an implementation round q and softmax_j to bfloat16.
 
 Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] or None, block_table [R, B] int32,
 query_start [R + 1] int32, seq_lens [R] int32, sinks [H] -> [T, H, D] in q's dtype

@@ -26,7 +26,7 @@ struct AttentionArgs {
   int32_t is_causal;
   float scale;
   float soft_cap;  // 0: none
-  int32_t reserved;
+  int32_t may_round;  // queries and weights to bfloat16, where keys are and that is faster
 };
 
 enum KvFormat : int32_t {

@@ -152,9 +152,9 @@ DT_INLINE void merge_row(const State& state, int64_t row, const float* values, f
 inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State& state) {
   const AttentionArgs& args = *plan.args;
   const int64_t rows = unit.queries * plan.group, size = args.head_size;
+  int64_t token = args.query_start[unit.row] + unit.query, member = 0;
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t token = args.query_start[unit.row] + unit.query + i / plan.group;
-    const int64_t q_head = head * plan.group + i % plan.group;
+    const int64_t q_head = head * plan.group + member;
     float total = state.total[i], factor = 1.0f;
     if (args.sinks) {
       const float sink = args.sinks[q_head];
@@ -166,6 +166,10 @@ inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State
     }
     const Vec by = set1(factor / total);
     float* out = args.out + (token * args.num_heads + q_head) * size;
+    if (++member == plan.group) {
+      member = 0;
+      ++token;
+    }
     const float* from = state.values + i * size;
     for (int64_t d = 0; d < size; d += kLanes) store(out + d, mul(load(from + d), by));
   }
@@ -175,7 +179,7 @@ inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State
 struct Room {
   int64_t tiles;
   int64_t *first, *last;  // [rows]
-  char* q;                // [tiles][kMaxRows][D] of four bytes
+  char* q;                // [tiles][kMaxRows][kQueryRow] of four bytes
   float* q_scales;        // [tiles][kMaxRows]
   float *state, *values, *scores;
   int32_t* weights16;
@@ -184,7 +188,7 @@ struct Room {
 DT_INLINE bool get_room(const Plan& plan, Room* room) {
   const int64_t size = plan.args->head_size, rows = plan.unit_rows;
   room->tiles = divide_up(rows, kMaxRows);
-  const int64_t counts[] = {rows * 8, rows * 8, room->tiles * kMaxRows * size * 4,
+  const int64_t counts[] = {rows * 8, rows * 8, room->tiles * kMaxRows * kQueryRow * 4,
                             room->tiles * kMaxRows * 4, rows * (size + 2) * 4, kMaxRows * size * 4,
                             kMaxRows * kPartition * 4, kMaxRows * kPartition * 2};
   int64_t bytes = 0;
@@ -204,28 +208,11 @@ DT_INLINE bool get_room(const Plan& plan, Room* room) {
   return true;
 }
 
-// Query numbers, scaled, as a tile of `stride` rows wants them: to[D][stride], row i.
-DT_INLINE void pack_query(const float* q, int64_t size, float scale, int stride, int i, float* to,
-                          float*) {
-  for (int64_t d = 0; d < size; ++d) to[d * stride + i] = q[d] * scale;
-}
-// In 16 bits under one scale, NaN where a number is not finite.
-DT_INLINE void pack_query(const float* q, int64_t size, float scale, int stride, int i, int32_t* to,
-                          float* q_scale) {
-  Vec most = zero(), broken = zero();
-  for (int64_t d = 0; d < size; d += kLanes) {
-    const Vec x = load(q + d);
-    most = max(most, max(x, sub(zero(), x)));
-    broken = fma(x, zero(), broken);
-  }
-  const float peak = largest(most);
-  const Vec inverse = set1(peak > 0 ? 32767.0f / peak : 0.0f);
-  *q_scale = (peak / 32767.0f + sum(broken)) * scale;
-  int16_t narrow[kLanes];
-  for (int64_t d = 0; d < size; d += kLanes) {
-    store_s16(narrow, to_int(mul(load(q + d), inverse)));
-    for (int j = 0; j < kLanes / 2; ++j) memcpy(&to[(d / 2 + j) * stride + i], narrow + 2 * j, 4);
-  }
+// The rows that a tile of `rows` real ones is computed with.
+DT_INLINE int64_t rows_of_tile(int64_t rows) {
+  int64_t found = 0;
+  with_rows(static_cast<int>(rows), RowSizes{}, [&](auto r) { found = decltype(r)::value; });
+  return found;
 }
 
 // How a unit's rows become tiles: as few and as even as can be, each of some size.
@@ -237,23 +224,28 @@ struct Tiles {
 
 template <class F>
 void pack_queries(const Plan& plan, const Unit& unit, int64_t head, const Room& room) {
+  using Factor = typename F::Factor;
   const AttentionArgs& args = *plan.args;
   const Tiles tiles(unit.queries * plan.group);
   const int64_t size = args.head_size;
+  const float* token = args.q + (args.query_start[unit.row] + unit.query) * args.q_stride;
+  int64_t n = 0, query = 0, q_head = 0;
   for (int64_t t = 0; t < tiles.count; ++t) {
-    const int64_t start = tiles.first(t), rows = tiles.first(t + 1) - start;
-    int stride = 0;
-    with_rows(static_cast<int>(rows), RowSizes{}, [&](auto r) { stride = decltype(r)::value; });
-    auto* to = reinterpret_cast<typename F::Factor*>(room.q) + t * kMaxRows * size;
-    if (rows < stride) memset(to, 0, size / F::fold * stride * 4);
+    Factor* to = reinterpret_cast<Factor*>(room.q) + t * kMaxRows * kQueryRow;
     float* scales = room.q_scales + t * kMaxRows;
-    for (int64_t i = 0; i < stride; ++i) scales[i] = 0;
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t n = start + i, query = n / plan.group;
-      const int64_t token = args.query_start[unit.row] + unit.query + query;
-      const float* q = args.q + token * args.q_stride + (head * plan.group + n % plan.group) * size;
-      pack_query(q, size, args.scale, stride, static_cast<int>(i), to, scales + i);
+    int64_t i = 0;
+    for (; n < tiles.first(t + 1); ++n, ++i) {
+      F::pack(token + (head * plan.group + q_head) * size, size, args.scale, to + i * kQueryRow,
+              scales + i);
       see(args, args.seq_lens[unit.row], unit.position + query, room.first + n, room.last + n);
+      if (++q_head < plan.group) continue;
+      q_head = 0;
+      ++query;
+      token += args.q_stride;
+    }
+    for (const int64_t rows = rows_of_tile(i); i < rows; ++i) {
+      memset(to + i * kQueryRow, 0, size / F::fold * sizeof(Factor));
+      scales[i] = 0;
     }
   }
 }
@@ -262,12 +254,25 @@ void pack_queries(const Plan& plan, const Unit& unit, int64_t head, const Room& 
 DT_INLINE void find_cells(const Plan& plan, const Unit& unit, int64_t head, int64_t base,
                           const char** cells) {
   const AttentionArgs& args = *plan.args;
-  const int32_t* blocks = args.block_table + unit.row * args.table_stride;
-  int64_t key = unit.first_key / kCell * kCell;
-  if (key < base) key = base;
-  for (; key < unit.end_key && key < base + kPartition; key += kCell)
-    cells[(key - base) / kCell] = plan.layout.cell(
-        args.cache, blocks[key / args.block_tokens], head, key % args.block_tokens);
+  const Layout& layout = plan.layout;
+  const int64_t first = unit.first_key / kCell * kCell, most = base + kPartition;
+  const int64_t end = unit.end_key < most ? unit.end_key : most;
+  int64_t key = first > base ? first : base;
+  const auto tokens = static_cast<uint32_t>(args.block_tokens);
+  const uint32_t block = static_cast<uint32_t>(key) / tokens;  // 64 bits take three times as long
+  const int32_t* blocks = args.block_table + unit.row * args.table_stride + block;
+  int64_t left = args.block_tokens - (key - int64_t{block} * tokens);
+  const char* at = layout.cell(args.cache, *blocks, head, args.block_tokens - left);
+  const char** to = cells + (key - base) / kCell;
+  while (key < end) {
+    *to++ = at;
+    key += kCell;
+    left -= kCell;
+    at += layout.cell_bytes;
+    if (left > 0 || key >= end) continue;
+    at = layout.cell(args.cache, *++blocks, head, 0);
+    left = args.block_tokens;
+  }
 }
 
 // Merges the partitions of a divided unit, in order.
@@ -293,13 +298,16 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
   const Tiles tiles(rows);
   const int64_t number = piece.unit * args.num_kv_heads + piece.head;
   float* parts = plan.parts + plan.parts_at[number];
-  Context context{size, plan.layout, args.soft_cap, {}, {}};
+  Context context;
+  context.head_size = size;
+  context.layout = plan.layout;
+  context.soft_cap = args.soft_cap;
   const State state = state_at(room.state, rows, size);
   for (int64_t i = 0; i < rows; ++i) state.total[i] = 0;
   pack_queries<F>(plan, unit, piece.head, room);
   for (int64_t p = piece.first; p < piece.first + piece.count; ++p) {
-    find_cells(plan, unit, piece.head, p * kPartition, context.cells);
-    memcpy(context.next, context.cells, sizeof context.next);
+    if (p == piece.first) find_cells(plan, unit, piece.head, p * kPartition, context.next);
+    memcpy(context.cells, context.next, sizeof context.cells);
     if (p + 1 < piece.first + piece.count)
       find_cells(plan, unit, piece.head, (p + 1) * kPartition, context.next);
     else if (after)
@@ -310,7 +318,7 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
       tile.rows = static_cast<int>(tiles.first(t + 1) - start);
       tile.first = room.first + start;
       tile.last = room.last + start;
-      tile.q = room.q + t * kMaxRows * size * 4;
+      tile.q = room.q + t * kMaxRows * kQueryRow * 4;
       tile.q_scales = room.q_scales + t * kMaxRows;
       tile.scores = room.scores;
       tile.weights16 = room.weights16;

@@ -8,23 +8,43 @@
 
 #include "paged_attention/layout.h"
 
+// The set with products of bfloat16 pairs differs from the one below it in nothing else.
+#if defined(__AVX512BF16__)
+#define DT_OTHERS avx512
+#else
+#define DT_OTHERS DT_ISA
+#endif
+
 namespace dt {
 namespace DT_ISA {
 namespace attention {
 
+int attend_pairs(const AttentionArgs& args);
+
+}  // namespace attention
+}  // namespace DT_ISA
+
+namespace DT_OTHERS {
+namespace attention {
+
+void write_cache(const AttentionArgs& args);
 int attend_float32(const AttentionArgs& args);
 int attend_half(const AttentionArgs& args);
 int attend_float8(const AttentionArgs& args);
 int attend_int8(const AttentionArgs& args);
 
 }  // namespace attention
-}  // namespace DT_ISA
+}  // namespace DT_OTHERS
 }  // namespace dt
 
 // Returns 0; 1 when memory cannot be had; 2 for a format not known here.
 DT_KERNEL(paged_attention, AttentionArgs) {
-  using namespace dt::DT_ISA::attention;
-  if (args.k) write_cache(args);
+  using namespace dt::DT_OTHERS::attention;
+  if (args.k) dt::DT_OTHERS::attention::write_cache(args);
+#if defined(__AVX512BF16__)
+  if (args.may_round && args.format == kKvBfloat16)
+    return dt::DT_ISA::attention::attend_pairs(args);
+#endif
   switch (args.format) {
     case kKvFloat32: return attend_float32(args);
     case kKvBfloat16:

@@ -2,7 +2,8 @@
 //
 // A panel is 16 wide. Its steps come in groups of `step` that share memory: load<s>(panel, k, w)
 // gives step k + s of the group that begins at k, in kVecs registers. `fold` numbers of the slow
-// axis make one step. Nothing here knows attention.
+// axis make one step. pack writes a query, scaled, as it meets the keys; keep stores weights of the
+// softmax as they meet the values, and returns them as they will count. Nothing here knows attention.
 #pragma once
 
 #include "paged_attention/layout.h"
@@ -14,14 +15,42 @@ namespace attention {
 
 constexpr int kVecs = kCell / kLanes;
 
+// Stores kLanes integers of 16 bits' range.
+DT_INLINE void store_s16(int16_t* p, IVec x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+#elif defined(__AVX2__)
+  const __m128i packed =
+      _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+#else
+  for (int i = 0; i < 4; ++i) p[i] = static_cast<int16_t>(x[i]);
+#endif
+}
+
+// Softmax weights that stay floats until the values.
+struct FloatWeights {
+  static DT_INLINE Vec weight(Vec x) { return fma(x, zero(), exp(x)); }  // exp alone loses a NaN
+  static DT_INLINE Vec keep(Vec weights, float* to, int32_t*) {
+    store(to, weights);
+    return weights;
+  }
+};
+
 // Formats whose values become floats in a register.
-struct FloatSums {
+struct FloatSums : FloatWeights {
   using Sum = Vec;
   using Factor = float;
   static constexpr int fold = 1;
+  static constexpr bool has_float_sums = true;
   static DT_INLINE Sum none() { return zero(); }
   static DT_INLINE Vec spread(float x) { return set1(x); }
-  static DT_INLINE Sum add_product(Vec x, Vec w, Sum sum) { return fma(x, w, sum); }
+  static DT_INLINE Sum add_product(Vec x, Vec w, Sum sum) {
+    return fma(x, w, sum);
+  }
+  static DT_INLINE void pack(const float* q, int64_t size, float scale, float* to, float*) {
+    for (int64_t d = 0; d < size; d += kLanes) store(to + d, mul(DT_ISA::load(q + d), set1(scale)));
+  }
 };
 
 struct Float32 : FloatSums {
@@ -114,11 +143,28 @@ struct E5m2 : FloatSums {
 };
 
 // Signed bytes against 16-bit numbers, two a lane, summed exactly in 32 bits.
-struct Int8 {
+struct Int8 : FloatWeights {
   using Sum = IVec;
   using Factor = int32_t;  // two int16
   static constexpr int fold = 2, step = 1, item = 1;
+  static constexpr bool has_float_sums = false;
   static DT_INLINE Sum none() { return iset1(0); }
+  // In 16 bits under one scale, NaN where a number is not finite.
+  static DT_INLINE void pack(const float* q, int64_t size, float scale, int32_t* to,
+                             float* q_scale) {
+    Vec most = zero(), broken = zero();
+    for (int64_t d = 0; d < size; d += kLanes) {
+      const Vec x = DT_ISA::load(q + d);
+      most = max(most, max(x, sub(zero(), x)));
+      broken = fma(x, zero(), broken);
+    }
+    const float peak = largest(most);
+    const Vec inverse = set1(peak > 0 ? 32767.0f / peak : 0.0f);
+    *q_scale = (peak / 32767.0f + sum(broken)) * scale;
+    int16_t* narrow = reinterpret_cast<int16_t*>(to);
+    for (int64_t d = 0; d < size; d += kLanes)
+      store_s16(narrow + d, to_int(mul(DT_ISA::load(q + d), inverse)));
+  }
   static DT_INLINE IVec spread(int32_t x) { return iset1(x); }
   static DT_INLINE Sum add_product(IVec x, IVec w, Sum sum) {
     // With intrinsics for the sums, GCC 12 spills a tile's registers.
@@ -157,19 +203,6 @@ struct Int8 {
     }
   }
 };
-
-// Stores kLanes integers of 16 bits' range.
-DT_INLINE void store_s16(int16_t* p, IVec x) {
-#if defined(__AVX512F__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
-#elif defined(__AVX2__)
-  const __m128i packed =
-      _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
-#else
-  for (int i = 0; i < 4; ++i) p[i] = static_cast<int16_t>(x[i]);
-#endif
-}
 
 }  // namespace attention
 }  // namespace DT_ISA

@@ -49,7 +49,7 @@ class AttentionArgs(ctypes.Structure):
         ("is_causal", _int32),
         ("scale", _float),
         ("soft_cap", _float),
-        ("reserved", _int32),
+        ("may_round", _int32),
     ]
 
 
@@ -112,12 +112,18 @@ class Step:
         window: int | None = None,
         soft_cap: float | None = None,
         is_causal: bool = True,
+        may_round: bool = False,
     ) -> None:
-        """Say how the next calls attend. Mutates: self"""
+        """Say how the next calls attend. Mutates: self
+
+        `may_round`: beside keys in bfloat16, queries and the softmax's weights may become bfloat16
+        too, on machines that multiply such pairs faster.
+        """
         args = self._args
         args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
         args.scale, args.is_causal = scale, is_causal
         args.window, args.soft_cap = window or 0, soft_cap or 0.0
+        args.may_round = may_round
 
     def __call__(
         self,
@@ -162,6 +168,7 @@ def _attend(
     soft_cap: float | None = None,
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
+    may_round: bool = False,
 ) -> torch.Tensor:
     """Return the attended values (see the reference) over a packed cache."""
     step = Step(
@@ -179,6 +186,7 @@ def _attend(
         window=window,
         soft_cap=soft_cap,
         is_causal=is_causal,
+        may_round=may_round,
     )
     return step(q, None, None, cache, sinks)
 

@@ -17,9 +17,12 @@ def reference(
     is_causal: bool = True,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    may_round: bool = False,
 ) -> torch.Tensor:
     """Return the attended values.
 
+    `may_round` lets others round queries and softmax weights to a bfloat16 cache's type; the
+    definition does not.
     Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] -> [T, H, D]
     """
     if scales is not None:

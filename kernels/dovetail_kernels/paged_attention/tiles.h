@@ -14,6 +14,9 @@ namespace attention {
 
 constexpr int kPartition = 256;  // keys under one softmax step, from multiples of 256
 constexpr int kCells = kPartition / kCell;
+constexpr int kQueryRow = 528;  // factors of a query's row, 33 lines: rows do not share cache sets
+constexpr int kWaitingRows = 4;  // tiles up to this size wait for memory more than they compute
+constexpr int kNear = 2048;      // bytes
 constexpr float kHidden = -1e30f;  // the score of a key that is not seen; its weight is exactly 0
 
 // Rows of a tile, one of these numbers; and the registers that hold a tile's sums.
@@ -53,10 +56,10 @@ constexpr int columns(int rows) {
 struct Tile {
   int rows;                           // of the tile that are real
   const int64_t *first, *last;        // [rows] the keys that a row sees, absolute
-  const void* q;                      // [D / fold][R] factors
+  const void* q;                      // [R][kQueryRow] factors
   const float* q_scales;              // [R] int8 only
   float* scores;                      // [kMaxRows][kPartition], then the weights
-  int32_t* weights16;                 // [kMaxRows][kPartition / 2] int8 only
+  int32_t* weights16;                 // [kMaxRows][kPartition / 2] weights of 16 bits, in pairs
   float* values;                      // [kMaxRows][D] the partition's result
   float top[kMaxRows], total[kMaxRows];  // of the softmax; total 0 where a row sees nothing
 };
@@ -69,22 +72,35 @@ struct Context {
   const char* next[kCells];   // those of the partition after it, or what is there already
 };
 
-// sums[R][C] += a[k * kStep + i * kRow] * panel(j)[k] for the step k + s of the group at k. What lies
-// `ahead` bytes on is asked for meanwhile: it is needed next, and lies where no machine could guess.
-template <class F, int R, int C, int kStep, int kRow, int s, class Panel>
+// sums[R][C] += a[k + i * kRow] * panel(j)[k] for the step k + s of the group at k.
+template <class F, int R, int C, int kRow, int s, class Panel>
 DT_INLINE void add_step(typename F::Sum (&sums)[R][C * kVecs], const typename F::Factor* a,
-                        int64_t k, int64_t ahead, const Panel& panel) {
+                        int64_t k, const Panel& panel) {
   using Register = decltype(F::spread(*a));
-  if constexpr (s == 0) {
-#pragma GCC unroll 8
-    for (int j = 0; j < C; ++j)
-      __builtin_prefetch(panel(j) + k * (kCell * F::item * F::fold) + ahead, 0, 2);
-  }
-  const auto* at = a + (k + s) * kStep;
+  const auto* at = a + k + s;
   if constexpr (R > C * kVecs) {  // few registers of the panels, held; rows pass by
     Register w[C][kVecs];
 #pragma GCC unroll 8
-    for (int j = 0; j < C; ++j) F::template load<s>(panel(j), k, w[j]);
+    for (int j = 0; j < C; ++j) {
+      const char* from = panel(j);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      __asm__ volatile("" : "+r"(from));  // step 1 reads anew: no register is free to hold a pair
+#endif
+      F::template load<s>(from, k, w[j]);
+    }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // 12 sums, 2 registers of a panel and 1 of a row are all there are; GCC 12 spills without this.
+    if constexpr (F::has_float_sums && C == 1) {
+#pragma GCC unroll 12
+      for (int i = 0; i < R; ++i) {
+        Register x;
+        __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
+                : "+x"(sums[i][0]), "+x"(sums[i][1]), "=&x"(x)
+                : "m"(at[i * kRow]), "x"(w[0][0]), "x"(w[0][1]));
+      }
+      return;
+    }
+#endif
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i) {
       const Register x = F::spread(at[i * kRow]);
@@ -111,20 +127,36 @@ DT_INLINE void add_step(typename F::Sum (&sums)[R][C * kVecs], const typename F:
   }
 }
 
-// The same over steps k0 .. k1 - 1. Where steps come in twos, k0 and k1 are even, or R is 1.
-template <class F, int R, int C, int kStep, int kRow, class Panel>
+// The same over steps k0 .. k1 - 1. Where steps come in twos, k0 and k1 are even, or R is 1. What
+// lies `ahead` bytes on is asked for meanwhile, a line at a time: it is needed next, and lies where
+// no machine could guess. Few rows wait for memory, and a busy machine drops what it is asked for:
+// they ask again `near` before they need it (Zen 4: 10 to 14 % less time).
+template <class F, int R, int C, int kRow, class Panel>
 DT_INLINE void multiply_add(typename F::Sum (&sums)[R][C * kVecs], const typename F::Factor* a,
-                            int64_t k0, int64_t k1, int64_t ahead, const Panel& panel) {
+                            int64_t k0, int64_t k1, int64_t ahead, int64_t near,
+                            const Panel& panel) {
+  constexpr int kStepBytes = kCell * F::item * F::fold, kLineSteps = 64 / kStepBytes;
   int64_t k = k0;
   if constexpr (F::step == 2 && R == 1) {
-    if (k % 2 && k < k1) add_step<F, R, C, kStep, kRow, 1>(sums, a, k++ - 1, ahead, panel);
+    if (k % 2 && k < k1) add_step<F, R, C, kRow, 1>(sums, a, k++ - 1, panel);
   }
-  for (; k + F::step <= k1; k += F::step) {
-    add_step<F, R, C, kStep, kRow, 0>(sums, a, k, ahead, panel);
-    if constexpr (F::step == 2) add_step<F, R, C, kStep, kRow, 1>(sums, a, k, ahead, panel);
+  for (; k + kLineSteps <= k1; k += kLineSteps) {
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) {
+      __builtin_prefetch(panel(j) + k * kStepBytes + ahead, 0, 2);
+      if constexpr (R <= kWaitingRows) __builtin_prefetch(panel(j) + k * kStepBytes + near, 0, 2);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kLineSteps; i += F::step) {
+      add_step<F, R, C, kRow, 0>(sums, a, k + i, panel);
+      if constexpr (F::step == 2) add_step<F, R, C, kRow, 1>(sums, a, k + i, panel);
+    }
+  }
+  if constexpr (F::step == 1 && kLineSteps > 1) {
+    for (; k < k1; ++k) add_step<F, R, C, kRow, 0>(sums, a, k, panel);
   }
   if constexpr (F::step == 2 && R == 1) {
-    if (k < k1) add_step<F, R, C, kStep, kRow, 0>(sums, a, k, ahead, panel);
+    if (k < k1) add_step<F, R, C, kRow, 0>(sums, a, k, panel);
   }
 }
 
@@ -143,8 +175,8 @@ DT_INLINE void score_cells(const Context& context, Tile& tile, int c) {
     for (int v = 0; v < C * kVecs; ++v) sums[i][v] = F::none();
   const char* at[C];
   for (int j = 0; j < C; ++j) at[j] = context.cells[c + j];
-  multiply_add<F, R, C, R, 1>(sums, static_cast<const typename F::Factor*>(tile.q), 0,
-                              context.head_size / F::fold, context.layout.values_at,
+  multiply_add<F, R, C, kQueryRow>(sums, static_cast<const typename F::Factor*>(tile.q), 0,
+                              context.head_size / F::fold, context.layout.values_at, kNear,
                               [&](int j) { return at[j]; });
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
@@ -152,7 +184,7 @@ DT_INLINE void score_cells(const Context& context, Tile& tile, int c) {
     for (int v = 0; v < C * kVecs; ++v) {
       const char* scales = at[v / kVecs] + context.layout.scales_at + v % kVecs * kLanes * 4;
       store(tile.scores + i * kPartition + c * kCell + v * kLanes,
-            score_of(sums[i][v], F::fold == 2 ? tile.q_scales[i] : 1.0f, scales));
+            score_of(sums[i][v], tile.q_scales[i], scales));
     }
 }
 
@@ -170,7 +202,9 @@ DT_INLINE Vec capped(Vec s, float cap) {
 }
 
 // A row's scores of keys first .. last - 1 become e^(s - top), those beside them in its cells 0.
-DT_INLINE void weigh(float* s, int first, int last, float cap, float* top, float* total) {
+template <class F>
+DT_INLINE void weigh(float* s, int32_t* pairs, int first, int last, float cap, float* top,
+                     float* total) {
   const int begin = first / kCell * kCell, end = (last + kCell - 1) / kCell * kCell;
   for (int k = begin; k < first; ++k) s[k] = kHidden;
   for (int k = last; k < end; ++k) s[k] = kHidden;
@@ -183,12 +217,8 @@ DT_INLINE void weigh(float* s, int first, int last, float cap, float* top, float
   for (int k = begin; k < end; k += kLanes) most = max(most, load(s + k));
   *top = largest(most);
   const Vec peak = set1(*top);
-  for (int k = begin; k < end; k += kLanes) {
-    const Vec x = sub(load(s + k), peak);
-    const Vec weight = fma(x, zero(), exp(x));  // exp alone makes a number of a NaN
-    store(s + k, weight);
-    sums = add(sums, weight);
-  }
+  for (int k = begin; k < end; k += kLanes)
+    sums = add(sums, F::keep(F::weight(sub(load(s + k), peak)), s + k, pairs + k / 2));
   *total = sum(sums);
 }
 
@@ -202,7 +232,7 @@ DT_INLINE void value_panels(const Context& context, const typename F::Factor* we
 #pragma GCC unroll 16
     for (int v = 0; v < C * kVecs; ++v) {
       sums[i][v] = F::none();
-      if constexpr (F::fold == 1) {
+      if constexpr (F::has_float_sums) {
         if (adds) sums[i][v] = load(to + i * context.head_size + d * kCell + v * kLanes);
       }
     }
@@ -212,8 +242,9 @@ DT_INLINE void value_panels(const Context& context, const typename F::Factor* we
     const char* at = context.cells[c] + offset;
     const int k0 = first > c * kCell ? (first - c * kCell) / F::fold : 0;
     const int k1 = last < (c + 1) * kCell ? (last - c * kCell) / F::fold : kSteps;
-    multiply_add<F, R, C, 1, kRow>(sums, weights + c * kSteps, k0, k1,
-                                   context.next[c] - context.cells[c] - context.layout.values_at,
+    const int64_t ahead = context.next[c] - context.cells[c] - context.layout.values_at;
+    const int64_t near = (c + 1) * kCell < last ? context.cells[c + 1] - context.cells[c] : 0;
+    multiply_add<F, R, C, kRow>(sums, weights + c * kSteps, k0, k1, ahead, near,
                                    [&](int j) { return at + j * kPanelBytes; });
   }
 #pragma GCC unroll 12
@@ -232,11 +263,50 @@ DT_INLINE void value(const Context& context, const typename F::Factor* weights, 
     value<F, R, kRow, Finish, C / 2>(context, weights, first, last, to, adds, finish, d);
 }
 
+// Where a tile's weights are, rows kPartition / F::fold apart.
+template <class F> DT_INLINE const typename F::Factor* weights_of(const Tile& tile) {
+  if constexpr (F::fold == 1) return tile.scores;
+  else return reinterpret_cast<const typename F::Factor*>(tile.weights16);
+}
+
+// to[D] (+)= the weight of one key of a pair times its value; the other of the two is not seen.
+template <class F>
+DT_INLINE void value_of_half(const Context& context, typename F::Factor weight, int key, float* to,
+                             bool adds) {
+  const IVec mask = iset1(static_cast<int32_t>(key % 2 ? 0xffff0000 : 0xffff));
+  const char* at = context.cells[key / kCell] + context.layout.values_at +
+                   key % kCell / 2 * (2 * kCell * F::item);
+  for (int64_t d = 0; d < context.head_size; d += kCell, at += kCell * kCell * F::item) {
+    IVec w[kVecs];
+    F::template load<0>(at, 0, w);
+    for (int v = 0; v < kVecs; ++v) {
+      float* sum = to + d + v * kLanes;
+      store(sum, F::add_product(F::spread(weight), iand(w[v], mask), adds ? load(sum) : zero()));
+    }
+  }
+}
+
 // One row's float values: to[D] (+)= weights of keys first .. last - 1 times their values.
 template <class F>
-__attribute__((noinline)) void value_row(const Context& context, const float* weights, int first,
-                                         int last, float* to, bool adds) {
-  value<F, 1, kPartition>(context, weights, first, last, to, adds, [](Vec sum, int) { return sum; });
+__attribute__((noinline)) void value_row(const Context& context, const typename F::Factor* weights,
+                                         int first, int last, float* to, bool adds) {
+  constexpr int kRow = kPartition / F::fold;
+  const auto keep = [](Vec sum, int) { return sum; };
+  if constexpr (F::fold == 1) {
+    value<F, 1, kRow>(context, weights, first, last, to, adds, keep);
+  } else {
+    if (first % 2) {
+      value_of_half<F>(context, weights[first / 2], first, to, adds);
+      adds = true;
+      ++first;
+    }
+    const int whole = last - last % 2;
+    if (first < whole) {
+      value<F, 1, kRow>(context, weights, first, whole, to, adds, keep);
+      adds = true;
+    }
+    if (whole < last) value_of_half<F>(context, weights[whole / 2], whole, to, adds);
+  }
 }
 
 // The keys that a row, and all rows, and any row of a tile see in a partition.
@@ -253,35 +323,37 @@ DT_INLINE Span seen(const Tile& tile, int i, int64_t base) {
 // no row meets a number that it must not see, be it NaN.
 template <class F, int R>
 DT_INLINE void weigh_values(const Context& context, Tile& tile, int64_t base) {
+  constexpr int kRow = kPartition / F::fold, kTogether = F::step * F::fold;
+  const typename F::Factor* weights = weights_of<F>(tile);
+  const auto to = [&](int i) { return tile.values + i * context.head_size; };
   Span all{0, kPartition};
+  int least = kPartition;
   for (int i = 0; i < tile.rows; ++i) {
     const Span own = seen(tile, i, base);
+    least = own.first < least ? own.first : least;
     all.first = own.first > all.first ? own.first : all.first;
     all.last = own.last < all.last ? own.last : all.last;
   }
-  all.first += all.first % F::step;
-  all.last -= all.last > 0 ? all.last % F::step : 0;
-  if (tile.rows > 1 && !all.empty()) {
-    for (int i = 0; i < tile.rows; ++i) {
+  all.first += all.first % kTogether;
+  all.last -= all.last > 0 ? all.last % kTogether : 0;
+  const bool is_shared = tile.rows > 1 && !all.empty();
+  if (is_shared) {
+    const bool adds = least < all.first;
+    for (int i = 0; adds && i < tile.rows; ++i) {
       const Span own = seen(tile, i, base);
       if (own.first < all.first)
-        value_row<F>(context, tile.scores + i * kPartition, own.first, all.first,
-                     tile.values + i * context.head_size, false);
+        value_row<F>(context, weights + i * kRow, own.first, all.first, to(i), false);
       else
-        for (int64_t d = 0; d < context.head_size; d += kLanes)
-          store(tile.values + i * context.head_size + d, zero());
+        for (int64_t d = 0; d < context.head_size; d += kLanes) store(to(i) + d, zero());
     }
-    value<F, R, kPartition>(context, tile.scores, all.first, all.last, tile.values, true,
-                            [](Vec sum, int) { return sum; });
+    value<F, R, kRow>(context, weights, all.first, all.last, tile.values, adds,
+                      [](Vec sum, int) { return sum; });
   }
   for (int i = 0; i < tile.rows; ++i) {
     const Span own = seen(tile, i, base);
-    if (own.empty()) continue;
-    const bool adds = tile.rows > 1 && !all.empty();
-    const int from = adds ? all.last : own.first;
-    if (from < own.last)
-      value_row<F>(context, tile.scores + i * kPartition, from, own.last,
-                   tile.values + i * context.head_size, adds);
+    const int from = is_shared ? all.last : own.first;
+    if (from >= own.last) continue;
+    value_row<F>(context, weights + i * kRow, from, own.last, to(i), is_shared);
   }
 }
 
@@ -344,10 +416,10 @@ void attend_partition(const Context& context, Tile& tile, int64_t base) {
   for (int i = 0; i < tile.rows; ++i) {
     const Span own = seen(tile, i, base);
     if (own.empty()) continue;
-    weigh(tile.scores + i * kPartition, own.first, own.last, context.soft_cap, &tile.top[i],
-          &tile.total[i]);
+    weigh<F>(tile.scores + i * kPartition, tile.weights16 + i * (kPartition / 2), own.first,
+             own.last, context.soft_cap, &tile.top[i], &tile.total[i]);
   }
-  if constexpr (F::fold == 1) weigh_values<F, R>(context, tile, base);
+  if constexpr (F::has_float_sums) weigh_values<F, R>(context, tile, base);
   else weigh_values_int8<F, R>(context, tile, base, any);
 }
 

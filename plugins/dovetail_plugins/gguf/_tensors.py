@@ -101,5 +101,3 @@ def _num_heads(model: Model, *, is_key: bool) -> int:
     if is_key:
         heads = model.settings.get(f"{architecture}.attention.head_count_kv", heads)
     return int(heads[0] if isinstance(heads, list) else heads)
-
-

@@ -199,9 +199,7 @@ class Vocabulary:
         )
 
 
-def merges_of(
-    vocabulary: Mapping[str, int], scores: Mapping[str, float]
-) -> list[tuple[str, str]]:
+def merges_of(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return all pairs of pieces that are a piece themselves, in the order they are merged in:
     the best score first, and among equal ones the longer pieces."""
     found: list[tuple[float, int, int, int, int, str, str]] = []

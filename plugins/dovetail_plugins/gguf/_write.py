@@ -18,7 +18,9 @@ from dovetail_plugins.gguf._types import CODES
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def write_file(path: Path, settings: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
+def write_file(
+    path: Path, settings: Mapping[str, str], tensors: Mapping[str, torch.Tensor]
+) -> None:
     """Write a file of texts as settings and of tensors of plain types."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(settings))]
     head += [_text(name) + struct.pack("<I", 8) + _text(text) for name, text in settings.items()]

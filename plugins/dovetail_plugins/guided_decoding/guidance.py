@@ -66,7 +66,9 @@ class Guidance(GuidedBackend):
     @classmethod
     def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
         """Return why a keyword is not enforced in this node: a name may be written twice."""
-        if keyword == "minProperties" and node[keyword] > max(1, len(set(node.get("required", ())))):
+        if keyword == "minProperties" and node[keyword] > max(
+            1, len(set(node.get("required", ())))
+        ):
             return "more members at least than are required by name cannot be told apart"
         return None
 
@@ -204,9 +206,9 @@ class _Lark:
         rest = list(parts)
         while rest:
             match rest:
-                case [forms.Free((word,)), forms.Literal(text), *others] if (
-                    text.startswith(word) and not any(w in word for w in self._special)
-                ):
+                case [forms.Free((word,)), forms.Literal(text), *others] if text.startswith(
+                    word
+                ) and not any(w in word for w in self._special):
                     yield self._named("until[lazy]", _slashed(f"(?s:.*){re.escape(word)}"))
                     rest = [forms.Literal(text[len(word) :]), *others]
                 case [part, *others]:

@@ -75,7 +75,7 @@ class Outlines(GuidedBackend):
         """Return the index as it was."""
         from outlines_core import Index
 
-        return _Loaded(Index.from_binary(list(artifact)), len(artifact), self.vocabulary)
+        return _Loaded(Index.from_binary(artifact), len(artifact), self.vocabulary)
 
 
 class _Loaded:

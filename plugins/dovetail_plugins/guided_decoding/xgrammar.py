@@ -16,6 +16,7 @@ from dovetail.guided import json_grammar
 from dovetail.guided.gbnf import as_gbnf
 from dovetail.guided.json_grammar import ROOT, JsonGrammar
 from dovetail.guided.regex import Node, whole
+from dovetail.guided.tree import free_rules
 from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import (
     Compiled,
@@ -39,7 +40,9 @@ class XGrammar(GuidedBackend):
         requires=("xgrammar",),
         extra="xgrammar",
     )
-    capabilities = frozenset({"json", "pattern", "grammar", "sequence", "free", "special", "blanks"})
+    capabilities = frozenset(
+        {"json", "pattern", "grammar", "sequence", "free", "special", "blanks"}
+    )
     auto_rank = 5
     languages = ("ebnf", "gbnf", "lark")
     keywords = json_grammar.KEYWORDS
@@ -149,7 +152,7 @@ class _Tag:
             case forms.Pattern(regex):
                 return _rules({ROOT: whole(regex)})
             case forms.Free(without):
-                return {"type": "any_text", "excludes": list(without)}
+                return _rules(free_rules(without))
             case forms.Grammar(text, language):
                 return {"type": "grammar", "grammar": _ebnf(text, language)}
             case forms.Sequence(parts) | forms.Choice(parts):

@@ -5,6 +5,7 @@ A part is written under another name and moved to its own when it is whole. Know
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 
 from dovetail.errors import ConfigError
 
-PART_BYTES = 4 * 2**30
+PART_BYTES = 2 * 2**30
 
 
 def write_parts(
@@ -41,11 +42,34 @@ def write_parts(
     return written + (_write(path_of(number), held, metadata) if held else 0)
 
 
+def write_indexed(
+    folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], index: str
+) -> int:
+    """Write model-00001.safetensors and so on with their index, or model.safetensors alone.
+
+    Returns: the bytes of the weights. Raises: ConfigError when a file cannot be written.
+    """
+    parts: dict[str, int] = {}
+
+    def path_of(part: int) -> Path:
+        return folder / f"model-{part + 1:05}.safetensors"
+
+    written = write_parts(path_of, tensors, {}, names=parts)
+    if not any(parts.values()):
+        path_of(0).replace(folder / "model.safetensors")
+        return written
+    weight_map = {name: path_of(part).name for name, part in parts.items()}
+    content = {"metadata": {"total_size": written}, "weight_map": weight_map}
+    (folder / index).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    return written
+
+
 def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> int:
     unfinished = path.with_name(f".{path.name}.part")
     try:
         # Tied or sliced tensors share memory, which the writer refuses: give each its own.
         save_file(_separate(tensors), unfinished, metadata={"format": "pt", **metadata})
+        unfinished.chmod(0o644)  # the library leaves them to their owner alone
         unfinished.replace(path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)

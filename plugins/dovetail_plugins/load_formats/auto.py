@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 class Auto(LoadFormat):
     """The first of safetensors, mistral, pt and gguf that fits the path."""
 
-    info = Info(summary="safetensors if there are any (mistral's too), else torch.save or GGUF files")
+    info = Info(
+        summary="safetensors if there are any (mistral's too), else torch.save or GGUF files"
+    )
     Options = SafetensorsOptions
 
     @classmethod

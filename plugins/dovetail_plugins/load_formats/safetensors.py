@@ -5,13 +5,15 @@ Format: see _safetensors_file. Asking whether it fits imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.spec import RankSpec
 from dovetail_plugins.load_formats._files import (
     check_nonempty,
     weight_files,
@@ -52,7 +54,7 @@ class Safetensors(LoadFormat):
         source="https://github.com/huggingface/safetensors",
         requires=("safetensors",),
     )
-    capabilities = frozenset({"lazy"})
+    capabilities = frozenset({"lazy", "writes"})
     Options = SafetensorsOptions
 
     @classmethod
@@ -73,3 +75,12 @@ class Safetensors(LoadFormat):
         files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
         check_nonempty(checkpoint, files, "*.safetensors file")
         return read_shards(files, checkpoint, READERS[self.options.reading])
+
+    @classmethod
+    def write(
+        cls, folder: str, tensors: Iterable[tuple[str, torch.Tensor]], *, rank: RankSpec
+    ) -> int:
+        """Write shards and their index, or one file; return the bytes. Raises: ConfigError."""
+        from dovetail_plugins.load_formats._safetensors_write import write_indexed
+
+        return write_indexed(Path(folder), tensors, INDEX)

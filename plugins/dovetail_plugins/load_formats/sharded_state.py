@@ -99,7 +99,9 @@ def rank_files(checkpoint: Checkpoint, pattern: str) -> list[Path]:
     Raises: ConfigError when there are none, a part is missing, or the ranks are not as many.
     """
     found = files_by_rank(checkpoint, pattern)
-    check_nonempty(checkpoint, [file for parts in found.values() for file in parts.values()], pattern)
+    check_nonempty(
+        checkpoint, [file for parts in found.values() for file in parts.values()], pattern
+    )
     rank = checkpoint.rank
     parts = found.get(rank.rank, {})
     written = _ranks_written(found, parts)

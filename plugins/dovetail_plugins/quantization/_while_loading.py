@@ -25,9 +25,12 @@ class WhileLoading(QuantMethod):
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
-        """Return why the checkpoint cannot be quantized. `query` is a ModelSpec or None."""
+        """Return why the checkpoint cannot be quantized: its config may name this method alone.
+        `query` is a ModelSpec or None."""
         method = stored_method(query)
-        return [] if method is None else [f'the checkpoint is quantized already, with "{method}"']
+        if method is None or method in cls.stored_as:
+            return []
+        return [f'the checkpoint is quantized already, with "{method}"']
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the quantized method, or the plain one for a layer that is skipped."""

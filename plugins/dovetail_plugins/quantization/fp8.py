@@ -49,9 +49,7 @@ class Fp8(EitherMethod):
             rows, columns = sizes
             if all(isinstance(n, int) and n > 0 for n in sizes) and columns % 8 == 0:
                 return rows, columns
-        raise self.refuse(
-            f"weight_block_size {sizes} is no pair of block sizes, inputs in eights."
-        )
+        raise self.refuse(f"weight_block_size {sizes} is no pair of block sizes, inputs in eights.")
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer that is stored in float8."""

@@ -128,7 +128,9 @@ class Hqq(StoredMethod):
         params = found.get(WEIGHTS) or {}
         bits, group = params.get("nbits", 4), params.get("group_size") or 0
         if bits not in BITS:
-            raise self.refuse(f"{WEIGHTS}.nbits {bits} is not read; {', '.join(map(str, BITS))} are.")
+            raise self.refuse(
+                f"{WEIGHTS}.nbits {bits} is not read; {', '.join(map(str, BITS))} are."
+            )
         for other in ("scale_quant_params", "zero_quant_params"):
             if found.get(other):
                 raise self.refuse(f"{other} is not read: scales and zero points must be floats.")

@@ -10,8 +10,7 @@ qlinear_marlin.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
@@ -24,12 +23,13 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
+    from dovetail_plugins.quantization._halves import Halves
 
 TILE = 16
 LANES = 32
-KEPT = 128
-"""Inputs to a scale in memory where the checkpoint has one an output."""
-WORD_ORDERS = {"channel": (4, 0, 5, 1, 6, 2, 7, 3), "group": (0, 2, 4, 6, 1, 3, 5, 7)}
+GROUPS = (-1, 128)
+WORDS = {False: (4, 0, 5, 1, 6, 2, 7, 3), True: (0, 2, 4, 6, 1, 3, 5, 7)}
+"""Whether there are groups -> which of a lane's eight values each nibble of a word is."""
 
 
 class Qqq(CheckpointMethod):
@@ -49,37 +49,77 @@ class Qqq(CheckpointMethod):
         bits = self.config.get("wbits", self.config.get("bits", 4))
         if bits != 4:
             raise self.refuse(f"wbits {bits} is not read; 4 is.")
-        if self.group not in (-1, KEPT):
-            raise self.refuse(f"group_size {self.group} is not read; -1 and {KEPT} are.")
+        if self.group not in GROUPS:
+            raise self.refuse(f"group_size {self.group} is not read; -1 and {GROUPS[1]} are.")
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tiles and the scales."""
-        rows = spec.out_size
-        tiles = StoredTensor(name="B", shape=(spec.in_size // TILE, 2 * rows), dtype="int32",
-                             output_axis=1, input_axis=0)  # fmt: skip
-        channel = StoredTensor(name="s_channel", shape=(1, rows), dtype="float32", output_axis=1)
-        if not self._has_groups(spec.in_size):
-            return tiles, channel
-        shape = (spec.in_size // self.group, rows)
-        return tiles, channel, StoredTensor(
-            name="s_group", shape=shape, dtype="float16", output_axis=1, input_axis=0
+        rows, inputs = spec.out_size, spec.in_size
+        found = [
+            StoredTensor(name="B", shape=(inputs // TILE, 2 * rows), dtype="int32",
+                         output_axis=1, input_axis=0),
+            StoredTensor(name="s_channel", shape=(1, rows), dtype="float32", output_axis=1),
+        ]  # fmt: skip
+        if self.group > 0:
+            shape = (inputs // self.group, rows)
+            found.append(StoredTensor(name="s_group", shape=shape, dtype="float16",
+                                      output_axis=1, input_axis=0))  # fmt: skip
+        return tuple(found)
+
+    def checkpoint_tensors(
+        self, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return all tensors but empty ones: without groups `s_group` has no entries."""
+        return (found for found in tensors if found[1].numel())
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+        """Return the matrix."""
+        import torch
+
+        from dovetail_plugins.quantization._grouped import grouped_weight
+        from dovetail_plugins.quantization._int32 import unpack
+
+        is_grouped = self.group > 0
+        values = unpack(tensors["B"], 4, axis=1)
+        values = put_back(values, tile_order(is_grouped=is_grouped))
+        tiles = values.view(len(values), -1, TILE, TILE).transpose(1, 2)
+        values = tiles.reshape(len(values) * TILE, -1).T.contiguous()
+        scales = put_back(tensors["s_channel"], channel_order())
+        if is_grouped:
+            scales = scales * put_back(tensors["s_group"], group_order()).float()
+        else:
+            values, scales = values ^ 8, scales * 16  # two's complement, moved up by 8
+        scales = scales.T.contiguous()
+        return grouped_weight(
+            values, scales, torch.full_like(scales, 8), bits=4, activations=self.options.activations
         )
 
-    def _has_groups(self, in_size: int) -> bool:
-        return self.group > 0
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix."""
-        from dovetail_plugins.quantization._grouped import ACTIVATIONS
-        from dovetail_kernels.gemm.weight import Weight
+def put_back(mixed: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """Return the columns of which mixed ones in each run are those of `order`. Shapes: [R, N]"""
+    import torch
 
-        channel = in_order(tensors["s_channel"], single_order())
-        is_grouped = "s_group" in tensors
-        values = untile(tensors["B"], is_grouped=is_grouped).T.contiguous()
-        outputs, inputs = values.shape
-        if is_grouped:
-            scales = in_order(tensors["s_group"], group_order()).float() * channel
-        else:
-            values = values ^ 8  # two's complement of four bits, moved up by 8
-            scales = channel * 16
-        return _kept(values, scales.T, ACTIVATIONS[self.options.activations])
+    runs = mixed.reshape(len(mixed), -1, len(order))
+    found = torch.empty_like(runs)
+    found[..., order] = runs
+    return found.view(mixed.shape)
+
+
+def tile_order(*, is_grouped: bool) -> list[int]:
+    """Return, for values as they lie, their places in four tiles of [16 inputs, 16 outputs]."""
+    return [
+        TILE * (4 * (lane % 4) + value % 4) + lane // 4 + 8 * (value // 4) + TILE * TILE * tile
+        for lane in range(LANES)
+        for tile in range(4)
+        for value in WORDS[is_grouped]
+    ]
+
+
+def channel_order() -> list[int]:
+    """Return the outputs of scales per output, as they lie in runs of 32."""
+    return [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
+
+
+def group_order() -> list[int]:
+    """Return the outputs of scales per group, as they lie in runs of 64."""
+    return [i + 8 * j for i in range(8) for j in range(8)]

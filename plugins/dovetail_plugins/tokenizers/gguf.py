@@ -38,7 +38,9 @@ class GgufTokenizer(HfTokenizer):
         """Return why the path has no such tokenizer. `query` is a path or None."""
         if query is None:
             return []
-        if Path(query).is_dir() and any(next(Path(query).glob(n), None) for n in _files.ANY_TOKENIZER):
+        if Path(query).is_dir() and any(
+            next(Path(query).glob(n), None) for n in _files.ANY_TOKENIZER
+        ):
             return ["the folder has tokenizer files of its own"]
         return [] if find_file(query) is not None else [f"there is no *{SUFFIX} file"]
 

@@ -48,7 +48,7 @@ def test_tokens_become_text_and_the_end_is_told() -> None:
     assert delta(bench.feed("hel")).text == "hel"
     processed = bench.feed("lo", finish_reason="length")
     assert delta(processed) == CompletionDelta(
-        index=0, text="lo", token_ids=tuple(b"lo"), finish_reason="length"
+        index=0, text="lo", token_ids=tuple(b"lo"), num_chars=(1, 1), finish_reason="length"
     )
     assert processed.outputs[0][1].is_finished
     assert len(bench.output) == bench.output.num_unfinished == 0

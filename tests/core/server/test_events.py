@@ -95,14 +95,6 @@ def test_without_parsers_text_passes_unchanged() -> None:
     assert run(text, [1, 5], SessionPlan()) == (text, "", [])
 
 
-def test_dropped_special_tokens_vanish_everywhere() -> None:
-    plan = SessionPlan(tool_parser=NameAndJson(None), dropped=("<|end|>",))
-    text = 'a<|end|>b[call]f {"a"<|end|>: 1}[/call]<|end|>'
-    whole = run(text, [], plan)
-    assert whole == ("ab", "", [("f", '{"a": 1}')])
-    assert all(run(text, [at], plan) == whole for at in range(len(text)))
-
-
 def test_layout_is_no_content_but_may_stand_in_a_call() -> None:
     plan = SessionPlan(tool_parser=NameAndJson(None), layout=("<answer>", "<answer>!"))
     text = '<answer>!a<answer>b[call]f {"t": "<answer>"}[/call]<answer>[call]no<answer>[/call]'
@@ -148,7 +140,7 @@ class Dotted(NameAndJson):
     ],
 )
 def test_a_region_may_end_by_its_own_syntax(text: str, expected: tuple[object, ...]) -> None:
-    plan = SessionPlan(tool_parser=Dotted(None), dropped=("<end>",))
+    plan = SessionPlan(tool_parser=Dotted(None), layout=("<end>",))
     assert run(text, [], plan) == expected
     for at in range(len(text)):
         assert run(text, [at], plan) == expected

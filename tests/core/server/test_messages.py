@@ -1,4 +1,4 @@
-"""/v1/messages: its events, its errors, what a conversation becomes; asked by the anthropic client."""
+"""/v1/messages: events, errors, and what a conversation becomes; by the anthropic client."""
 
 from __future__ import annotations
 

@@ -94,7 +94,10 @@ VALUES: dict[str, list[Any]] = {
     ],
     "allOf": [
         [{"minimum": 2}, {"maximum": 7}],
-        [{"type": "object", "properties": {"a": _INT}, "required": ["a"]}, {"properties": {"b": _BOOL}}],
+        [
+            {"type": "object", "properties": {"a": _INT}, "required": ["a"]},
+            {"properties": {"b": _BOOL}},
+        ],
         [{"pattern": "^a"}, {"maxLength": 3}],
         [{"pattern": "^a"}, {"pattern": "b$"}],
         [{"enum": [1, 2, "a"]}, {"enum": [2, "a", None]}],

@@ -144,7 +144,9 @@ def _changed(value: Any, chance: random.Random) -> Any:
                 return [*value[:at], _changed(value[at], chance), *value[at + 1 :]]
     if isinstance(value, str) and chance.random() < 0.5:
         at = chance.randrange(len(value) + 1)
-        return value[:at] + chance.choice(("", "a", "7", "\n", " ", '"', "\u0663")) + value[at + 1 :]
+        return (
+            value[:at] + chance.choice(("", "a", "7", "\n", " ", '"', "\u0663")) + value[at + 1 :]
+        )
     return chance.choice(OTHERS)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints that other libraries wrote, through the whole engine, against those libraries' logits.
 
-tests/data/quantized holds them, with the scripts that wrote them.
+tests/data/quantized and tests/data/compressed_tensors hold them, with the scripts that wrote them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
 from dovetail.testing.dequantized import found_logprobs
 from dovetail.testing.tiny_models import write_tiny_tokenizer
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "quantized"
+COMPRESSED = DATA.parent / "compressed_tensors"
+CASES = sorted(file.stem for file in COMPRESSED.glob("*.safetensors"))
 BOUND = 1e-3
 """Of the logits' range. Both sides multiply float activations by the same matrices."""
+
+WITH_INT8_INPUTS = {"w8a8", "sparse_w8a8"}
+ROUNDED = 2e-2
+"""The same where activations are rounded to 8 bits and the library's are not."""
 
 
 def copied(name: str, folder: Path, **changes: Any) -> Path:
@@ -69,3 +75,25 @@ def test_names_of_kernels_read_the_same(name: str, asked: str, tmp_path: Path) -
 def test_auto_round_over_awq(tmp_path: Path) -> None:
     changes = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}
     assert error(copied("awq", tmp_path / "model", **changes)) <= BOUND
+
+
+def checkpoint(name: str, folder: Path, **changes: Any) -> Path:
+    """Return a case as a folder; logits.safetensors holds what it should give."""
+    folder.mkdir()
+    tensors = load_file(COMPRESSED / f"{name}.safetensors")
+    kept = {key: tensors.pop(key) for key in ("token_ids", "logits")}
+    save_file(kept, folder / "logits.safetensors")
+    base = load_file(COMPRESSED / "base" / "model.safetensors")
+    save_file({**base, **tensors}, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((COMPRESSED / "base" / "config.json").read_text())
+    stored = json.loads((COMPRESSED / f"{name}.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
+    return write_tiny_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compressed_tensors(name: str, tmp_path: Path) -> None:
+    bound = ROUNDED if name in WITH_INT8_INPUTS else BOUND
+    found = error(checkpoint(name, tmp_path / "model"))
+    print(name, found)
+    assert found <= bound

@@ -74,6 +74,7 @@ TOOLS = {
     "flat": tool_of(FLAT, ["city", "count"]),
     "all optional": tool_of({name: FLAT[name] for name in ("city", "count", "kind")}, []),
     "empty": tool_of({}, []),
+    "open": Tool(name="find_it"),
 }
 
 
@@ -141,6 +142,7 @@ def test_drawn_texts_are_calls(name: str, drawer: Drawer) -> None:
         if form is None:
             assert (name, about) == ("functiongemma", "deep"), "plain values can always be held"
             continue
+        has_more, num_before = False, num_ended
         judge = jsonschema.Draft202012Validator(tool.parameters)
         for text in drawer.texts(form, NUM_ANSWERS, number):
             num_ended += 1
@@ -148,5 +150,8 @@ def test_drawn_texts_are_calls(name: str, drawer: Drawer) -> None:
             assert (got.content, {call.name for call in got.calls}) == ("", {"find_it"}), text
             for call in got.calls:
                 judge.validate(json.loads(call.arguments))
+                has_more |= json.loads(call.arguments) != {}
             assert len(got.calls) <= 2
-    assert num_ended >= NUM_ANSWERS
+        assert num_ended > num_before, about
+        assert has_more or about != "open", "of a tool that says nothing, anything may be written"
+    assert num_ended >= 2 * NUM_ANSWERS

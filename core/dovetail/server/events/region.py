@@ -87,15 +87,15 @@ class Region:
         """Return the text before the end marker just read."""
         return self.whole()[: -len(self.markers.end)]
 
-    def growing_body(self, dropped: tuple[str, ...]) -> str | None:
-        """Return the text so far without what may be the beginning of a marker, when it is time
-        to look at it again; else None. Mutates: self"""
+    def growing_body(self) -> str | None:
+        """Return the text so far without what may be the beginning of its end marker, when it is
+        time to look at it again; else None. Mutates: self"""
         grown = self._num_chars - self._num_looked
         if grown < max(LOOK_EVERY_CHARS, self._num_chars // LOOK_EVERY_SHARE):
             return None
         self._num_looked = self._num_chars
         text = self.whole()
-        held = partial_length(text, tuple(end for end in (self.markers.end, *dropped) if end))
+        held = partial_length(text, (self.markers.end,)) if self.markers.end else 0
         return text[: len(text) - held]
 
     def split_at_first_end(self, rest: str) -> tuple[str, str]:

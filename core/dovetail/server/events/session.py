@@ -26,17 +26,15 @@ MAX_REGION_ENDS = 8
 class SessionPlan:
     """What the sessions of one request have in common.
 
-    `starts_inside` says that the rendered prompt ends inside a reasoning region. `dropped` are
-    texts of special tokens that must not reach the client, `layout` texts that are no content but
-    may stand in a call's strings. `max_calls` None is unbounded. `is_forced_call`: the request
-    named the tool to call.
+    `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
+    of the chat format that are no content but may stand in a call's strings. `max_calls` None is
+    unbounded. `is_forced_call`: the request named the tool to call.
     """
 
     reasoning: Markers | None = None
     tool_parser: ToolParser | None = None
     tools: tuple[Tool, ...] = ()
     starts_inside: bool = False
-    dropped: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
     max_calls: int | None = None
     is_forced_call: bool = False
@@ -44,8 +42,7 @@ class SessionPlan:
     @property
     def is_plain(self) -> bool:
         """Return whether text passes through unchanged."""
-        is_changed = self.reasoning or self.tool_parser or self.dropped or self.layout
-        return not is_changed
+        return not (self.reasoning or self.tool_parser or self.layout)
 
 
 class Session:
@@ -55,8 +52,7 @@ class Session:
         self.plan = plan
         self.num_calls = 0
         self._regions = plan.tool_parser.markers if plan.tool_parser else ()
-        self._dropped = _longest_first(plan.dropped)
-        self._ignored = _longest_first((*plan.dropped, *plan.layout))
+        self._layout = _longest_first(plan.layout)
         self._phase = "reasoning" if plan.reasoning and plan.starts_inside else "content"
         self._pending = ""
         self._blank: list[str] = []
@@ -125,7 +121,7 @@ class Session:
         opening = (reasoning.start,) if reasoning else ()
         regions = [r for r in self._regions if not (r.opens_answer and self._has_said)]
         starts = tuple(region.start for region in regions)
-        found = self._next_marker((*starts, *opening, *self._ignored), is_final)
+        found = self._next_marker((*starts, *opening, *self._layout), is_final)
         if found is None:
             return False
         before, marker = found
@@ -140,7 +136,7 @@ class Session:
         return True
 
     def _step_verbatim(self, is_final: bool) -> bool:
-        found = self._next_marker(self._ignored, is_final)
+        found = self._next_marker(self._layout, is_final)
         if found is not None:
             self._say(found[0])
         return found is not None
@@ -162,7 +158,7 @@ class Session:
     def _step_reasoning(self, is_final: bool) -> bool:
         assert self.plan.reasoning is not None
         markers = self.plan.reasoning
-        found = self._next_marker((markers.end, markers.start, *self._ignored), is_final)
+        found = self._next_marker((markers.end, markers.start, *self._layout), is_final)
         if found is None:
             return False
         before, marker = found
@@ -241,7 +237,7 @@ class Session:
 
     def _look(self, region: Region) -> bool:
         """Pass on what has grown of the region's calls, or give it up as plain text."""
-        body = region.growing_body(self._dropped)
+        body = region.growing_body()
         if body is None:
             return False
         at = self._syntax_end(region, body)
@@ -259,8 +255,7 @@ class Session:
         """Return (calls or None, whether more text could make the body a call)."""
         assert self.plan.tool_parser is not None
         try:
-            text = _without(body, self._dropped)
-            return self.plan.tool_parser.parse(text, self.plan.tools), False
+            return self.plan.tool_parser.parse(body, self.plan.tools), False
         except UnfinishedToolCall:
             return None, True
         except MalformedToolCall:
@@ -270,8 +265,7 @@ class Session:
         """Return the calls that a body begins with, or None when it can be none."""
         assert self.plan.tool_parser is not None
         try:
-            text = _without(body, self._dropped)
-            return self.plan.tool_parser.so_far(text, self.plan.tools)
+            return self.plan.tool_parser.so_far(body, self.plan.tools)
         except UnfinishedToolCall:
             return []
         except MalformedToolCall:
@@ -281,7 +275,7 @@ class Session:
         self._phase, self._region = "content", None
         if not calls and not region.has_told:
             text, self._pending = region.split_at_first_end(rest)
-            self._say(_without(text, self._ignored))
+            self._say(_without(text, self._layout))
             return
         self._tell(region, calls or [])
         self._leave()

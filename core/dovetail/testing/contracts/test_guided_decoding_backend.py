@@ -133,7 +133,11 @@ class TestGuidedDecodingBackend:
         for number in range(NUM_WALKS):
             walk = wanderer.walk(compiled.matcher(), random.Random(number))
             assert walk.end in ("end", "long")
-            text = wanderer.written(walk.token_ids).decode("utf-8", "strict") if walk.end == "end" else ""
+            text = (
+                wanderer.written(walk.token_ids).decode("utf-8", "strict")
+                if walk.end == "end"
+                else ""
+            )
             if walk.end == "long":
                 continue
             num_ended += 1

@@ -1,0 +1,175 @@
+"""compressed-tensors checkpoints: groups of layers, each with a scheme and a format of its own.
+
+`config_groups` give a scheme to layers by name, by expression ("re:") or by class ("Linear");
+`ignore` leaves layers out. Formats: pack-quantized (1 to 8 bits in int32), int-quantized (int8),
+float-quantized (e4m3, per matrix, output, block or group), naive-quantized (either),
+nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized, marlin-24 (2:4 sparse, in tiles) and,
+by `sparsity_config`, sparse-24-bitmask (2:4 sparse, with or without a quantized format). The
+tensors of each are in `_compressed_layouts.py`. Layers whose scheme has int8 activations get them
+here per token; stored scales of activations (`input_scale`) have no use, since scales are taken
+from the activations themselves; other activations stay float. Scales of the KV cache are not used:
+the cache is stored as --kv-cache-dtype says. Sparse weights are kept dense. Source:
+https://github.com/vllm-project/compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearSpec
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._names import is_listed, one_for_parts
+
+log = logging.getLogger(__name__)
+
+CLASS = "Linear"
+EXPRESSION = "re:"
+DENSE = "dense"
+BITMASK = "sparse-24-bitmask"
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "marlin-24",
+)
+MIXED = "mixed-precision"
+STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+UNUSED = (
+    ".weight_shape",
+    ".shape",
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".output_scale",
+    ".output_zero_point",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How the weights of some layers are stored. `group` 0: not in groups.
+
+    `has_int8_inputs`: the scheme rounds activations to 8 bits.
+    """
+
+    format: str
+    bits: int
+    is_float: bool
+    strategy: str
+    group: int
+    is_symmetric: bool
+    block: tuple[int, int]
+    has_int8_inputs: bool
+
+
+class CompressedTensors(StoredMethod):
+    """Each layer in the layout of its scheme."""
+
+    info = Info(
+        summary="compressed-tensors checkpoints: 4 and 8 bits, FP8, FP4, 2:4 sparse kept dense",
+        source="https://github.com/vllm-project/compressed-tensors",
+    )
+    Options = GroupedOptions
+    stored_as = ("compressed-tensors",)
+    ignored = UNUSED
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        self.has_head = True
+        if (self.config.get("transform_config") or {}).get("config_groups"):
+            raise self.refuse("transform_config is not read: rotations of activations.")
+        groups = self.config.get("config_groups") or {}
+        self.schemes = [
+            (tuple(map(str, group.get("targets") or ())), self._scheme(group))
+            for group in groups.values()
+        ]
+        self.sparsity: Mapping[str, Any] = self.config.get("sparsity_config") or {}
+        self._check_sparsity()
+        if self.config.get("kv_cache_scheme"):
+            log.info("the checkpoint's scales of the KV cache are not used")
+
+    def layout(self, spec: LinearSpec) -> Layout | None:
+        """Return how a layer is stored."""
+        scheme = one_for_parts(spec.name, self._look_up, None, where=self.where)
+        from dovetail_plugins.quantization import _compressed_layouts as layouts
+
+        stored = layouts.layout_of(scheme, spec, self.options.activations, self.where)
+        if one_for_parts(spec.name, self._is_sparse, False, where=self.where):
+            return layouts.BitmaskLayout(inner=stored)
+        return stored
+
+    def _look_up(self, name: str) -> Scheme | None:
+        """Return the scheme of one checkpoint layer: names and expressions before classes."""
+        for matches in (_is_named, _is_of_class):
+            for targets, scheme in self.schemes:
+                if any(matches(name, target) for target in targets):
+                    return scheme
+        return None
+
+    def _is_sparse(self, name: str) -> bool:
+        """Return whether a checkpoint layer holds a bitmask and the values it keeps."""
+        if self.sparsity.get("format") != BITMASK:
+            return False
+        if is_listed(name, [str(word) for word in self.sparsity.get("ignore") or ()]):
+            return False
+        targets = self.sparsity.get("targets") or [CLASS]
+        return any(_is_named(name, target) or _is_of_class(name, target) for target in targets)
+
+    def _check_sparsity(self) -> None:
+        format = self.sparsity.get("format", DENSE)
+        if format not in (DENSE, BITMASK):
+            raise self.refuse(f'the sparse format "{format}" is not read; {BITMASK} is.')
+
+    def _scheme(self, group: Mapping[str, Any]) -> Scheme | None:
+        """Return the scheme of a group, None where its weights are in full precision.
+
+        Raises: ConfigError
+        """
+        weights = group.get("weights")
+        format = group.get("format") or self.config.get("format") or DENSE
+        if not weights or format == DENSE:
+            return None
+        if format == MIXED or format not in FORMATS:
+            raise self.refuse(f'the format "{format}" is not read; {", ".join(FORMATS)} are.')
+        strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
+        if strategy not in STRATEGIES:
+            raise self.refuse(f'strategy "{strategy}" is not read; {", ".join(STRATEGIES)} are.')
+        inputs = group.get("input_activations") or {}
+        rows, columns = weights.get("block_structure") or (0, 0)
+        return Scheme(
+            format=str(format),
+            bits=int(weights.get("num_bits", 8)),
+            is_float=weights.get("type", "int") == "float",
+            strategy=str(strategy),
+            group=int(weights.get("group_size") or 0) if "group" in strategy else 0,
+            is_symmetric=bool(weights.get("symmetric", True)),
+            block=(int(rows), int(columns)),
+            has_int8_inputs=inputs.get("type") == "int" and inputs.get("num_bits") == 8,
+        )
+
+
+def _is_named(name: str, target: str) -> bool:
+    if target.startswith(EXPRESSION):
+        return re.match(target.removeprefix(EXPRESSION), name) is not None
+    return name == target
+
+
+def _is_of_class(name: str, target: str) -> bool:
+    """Return whether a class means the layer: all layers that ask are linear ones."""
+    return target == CLASS

@@ -1,0 +1,24 @@
+"""experts_int8: the experts of a mixture become 8-bit while they load; every other layer stays.
+
+A scale per output, activations 8-bit per token, as the method int8 has them.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail_plugins.quantization.int8 import Int8
+
+EXPERTS = ".experts."
+
+
+class ExpertsInt8(Int8):
+    """8-bit experts."""
+
+    info = Info(summary="8-bit experts, quantized while loading; all other layers as they are")
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Return the 8-bit method for experts, the plain one for the rest."""
+        from dovetail_plugins.quantization._linear import plain_linear
+
+        return super().linear(spec) if EXPERTS in spec.name else plain_linear(spec)

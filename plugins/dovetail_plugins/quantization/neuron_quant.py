@@ -1,0 +1,49 @@
+"""neuron_quant: the name that quantizing while loading has on Neuron devices. There is none here:
+the arithmetic is that of the methods int8 or fp8 on the device at hand, as `dtype` says: `s8`, or
+`f8e4m3fn`. Source: the values of NEURON_QUANT_DTYPE in the AWS Neuron documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail_plugins.quantization.int8 import Int8, Int8Options
+
+DTYPES = ("s8", "f8e4m3fn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronOptions(Int8Options):
+    """Options of neuron_quant."""
+
+    dtype: str = field(default="s8", metadata={"help": "what weights become: s8 or f8e4m3fn"})
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a value that is not possible."""
+        if self.dtype not in DTYPES:
+            raise ConfigError(
+                f"{self.dtype!r} is not possible",
+                where="--plugin-options.quantization.dtype",
+                fix=f"use one of {', '.join(DTYPES)}",
+            )
+
+
+class NeuronQuant(Int8):
+    """int8 or fp8 by another name."""
+
+    info = Info(
+        summary="int8 or fp8 while loading, on the device at hand (there is no Neuron here)"
+    )
+    Options = NeuronOptions
+    stored_as = ("neuron_quant",)
+
+    def _quantized(self, spec: LinearSpec) -> LinearMethod:
+        """Return the method of a layer."""
+        from dovetail_kernels.gemm.weight import quantize_float8
+        from dovetail_plugins.quantization._linear import MatrixLinear
+
+        is_int8 = self.options.dtype == "s8"
+        return super()._quantized(spec) if is_int8 else MatrixLinear(quantize_float8)

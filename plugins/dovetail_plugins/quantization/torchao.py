@@ -1,0 +1,170 @@
+"""torchao checkpoints in safetensors: int8, float8 and 4 bits in groups, as `quant_type` says.
+
+A weight lies in tensors of its own: `_weight_qdata`, `_weight_scale` and, except for float8,
+`_weight_zero_point`. Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig: qdata int8 [O, I],
+scale [O, 1]. Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig: qdata e4m3 [O, I],
+scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig: qdata int8
+[O, I] of 1 to 8 bits, scale [O, I / G]. Int4WeightOnlyConfig: qdata uint8 [O, I / 2], the first of
+two in the low bits, scale and zero_point [I / G, O], value * scale + zero_point. Activations are
+int8 per token with Int8DynamicActivationInt8WeightConfig, float with the others. Pickled
+checkpoints of older versions are not read. Source: torchao 0.18, prototype/safetensors and
+quantization/quantize_/workflows (https://github.com/pytorch/ao).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantization import LinearSpec, StoredTensor
+from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail_kernels.gemm.weight import Weight
+    from dovetail_plugins.quantization._halves import Halves
+
+QDATA, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+INT8 = ("Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig")
+FLOAT8 = ("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig")
+INTX = ("IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig")
+INT4 = "Int4WeightOnlyConfig"
+DYNAMIC_INT8 = INT8[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """int8 or e4m3 values. `group` 0: one scale an output; `is_whole`: one a matrix. `bits`: those
+    that are used."""
+
+    dtype: str
+    bits: int = 8
+    group: int = 0
+    is_whole: bool = False
+    activations: str = "float"
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return values, scales and zero points."""
+        rows, inputs = spec.out_size, spec.in_size
+        shape = () if self.is_whole else (rows, inputs // (self.group or inputs))
+        axes = {} if self.is_whole else {"output_axis": 0, "input_axis": 1}
+        values = StoredTensor(
+            name=QDATA, shape=(rows, inputs), dtype=self.dtype, output_axis=0, input_axis=1
+        )
+        scale = StoredTensor(name=SCALE, shape=shape, dtype="float32", is_per_part=self.is_whole,
+                             **axes)  # fmt: skip
+        if self.dtype != "int8":
+            return values, scale
+        zero = StoredTensor(name=ZERO, shape=shape, dtype="int8", default=0.0,
+                            is_per_part=self.is_whole, **axes)  # fmt: skip
+        return values, scale, zero
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+        """Return the matrix."""
+        import torch
+
+        from dovetail_plugins.quantization._float_formats import float8_weight, half_if_exact
+        from dovetail_plugins.quantization._grouped import grouped_weight
+        from dovetail_plugins.quantization._int8_formats import int8_weight
+
+        values, scale = tensors[QDATA], tensors[SCALE]
+        if self.dtype != "int8":
+            return float8_weight(values, scale)
+        zero = tensors[ZERO].float()
+        if self.is_whole:
+            scale, zero = (t.reshape(1, 1).expand(len(values), 1) for t in (scale, zero))
+        if self.bits <= 4:
+            unsigned = (values + 8).to(torch.uint8)
+            (scale,) = half_if_exact(scale)
+            return grouped_weight(unsigned, scale, zero + 8, bits=4, activations="float")
+        is_centred = not bool(zero.any())
+        return int8_weight(
+            values, scale, None if is_centred else zero, activations=self.activations
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nibbles:
+    """4 bits in groups, two values a byte."""
+
+    group: int
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return values, scales and what is added."""
+        rows, inputs = spec.out_size, spec.in_size
+        values = StoredTensor(
+            name=QDATA, shape=(rows, inputs // 2), dtype="uint8", output_axis=0, input_axis=1
+        )
+        scale, zero = (
+            StoredTensor(name=name, shape=(inputs // self.group, rows), dtype="float32",
+                         output_axis=1, input_axis=0)
+            for name in (SCALE, ZERO)
+        )  # fmt: skip
+        return values, scale, zero
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+        """Return the matrix: value + 8 is kept, so that 8 - zero / scale is its zero point."""
+        from dovetail_plugins.quantization._float_formats import nibbles
+        from dovetail_plugins.quantization._grouped import grouped_weight
+
+        values = nibbles(tensors[QDATA]) ^ 8
+        scale, zero = (tensors[name].T.contiguous() for name in (SCALE, ZERO))
+        return grouped_weight(values, scale, 8 - zero / scale, bits=4, activations="float")
+
+
+class TorchAo(StoredMethod):
+    """What torchao's workflows store."""
+
+    info = Info(
+        summary="torchao checkpoints in safetensors: int8, float8, 1 to 8 bits in groups",
+        source="https://github.com/pytorch/ao",
+    )
+    stored_as = ("torchao",)
+
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        kind = self.config.get("quant_type")
+        kind = kind.get("default", kind) if isinstance(kind, dict) else kind
+        if not isinstance(kind, dict):
+            raise self.refuse(f"quant_type {kind!r} is not read; a config of torchao 0.18 is.")
+        self.kind = str(kind.get("_type"))
+        self.told: Mapping[str, Any] = kind.get("_data") or {}
+        self.one_layout = self._layout()
+
+    def layout(self, spec: LinearSpec) -> Layout:
+        """Return the layout of every layer."""
+        return self.one_layout
+
+    def _layout(self) -> Layout:
+        whole, group = self._granularity()
+        if self.kind in INT8:
+            activations = "int8" if self.kind == DYNAMIC_INT8 else "float"
+            return Bytes(dtype="int8", group=group, is_whole=whole, activations=activations)
+        if self.kind in FLOAT8:
+            return Bytes(dtype="float8_e4m3fn", group=group, is_whole=whole)
+        if self.kind in INTX:
+            return Bytes(dtype="int8", group=group, is_whole=whole, bits=self._bits())
+        if self.kind == INT4:
+            return Nibbles(group=int(self.told.get("group_size", 128)))
+        known = ", ".join((*INT8, *FLOAT8, *INTX, INT4))
+        raise self.refuse(f"quant_type {self.kind} is not read; {known} are.")
+
+    def _granularity(self) -> tuple[bool, int]:
+        """Return (whether there is one scale a matrix, inputs to a scale or 0)."""
+        found: Any = self.told.get("granularity", self.told.get("weight_granularity"))
+        found = found[-1] if isinstance(found, list) and found else found
+        found = found if isinstance(found, dict) else {}
+        name, data = found.get("_type"), found.get("_data") or {}
+        default = self.kind == FLOAT8[1] and name is None
+        return name == "PerTensor" or default, int(data.get("group_size", 0))
+
+    def _bits(self) -> int:
+        name = self.told.get("weight_dtype", {})
+        name = str(name.get("_data") if isinstance(name, dict) else name).rpartition(".")[2]
+        if name not in {f"int{bits}" for bits in range(1, 9)}:
+            raise self.refuse(f"quant_type.weight_dtype {name} is not read; int1 to int8 are.")
+        return int(name.removeprefix("int"))

@@ -1,0 +1,16 @@
+"""tpu_int8: the name that int8 while loading has on TPUs. There is no TPU here: the arithmetic is
+that of the method int8 on the device at hand, 8-bit weights per output, 8-bit activations per token.
+A checkpoint may name it in its config; its weights are in full precision all the same.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.quantization.int8 import Int8
+
+
+class TpuInt8(Int8):
+    """int8 by another name."""
+
+    info = Info(summary="int8 while loading, on the device at hand (there is no TPU here)")
+    stored_as = ("tpu_int8",)

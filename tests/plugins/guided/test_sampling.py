@@ -1,0 +1,128 @@
+"""A seeded part of the sweep for every backend, and faults that sampling has found, kept found."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import registry
+from dovetail.errors import PluginError
+from dovetail.guided.choose import form_refusals
+from dovetail.interfaces.form import Json
+from dovetail.interfaces.guided import GuidedBackend
+from dovetail.testing.walks import follows, small_vocabulary
+
+SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
+NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")
+NUM_PAIRS = {"lm-format-enforcer": 2}
+SEED = 1
+TAKEN: list[tuple[Any, bytes]] = [
+    # A name spelled with an escape passed for another name, and its value for any value.
+    ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, b'{"a": 1, "\\u0061": "x"}'),
+    ({"patternProperties": {"^x": {"type": "null"}}, "type": "object"}, b'{"\\u0078y": 1}'),
+    # Half a surrogate pair, and control characters, within strings.
+    ({"type": "string"}, b'"\xed\xa0\x9f"'),
+    ({"type": "string", "minLength": 1}, b'"\x08"'),
+    # Leap seconds, days that there are not, Unicode digits.
+    ({"type": "string", "format": "time"}, b'"12:02:60-09:02"'),
+    ({"type": "string", "format": "date"}, b'"2023-02-29"'),
+    ({"type": "string", "pattern": r"^\d$"}, '"\u0663"'.encode()),
+    # Lengths beside a pattern, alternatives of which one alone is anchored.
+    ({"type": "string", "pattern": "^a+$", "maxLength": 2}, b'"aaa"'),
+    ({"type": "string", "pattern": "^a|b$"}, b'"xay"'),
+    # A keyword beside one that hides it in some libraries.
+    ({"type": "string", "enum": ["a", "b"], "const": "b"}, b'"a"'),
+    ({"anyOf": [{"type": "integer"}, {"type": "string"}], "minimum": 3}, b"2"),
+    ({"$ref": "#/$defs/n", "maximum": 9, "$defs": {"n": {"type": "integer"}}}, b"12"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, b"1"),
+    ({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, b'"b"'),
+    ({"type": "object", "minProperties": 2}, b'{"": 1, "": 2}'),
+    ({"required": ["a"]}, b"{}"),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, b"[1]"),
+    ({"type": "integer", "exclusiveMaximum": 9.5}, b"10"),
+]
+
+
+@cache
+def backend(name: str) -> GuidedBackend:
+    """Return a backend over the kit's vocabulary."""
+    try:
+        plugin = registry.load("guided_decoding_backend", name)
+    except PluginError as error:
+        pytest.skip(str(error))
+    made: GuidedBackend = plugin(plugin.Options(), small_vocabulary())
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_meet_their_schemas(name: str) -> None:
+    made = backend(name)
+    pairs = list(SAMPLING["KEYWORDS"]["pairs"](made.keywords))
+    singles = [words for words in pairs if len(words) == 1]
+    chosen = random.Random(SEED).sample(pairs, NUM_PAIRS.get(name, 30))
+    num_ended = 0
+    for words in [*singles[:: 5 if name in NUM_PAIRS else 1], *chosen]:
+        tally = SAMPLING["sample"](made, words, 20, SEED, 5.0)
+        assert tally.faults == []
+        num_ended += tally.counts["end"]
+    assert num_ended > 20 * len(singles) // 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("schema", "text"), TAKEN, ids=range(len(TAKEN)))
+def test_wrong_texts_are_not_taken(name: str, schema: Any, text: bytes) -> None:
+    made = backend(name)
+    compiled = SAMPLING["compiled"](made, schema)
+    if isinstance(compiled, str):
+        return  # it is refused, which is as good
+    assert not follows(compiled.matcher(), small_vocabulary(), text)
+
+
+def test_the_judge_can_find_fault() -> None:
+    judge = SAMPLING["JUDGE"]["Judge"]({"type": "string", "format": "date"})
+    assert judge.fault(b'"2024-02-29"') is None
+    assert judge.fault(b'"2023-02-29"')
+    assert judge.fault(b'"\xed\xa0\x9f"')
+    assert judge.fault(b" " * 9 + b'"2024-02-29"')
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_everyone_asks_for_is_enforced(name: str) -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Order",
+        "type": "object",
+        "properties": {
+            "id": {"type": "string", "format": "uuid", "description": "its number"},
+            "kind": {"enum": ["new", "old"], "default": "new"},
+            "lines": {"type": "array", "items": {"$ref": "#/definitions/line"}, "minItems": 1},
+            "note": {"anyOf": [{"type": "string", "maxLength": 40}, {"type": "null"}]},
+        },
+        "required": ["id", "kind", "lines"],
+        "additionalProperties": False,
+        "definitions": {
+            "line": {
+                "type": "object",
+                "properties": {
+                    "count": {"type": "integer", "minimum": 1, "maximum": 99},
+                    "price": {"type": "number", "minimum": 0},
+                },
+                "required": ["count", "price"],
+                "additionalProperties": False,
+            }
+        },
+    }
+    made = backend(name)
+    assert form_refusals(type(made), Json(schema)) == []
+    compiled = made.load(made.compile(Json(schema)))
+    text = (
+        b'{"id": "123e4567-e89b-12d3-a456-426614174000", "kind": "old", "lines": [{"count": 2, '
+        b'"price": 3.50}], "note": null}'
+    )
+    assert follows(compiled.matcher(), small_vocabulary(), text)
+    assert not follows(compiled.matcher(), small_vocabulary(), text.replace(b"null", b"nul"))
