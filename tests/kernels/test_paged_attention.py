@@ -16,6 +16,7 @@ import torch
 from dovetail_kernels import load_op
 from dovetail_kernels.check import check_case
 from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.gemm.matrix import BFLOAT16_ISA
 from dovetail_kernels.paged_attention.layout import FORMATS, cache_shape, pack, unpack
 from dovetail_kernels.paged_attention.native import Step
 
@@ -31,6 +32,10 @@ RULES: dict[str, dict[str, Any]] = {
     "cap": {"soft_cap": 3.0},
 }
 NAMES = [str(dtype).removeprefix("torch.") for dtype in FORMATS]
+KINDS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    **{name: (dtype, {}) for name, dtype in zip(NAMES, FORMATS, strict=True)},
+    "bfloat16_rounded": (torch.bfloat16, {"may_round": True}),
+}
 
 
 @pytest.fixture
@@ -105,11 +110,12 @@ def test_equals_the_definition(case: Any) -> None:
     assert check_case(OP, case, "native", CPU) is None
 
 
-@pytest.mark.parametrize("dtype", FORMATS, ids=NAMES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, rule: str) -> None:
+def test_chunks_and_neighbours_change_no_bit(kind: str, rule: str) -> None:
     """Chunks, decodes and other rows; contexts beyond two partitions of 256 keys."""
-    rules, made, other = RULES[rule], tokens(530, 7), tokens(640, 8)
+    dtype, rounding = KINDS[kind]
+    rules, made, other = RULES[rule] | rounding, tokens(530, 7), tokens(640, 8)
     alone = whole(dtype, 530, 7, **rules)
     world, found, done = World(dtype), [], 0
     for count, others in ((250, 3), (13, 0), (1, 600), (1, 1), (255, 30), (9, 5), (1, 1)):
@@ -121,24 +127,26 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, rule: str) -> N
     assert torch.equal(torch.cat(found), alone)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16_rounded", "int8"])
 @pytest.mark.parametrize("count", [1, 4, 70])
-def test_threads_change_no_bit(dtype: torch.dtype, count: int, threads: Any) -> None:
+def test_threads_change_no_bit(kind: str, count: int, threads: Any) -> None:
     """A row whose context is divided among threads, against one thread."""
-    made, found = tokens(700 + count, 3), []
+    (dtype, rules), made, found = KINDS[kind], tokens(700 + count, 3), []
     for number in (1, 2, 3):
         threads(number)
         world = World(dtype)
         world.step([(0, *cut(made, 0, 700))])
-        found.append(world.step([(0, *cut(made, 700, 700 + count))])[0])
+        found.append(world.step([(0, *cut(made, 700, 700 + count))], **rules)[0])
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("dtype", FORMATS, ids=NAMES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_later_nan_changes_no_earlier_query(dtype: torch.dtype, rule: str) -> None:
+def test_a_later_nan_changes_no_earlier_query(kind: str, rule: str) -> None:
     """A NaN key or value is seen by its own and later queries, by no other."""
-    rules, clean = RULES[rule], whole(dtype, 300, 5, **RULES[rule])
+    dtype, rounding = KINDS[kind]
+    rules = RULES[rule] | rounding
+    clean = whole(dtype, 300, 5, **rules)
     for spoiled in (1, 2):
         made = list(tokens(300, 5))
         made[spoiled] = made[spoiled].clone()
@@ -151,10 +159,38 @@ def test_a_later_nan_changes_no_earlier_query(dtype: torch.dtype, rule: str) -> 
 def test_a_nan_query_shows() -> None:
     q, k, v = tokens(40, 1)
     q[7, 3, 5] = math.nan
-    for dtype in FORMATS:
+    for dtype, rounding in KINDS.values():
         for rules in RULES.values():
-            found = World(dtype).step([(0, q, k, v)], **rules)[0]
+            found = World(dtype).step([(0, q, k, v)], **rules, **rounding)[0]
             assert bool(found[7, 3].isnan().all()) and int(found.isnan().sum()) == SIZE
+
+
+@pytest.mark.parametrize("rule", [{}, {"window": 5}, {"window": 260}], ids=str)
+def test_keys_out_of_a_window_may_be_anything(rule: dict[str, int]) -> None:
+    """Pairs of keys of which one is seen: the first of a window, the last of a causal row."""
+    q, k, v = tokens(300, 6)
+    clean = World(torch.bfloat16).step([(0, q, k, v)], may_round=True, **rule)[0]
+    for last in (290, 291):
+        seen = slice(max(0, last + 1 - rule.get("window", 300)), last + 1)
+        spoiled = [torch.full_like(x, math.nan) for x in (k, v)]
+        for made, given in zip(spoiled, (k, v), strict=True):
+            made[seen] = given[seen]
+        found = World(torch.bfloat16).step([(0, q, *spoiled)], may_round=True, **rule)[0]
+        assert torch.equal(found[last], clean[last])
+
+
+def test_rounding_is_done_where_it_pays_and_adds_up_to_one() -> None:
+    """Weights that were rounded are divided by their own sum: equal values come out as they are."""
+    found = library()
+    assert found is not None
+    q, k, v = tokens(300, 2)
+    exact, rounded = (
+        World(torch.bfloat16).step([(0, q, k, v)], may_round=may_round)[0]
+        for may_round in (False, True)
+    )
+    assert torch.equal(exact, rounded) == (found.isa != BFLOAT16_ISA)
+    same = World(torch.bfloat16).step([(0, q, k, torch.full_like(v, 1.5))], may_round=True)[0]
+    torch.testing.assert_close(same, torch.full_like(same, 1.5), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", FORMATS[:-1], ids=NAMES[:-1])

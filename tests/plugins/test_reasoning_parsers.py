@@ -1,4 +1,4 @@
-"""Reasoning parsers beyond their contract: where thinking begins after real prompts."""
+"""Reasoning parsers beyond their contract: where thinking begins in prompts, random cuts."""
 
 from __future__ import annotations
 
@@ -6,44 +6,96 @@ import random
 
 import pytest
 
+from dovetail import registry
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.testing.cuts import parse_in_pieces
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.testing.cuts import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.deepseek_r1 import DeepseekR1
 from dovetail_plugins.reasoning_parsers.qwen3 import Qwen3
 
-NUM_CUTS = 2000
+NUM_CUTS = 400
+NAMES = sorted(entry.name for entry in registry.entries("reasoning_parser"))
+
+
+def made(name: str) -> ReasoningParser:
+    """Return the parser of this name."""
+    plugin = registry.load("reasoning_parser", name)
+    parser: ReasoningParser = plugin(plugin.Options())
+    return parser
+
+
+CHATML = "<|im_start|>assistant\n"
+DEEPSEEK = "<｜User｜>hi<｜Assistant｜>"
 
 
 @pytest.mark.parametrize(
-    ("tail", "qwen3", "deepseek_r1"),
+    ("name", "tail", "is_inside"),
     [
-        ("<|im_start|>assistant\n", False, True),
-        ("<|im_start|>assistant\n<think>\n", True, True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False, False),
-        ("<think>old</think>answer<|im_end|><|im_start|>assistant\n", False, True),
+        ("qwen3", CHATML, False),
+        ("qwen3", f"{CHATML}<think>\n", True),
+        ("qwen3", f"{CHATML}<think>\n\n</think>\n\n", False),
+        ("qwen3", f"<think>old</think>answer<|im_end|>{CHATML}", False),
+        ("deepseek_r1", DEEPSEEK, True),
+        ("deepseek_r1", f"{DEEPSEEK}<think>\n", True),
+        ("deepseek_r1", f"{DEEPSEEK}</think>old<｜end▁of▁sentence｜>{DEEPSEEK}", True),
+        ("deepseek_v3", f"{DEEPSEEK}<think>", True),
+        ("deepseek_v3", f"{DEEPSEEK}</think>", False),
+        ("deepseek_v3", f"{DEEPSEEK}</think>old<｜end▁of▁sentence｜>{DEEPSEEK}<think>", True),
+        ("glm45", "<|assistant|>\n<think></think>", False),
+        ("glm45", "<|assistant|>\n<think></think>\nold<|user|>\nhi<|assistant|>", False),
+        ("hunyuan_a13b", "hi<|extra_0|><think>\n\n</think>\n", False),
+        ("kimi_k2", "<think></think>old<|im_end|><|im_assistant|>assistant<|im_middle|>", False),
+        ("minimax_m2", "]~b]ai\n<think>\n", True),
+        ("minimax_m2", "<think>\nold\n</think>\n\nsaid[e~[\n]~b]ai\n", True),
+        ("mistral", "[THINK]thoughts[/THINK][/SYSTEM_PROMPT][INST]hi[/INST]", False),
+        ("olmo3", f"{CHATML}<think>", True),
+        ("openai_gptoss", "<|start|>assistant", False),
+        ("openai_gptoss", "<|channel|>analysis<|message|>old<|end|><|start|>assistant", False),
+        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("seed_oss", "<seed:bos>assistant\n", False),
+        ("seed_oss", "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>", True),
+        ("step3", "<|BOT|>assistant\n<think>\n", True),
     ],
 )
-def test_where_thinking_begins(tail: str, qwen3: bool, deepseek_r1: bool) -> None:
-    assert Qwen3(None).starts_inside(tail) is qwen3
-    assert DeepseekR1(None).starts_inside(tail) is deepseek_r1
+def test_where_thinking_begins(name: str, tail: str, is_inside: bool) -> None:
+    assert made(name).starts_inside(tail) is is_inside
 
 
-@pytest.mark.parametrize("parser", [Qwen3(None), DeepseekR1(None)])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("starts_inside", [False, True])
-def test_random_cuts_of_random_texts(parser: ReasoningParser, starts_inside: bool) -> None:
-    chance = random.Random(1)
-    parts = ("<think>", "</think>", "\n\n", "why ", "because", "<", "</thin", "☃")
-    for _ in range(NUM_CUTS // 10):
+def test_random_cuts_of_random_texts(name: str, starts_inside: bool) -> None:
+    """Alone, and beside the tool parser of the same name if there is one."""
+    parser, chance = made(name), random.Random(1)
+    tool_parser = beside(name)
+    markers = parser.markers
+    parts = [markers.start, markers.end, markers.end[:-1], *parser.layout, "\n\n", "why ", "<", "☃"]
+    parts += [sample.text for sample in tool_parser.samples] if tool_parser else []
+    for number in range(NUM_CUTS // 10):
         text = "".join(chance.choices(parts, k=chance.randint(1, 7)))
 
         def parsed(pieces: list[str]) -> object:
-            return parse_in_pieces(pieces, reasoning=parser.markers, starts_inside=starts_inside)
+            return parse_in_pieces(
+                pieces,
+                tool_parser=tool_parser,
+                reasoning=markers,
+                starts_inside=starts_inside,
+                layout=parser.layout,
+            )
 
         whole = parsed([text])
-        for _ in range(10):
-            places = sorted(chance.choices(range(len(text) + 1), k=chance.randint(1, 12)))
-            pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
-            assert parsed(pieces) == whole, pieces
+        assert all(parsed(p) == whole for p in random_cuts(text, seed=number, num=10)), text
+
+
+def beside(name: str) -> ToolParser | None:
+    """Return the family's tool parser."""
+    names = {entry.name for entry in registry.entries("tool_parser")}
+    wanted = {"openai_gptoss": "openai", "deepseek_r1": "deepseek_v3", "qwen3": "hermes"}
+    wanted_name = wanted.get(name, name)
+    if wanted_name not in names:
+        return None
+    plugin = registry.load("tool_parser", wanted_name)
+    parser: ToolParser = plugin(plugin.Options())
+    return parser
 
 
 def test_templates_tell_the_parsers_apart() -> None:

@@ -48,6 +48,8 @@ _INHERITED = (
     "tie_word_embeddings",
     "torch_dtype",
 )
+MODELOPT_FILE = "hf_quant_config.json"
+"""Where ModelOpt's exports say how they are quantized, if not in config.json."""
 DEFAULT_POSITIONS = 2048
 """Length of a checkpoint that states none."""
 
@@ -93,7 +95,13 @@ def load_model_facts(
 def read_config(path: Path) -> dict[str, Any] | None:
     """Return config.json, None where the folder has none. Raises: ConfigError."""
     file = path / "config.json"
-    return read_json(file) if file.is_file() else None
+    if not file.is_file():
+        return None
+    config = read_json(file)
+    beside = read_json(path / MODELOPT_FILE, is_required=False)
+    if beside and "quantization_config" not in config:
+        config["quantization_config"] = {"quant_method": "modelopt", **beside}
+    return config
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,18 +124,20 @@ class _Unfinished:
         self._holders: dict[str, WeightHolder] = {}
         self._named: dict[str, str] = {}
         self._finished: set[str] = set()
-        self._optional: set[str] = set()
+        self._optional: dict[str, set[str]] = {}
         self._parameters: dict[str, list[str]] = defaultdict(list)
         owners = dict(module.named_modules())
         for path, parameter in module.named_parameters():
             parent, _, leaf = path.rpartition(".")
             owner = owners[parent]
-            if is_optional(parameter):
-                self._optional.add(path)
-                continue
-            self.wanted[path] = owner.pieces(leaf) if isinstance(owner, WeightHolder) else {""}
+            pieces = owner.pieces(leaf) if isinstance(owner, WeightHolder) else {""}
             if isinstance(owner, WeightHolder):
                 self._holders[path] = owner
+            if is_optional(parameter):
+                self._optional[path] = pieces
+                continue
+            self.wanted[path] = pieces
+            if isinstance(owner, WeightHolder):
                 self._parameters[parent].append(path)
 
     def has_had(self, target: Target) -> bool:
@@ -149,8 +151,9 @@ class _Unfinished:
         self._named[target.path] = path
         parent = path.rpartition(".")[0]
         own = self._parameters.get(parent, [])
-        if any(p.rpartition(".")[0] == parent and p not in filled for p in self._optional):
-            return  # it may still come
+        optional = (p for p in self._optional if p.rpartition(".")[0] == parent)
+        if any(not self._optional[p] <= filled.get(p, set()) for p in optional):
+            return  # they may still come
         if own and all(self.wanted[p] <= filled.get(p, set()) for p in own):
             self._holders[path].finish()
             self._finished.update(own)
@@ -159,7 +162,11 @@ class _Unfinished:
         """Repack the layers that only tied names have filled. Mutates: those layers"""
         if not self._repacks:
             return
-        rest = {id(h): h for path, h in self._holders.items() if path not in self._finished}
+        rest = {
+            id(holder): holder
+            for path, holder in self._holders.items()
+            if path in self.wanted and path not in self._finished
+        }
         for holder in rest.values():
             holder.finish()
 

@@ -48,8 +48,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "pooling_type": {"mean": _POOLING},
     "preemption_mode": {"swap": "a preempted request is computed again; nothing is swapped"},
     "quantization": dict.fromkeys(
-        (
-        ),
+        (),
         _NOT_READ,
     ),
     "runner": {

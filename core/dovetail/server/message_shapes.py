@@ -168,7 +168,9 @@ async def message_body(steps: AsyncIterator[Step], message: Message) -> MessageR
 
 
 def _framed(event: dict[str, Any]) -> bytes:
-    return named_frame(event["type"], json.dumps(event, ensure_ascii=False).encode())
+    return named_frame(
+        event["type"], json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
+    )
 
 
 def framing(request_id: str) -> Framing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -28,6 +28,7 @@ from dovetail.server.protocol.responses import (
 from dovetail.server.streaming import Framing, Step, named_frame
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 RUNNING = frozenset({"queued", "in_progress"})
 
 
@@ -121,8 +122,8 @@ class Answer:
             store=self._is_stored,
             temperature=self._params.temperature,
             text={"format": {"type": "text"}} | text,
-            tool_choice=body.tool_choice or "auto",
-            tools=[{"strict": None} | tool for tool in body.tools or ()],
+            tool_choice=_known(body.tool_choice, ("type", "name")) or "auto",
+            tools=[{"strict": None} | _known(tool, TOOL_FIELDS) for tool in body.tools or ()],
             top_p=self._params.top_p,
             truncation=body.truncation or "disabled",
             usage=None if self.is_running else self._usage(),
@@ -234,6 +235,11 @@ _DELTAS = {
 _DONES = {"reasoning": "response.reasoning_text.done", "text": "response.output_text.done"}
 
 
+def _known(given: Any, names: Sequence[str]) -> Any:
+    """Return an object of the request with the fields that were read; anything else as it is."""
+    return {n: given[n] for n in names if n in given} if isinstance(given, dict) else given
+
+
 def _more(block: Block) -> dict[str, Any]:
     return {"logprobs": []} if block.kind == "text" else {}
 
@@ -265,7 +271,9 @@ async def response_body(steps: AsyncIterator[Step], answer: Answer) -> ResponseR
 
 def framed(event: dict[str, Any]) -> bytes:
     """Return an event as it is sent."""
-    return named_frame(event["type"], json.dumps(event, ensure_ascii=False).encode())
+    return named_frame(
+        event["type"], json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
+    )
 
 
 def framing(answer: Answer) -> Framing:

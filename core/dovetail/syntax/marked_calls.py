@@ -38,6 +38,7 @@ class _Read:
     parts: dict[str, str] = field(default_factory=dict)
     end: int | None = None
     fault: str = ""
+    is_cut: bool = False
     is_cut_in_string: bool = False
 
 
@@ -53,7 +54,7 @@ class MarkedCalls:
         found = self._read(text)
         if found.is_cut_in_string:
             raise UnfinishedToolCall("a string is not closed")
-        if found.end is None or text[found.end :].strip():
+        if found.is_cut or found.end is None or text[found.end :].strip():
             raise MalformedToolCall(found.fault or "no call, or one that is cut")
         return [_made(found)]
 
@@ -98,7 +99,7 @@ class MarkedCalls:
         except UnfinishedToolCall:
             found.is_cut_in_string = True
         except CutLiteral:
-            pass  # The text ends here: what was read stands.
+            found.is_cut = True
         except MalformedToolCall as error:
             found.fault = str(error)
         return found

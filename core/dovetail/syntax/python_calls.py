@@ -61,6 +61,7 @@ class _Read:
     begin: int = 0
     end: int | None = None
     fault: str = ""
+    is_cut: bool = False
     is_cut_in_string: bool = False
 
 
@@ -83,7 +84,7 @@ class PythonCalls:
             raise UnfinishedToolCall("a string is not closed")
         over = found.end if self.is_list else found.at
         is_whole = bool(found.calls) and all(call.is_closed for call in found.calls)
-        if found.fault or not is_whole or over is None or text[over:].strip():
+        if found.is_cut or not is_whole or over is None or text[over:].strip():
             raise MalformedToolCall(found.fault or "no calls, or one that is cut")
         return [call.made() for call in found.calls]
 
@@ -133,7 +134,7 @@ class PythonCalls:
         except UnfinishedToolCall:
             found.is_cut_in_string = True
         except CutLiteral:
-            pass  # The text ends here: what was read stands.
+            found.is_cut = True
         except MalformedToolCall as error:
             found.fault = str(error)
             if found.calls and not found.calls[-1].is_sure:

@@ -17,6 +17,7 @@ from torch import nn
 
 from dovetail import registry
 from dovetail.config.hf import load_model_facts
+from dovetail.config.selections import stored_quantization
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.model import BuildContext, Model
@@ -203,11 +204,15 @@ def load_model(
     rank: RankSpec | None = None,
     max_tokens: int | None = None,
 ) -> nn.Module:
-    """Return the model of a checkpoint folder with its weights in place."""
+    """Return the model of a checkpoint folder with its weights in place, quantized as stored."""
     spec = load_model_facts(path, dtype=dtype, overrides=overrides)
-    module = build_model(spec, model_name=model_name, rank=rank, max_tokens=max_tokens)
+    name = stored_quantization(spec) or "none"
+    module = build_model(
+        spec, model_name=model_name, quantization=name, rank=rank, max_tokens=max_tokens
+    )
+    quant = load_plugin(QuantMethod, "quantization", name, spec)  # type: ignore[type-abstract]
     reader = load_plugin(LoadFormat, "load_format", load_format)  # type: ignore[type-abstract]
-    tensors = reader.tensors(Checkpoint(path=str(path)))
+    tensors = quant.checkpoint_tensors(reader.tensors(Checkpoint(path=str(path))))
     with torch.inference_mode():
-        load_weights(module, cast(Model, module).weight_map(), tensors, rank)
+        load_weights(module, cast(Model, module).weight_map(), tensors, rank, quant.ignored)
     return module.eval()

@@ -11,6 +11,9 @@ struct GemmArgs {
   const void* weight;     // packed by gemm_pack
   const void* scales;     // int8: [N padded]; in groups: [panels, K / group, panel columns]
   const void* zeros;      // the zero points like scales; null: 8 (int4) or 0 (bytes) everywhere
+  const void* offsets;    // like scales, added instead of zero points; or null
+  const void* steps;      // [panels, runs of groups, panel columns]: a factor of the run's scales
+  const void* offset_steps;  // the same for offsets; both null: 1
   const float* table;     // table4: what the sixteen codes stand for
   const float* outer;     // table4: [N padded], a factor of all scales of an output; or null
   const float* bias;      // [N] or null
@@ -21,7 +24,9 @@ struct GemmArgs {
   int32_t format;                   // a Format
   int32_t activation;               // an Activation (activations.h)
   int32_t is_gated;
-  int32_t scale_format;             // the Format of scales and zeros: a float one
+  int32_t scale_format;             // the Format of scales, zeros and offsets: a float one or kInt8
+  int32_t step_format;              // the Format of steps: a float one
+  int32_t run_shift;                // 2 ^ run_shift groups share a step
 };
 
 // What gemm_pack is told: the weight as a checkpoint has it becomes panels. int8, float8 and 4-bit
@@ -46,11 +51,11 @@ struct RowsArgs {
   const int64_t* index;
   float* out;  // [count, K]
   const void* weight;
-  const void *scales, *zeros;  // as in GemmArgs
+  const void *scales, *zeros, *offsets, *steps, *offset_steps;  // as in GemmArgs
   const float *table, *outer;
   int64_t count, in_size, group;
   int32_t format;
-  int32_t scale_format;
+  int32_t scale_format, step_format, run_shift;
 };
 
 enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt4 = 4, kInt4Int8 = 5,
@@ -58,4 +63,5 @@ enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kI
   kFloat8 = 7,  // e4m3: a sign, four bits of exponent (bias 7), three of fraction
   kTable4 = 8,
   kInt8Float32 = 9,
+  kInt8Int8 = 10,
 };

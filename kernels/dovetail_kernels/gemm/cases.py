@@ -21,7 +21,14 @@ from dovetail_kernels.gemm.weight import (
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
 
-GROUPS = {"int4": 64, "int4_int8": 128, "float8": 128, "table4": 32, "int8_float32": 32}
+GROUPS = {
+    "int4": 64,
+    "int4_int8": 128,
+    "float8": 128,
+    "table4": 32,
+    "int8_float32": 32,
+    "int8_int8": 32,
+}
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TABLE = torch.cat([E2M1, -E2M1])
 BYTES = {
@@ -29,10 +36,12 @@ BYTES = {
     "int8": 1,
     "float8": 1,
     "int8_float32": 1,
+    "int8_int8": 1,
     "int4": 0.5,
     "int4_int8": 0.5,
     "table4": 0.5,
 }
+STEPPED = ("int4", "int4_int8", "int8_float32", "int8_int8")
 ROWS = (1, 2, 5, 12, 13, 40, 131)
 PERF_ROWS = (1, 4, 8, 16, 32, 256, 1024)
 PERF_SHAPES = ((1024, 3072), (3072, 1024))
@@ -54,7 +63,7 @@ def cases() -> list[Case]:
     deep = [_case(f, m, 1000, 33, {}, "deep") for f in FORMATS for m in (1, 40)]
     ends = [
         _case(f, m, 72, 90, options, end)
-        for f in ("float32", "bfloat16", "int8", "int4_int8", "table4")
+        for f in ("float32", "bfloat16", "int8", "int4_int8", "int8_int8", "table4")
         for end, options in ENDS.items()
         for m in (1, 40)
     ]
@@ -62,7 +71,7 @@ def cases() -> list[Case]:
         _case(
             f, m, 200, 64, {"group": group, "is_symmetric": even}, f"G{group}{'' if even else 'z'}"
         )
-        for f in ("int4", "int4_int8", "int8_float32")
+        for f in ("int4", "int4_int8", "int8_float32", "int8_int8")
         for group in (32, 64, 128)
         for even in (True, False)
         for m in (1, 7)
@@ -72,7 +81,13 @@ def cases() -> list[Case]:
         for f, group in (("float8", 0), ("float8", 32), ("table4", 16), ("table4", 64))
         for m in (1, 7, 40)
     ]
-    return plain + deep + ends + groups + scales
+    steps = [
+        _case(f, m, 600, 70, {"group": group, "run": run}, f"G{group}R{run}")
+        for f in STEPPED
+        for group, run in ((16, 256), (32, 256), (32, 32))
+        for m in (1, 7, 40)
+    ]
+    return plain + deep + ends + groups + scales + steps
 
 
 def perf_cases() -> list[Case]:
@@ -83,23 +98,57 @@ def perf_cases() -> list[Case]:
 
 
 def make_weight(
-    format: str, outputs: int, inputs: int, *, group: int = 0, is_symmetric: bool = True
+    format: str,
+    outputs: int,
+    inputs: int,
+    *,
+    group: int = 0,
+    is_symmetric: bool = True,
+    run: int = 0,
 ) -> Weight:
-    """Return a random matrix in a format, entries of variance 1 / inputs."""
+    """Return a random matrix in a format, entries of variance about 1 / inputs."""
+    if run:
+        return _stepped(format, outputs, inputs, group, run)
     wide = normal((outputs, inputs), torch.float32, torch.device("cpu"), seed=2) * inputs**-0.5
     dtype = FLOATS.get(format.partition("_")[0])
     if dtype is not None:
         return Weight(format=format, values=wide.to(dtype))
     if format == "int8":
         return quantize_int8(wide)
-    if format == "int8_float32":
-        return _int8(wide, group or GROUPS[format], is_symmetric=is_symmetric)
+    if format in ("int8_float32", "int8_int8"):
+        made = _int8(wide, group or GROUPS[format], is_symmetric=is_symmetric)
+        return replace(made, format=format)
     if format == "float8":
         return quantize_float8(wide, group)
     if format == "table4":
         return _table4(wide, group or GROUPS[format])
     made = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)
     return replace(made, format=format)
+
+
+def _stepped(format: str, outputs: int, inputs: int, group: int, run: int) -> Weight:
+    """Return integers whose scales and offsets are small integers times a step of their run."""
+    random = torch.Generator().manual_seed(outputs + inputs + group)
+    low, high = (0, 16) if format.startswith("int4") else (-60, 60)
+    values = torch.randint(low, high, (outputs, inputs), generator=random)
+    groups, runs = -(-inputs // group), -(-inputs // run)
+    scales, offsets = (
+        torch.randint(-31, 64, (outputs, groups), generator=random).to(torch.int8) for _ in range(2)
+    )
+    size = inputs**-0.5 / (32 * high)
+    steps, offset_steps = (
+        (torch.rand(outputs, runs, generator=random) + 0.5) * size * factor for factor in (1, 9)
+    )
+    return Weight(
+        format=format,
+        values=values.to(torch.uint8 if format.startswith("int4") else torch.int8),
+        scales=scales,
+        offsets=offsets,
+        steps=steps.half(),
+        offset_steps=offset_steps.half(),
+        group=group,
+        run=run,
+    )
 
 
 def _int8(wide: torch.Tensor, group: int, *, is_symmetric: bool) -> Weight:
@@ -123,7 +172,7 @@ def _case(
     format: str, rows: int, inputs: int, outputs: int, options: dict[str, Any], label: str
 ) -> Case:
     weight_bytes = BYTES.get(format, 2.0)
-    is_int8 = format in ("int8", "int4_int8")
+    is_int8 = format in ("int8", "int4_int8", "int8_int8")
     return Case(
         name=f"{format}_{label}_M{rows}_K{inputs}_N{outputs}",
         dtype=torch.float32,
@@ -145,6 +194,7 @@ def _builder(
             inputs,
             group=options.get("group", 0),
             is_symmetric=options.get("is_symmetric", True),
+            run=options.get("run", 0),
         )
         is_gated = options.get("is_gated", False)
         width = outputs // 2 if is_gated else outputs

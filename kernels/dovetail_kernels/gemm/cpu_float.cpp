@@ -67,31 +67,31 @@ struct Bfloat16 {
   }
 };
 
-// Eight inputs share a 32-bit lane, the first in its lowest bits. A weight is q * scale - zero,
-// rounded once. The group is a multiple of eight.
+// Eight inputs share a 32-bit lane, the first in its lowest bits. A weight is q * scale + what is
+// added, rounded once. The group is a multiple of eight.
 struct Int4 {
   static constexpr int step = 8;
   static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 8) * kPanel * 4; }
   const uint32_t* at;
-  Scales scales, zeros;
-  int64_t group, offset;
+  Factors scales;
+  Added added;
+  int64_t group;
   DT_INLINE Int4(const GemmArgs& args, int64_t panel)
       : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 8) * kPanel),
-        scales{args.scales, args.scale_format},
-        zeros{args.zeros, args.scale_format},
-        group(args.group),
-        offset(panel * divide_up(args.in_size, group) * kPanel) {}
+        scales(args, args.scales, args.steps, panel),
+        added(args, panel),
+        group(args.group) {}
   struct Raw {
     IVec packed[2];
     Vec scale[2], zero[2];
   };
   DT_INLINE Raw raw(int64_t k) const {
     Raw r;
+    const int64_t g = k / group;
     for (int j = 0; j < 2; ++j) {
-      const int64_t here = offset + k / group * kPanel + j * kLanes;
       r.packed[j] = iload(at + k / 8 * kPanel + j * kLanes);
-      r.scale[j] = scales.load(here);
-      r.zero[j] = sub(zero(), mul(r.scale[j], zeros.at ? zeros.load(here) : set1(8.0f)));
+      r.scale[j] = scales.load(g, j * kLanes);
+      r.zero[j] = added.load(g, j * kLanes, r.scale[j], set1(8.0f));
     }
     return r;
   }
@@ -102,20 +102,20 @@ struct Int4 {
 };
 
 // One byte an input and column, as in Float32; eight inputs at a time, so that they share a scale.
-// The panel's last eight are padded. A weight is e4m3 * scale or q * scale - zero, rounded once.
+// The panel's last eight are padded. A weight is e4m3 * scale or q * scale + what is added.
 template <bool is_float8>
 struct Bytes {
   static constexpr int step = 8;
   static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 8) * 8 * kPanel; }
   const uint8_t* at;
-  Scales scales, zeros;
-  int64_t group, offset;
+  Factors scales;
+  Added added;
+  int64_t group;
   DT_INLINE Bytes(const GemmArgs& args, int64_t panel)
       : at(static_cast<const uint8_t*>(args.weight) + panel * divide_up(args.in_size, 8) * 8 * kPanel),
-        scales{args.scales, args.scale_format},
-        zeros{args.zeros, args.scale_format},
-        group(args.group),
-        offset(panel * divide_up(args.in_size, group) * kPanel) {}
+        scales(args, args.scales, args.steps, panel),
+        added(args, panel),
+        group(args.group) {}
   struct Raw {
     const uint8_t* at;
     Vec scale[2], zero[2];
@@ -123,11 +123,11 @@ struct Bytes {
   DT_INLINE Raw raw(int64_t k) const {
     Raw r;
     r.at = at + k * kPanel;
+    const int64_t g = k / group;
     for (int j = 0; j < 2; ++j) {
-      const int64_t here = offset + k / group * kPanel + j * kLanes;
-      const Vec scale = scales.load(here);
+      const Vec scale = scales.load(g, j * kLanes);
       r.scale[j] = is_float8 ? mul(scale, set1(256.0f)) : scale;
-      r.zero[j] = !is_float8 && zeros.at ? sub(zero(), mul(scale, zeros.load(here))) : zero();
+      r.zero[j] = !is_float8 && added.is_there() ? added.load(g, j * kLanes, scale, zero()) : zero();
     }
     return r;
   }
@@ -144,15 +144,14 @@ struct Table4 {
   static int64_t panel_bytes(const GemmArgs& a) { return Int4::panel_bytes(a); }
   const uint32_t* at;
   Table16 table;
-  Scales scales;
+  Factors scales;
   Vec outer[2];
-  int64_t group, offset;
+  int64_t group;
   DT_INLINE Table4(const GemmArgs& args, int64_t panel)
       : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 8) * kPanel),
         table(args.table),
-        scales{args.scales, args.scale_format},
-        group(args.group),
-        offset(panel * divide_up(args.in_size, group) * kPanel) {
+        scales(args, args.scales, args.steps, panel),
+        group(args.group) {
     for (int j = 0; j < 2; ++j)
       outer[j] = args.outer ? load(args.outer + panel * kPanel + j * kLanes) : set1(1.0f);
   }
@@ -164,7 +163,7 @@ struct Table4 {
     Raw r;
     for (int j = 0; j < 2; ++j) {
       r.packed[j] = iload(at + k / 8 * kPanel + j * kLanes);
-      r.scale[j] = mul(scales.load(offset + k / group * kPanel + j * kLanes), outer[j]);
+      r.scale[j] = mul(scales.load(k / group, j * kLanes), outer[j]);
     }
     return r;
   }

@@ -1,5 +1,5 @@
 // Matrix products in integers: activations become int8, one scale a row, as the product begins;
-// weights are int8 with a scale per output, or 4-bit with a scale per group of inputs.
+// weights are int8 with a scale per output, or 8- or 4-bit with a scale per group of inputs.
 //
 // The integer sums are exact, so they are the same on every instruction set and in every tile.
 // out[m, n] = x_scale[m] * w_scale[n] * sum_k xq[m, k] wq[n, k]
@@ -253,25 +253,14 @@ struct Int8 {
   }
 };
 
-struct Int4 {
+// Weights whose groups of inputs have a scale each. `Own` knows how they lie.
+struct Nibbles {
   using Kind = Bytes;
-  // Integer sums of the group and float totals: fewer rows fit into the registers.
-#if defined(__AVX512F__)
-  static constexpr int kRows = 6;
-#else
-  static constexpr int kRows = 4;
-#endif
-  static constexpr bool widens = false;
-  using Wide = int8_t;
-  static constexpr int64_t kDepth = 8;
-  static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, args.group); }
-  static int64_t panel_bytes(const GemmArgs& args) {
-    return divide_up(args.in_size, 8) * kPanel * 4;
-  }
+  static constexpr int kStep = 8, kUsualZero = 8, kInputsAByte = 2;
   // The integer sums of one group: 8 inputs a 32-bit lane, the first four in the lower nibbles.
   template <int R>
-  static DT_INLINE void group_sums(const int8_t* a, const uint8_t* w, int64_t lanes,
-                                   IVec (&sums)[R][2]) {
+  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes,
+                                  IVec (&sums)[R][2]) {
     const IVec low = iset1(0x0f0f0f0f);
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // 16-bit sums hold 8 steps of two products below 15 * 127 each: 4 lanes between the flushes.
@@ -314,38 +303,90 @@ struct Int4 {
     }
 #endif
   }
+};
+
+struct GroupedBytes {
+  using Kind = Int8Rows;
+  static constexpr int kStep = kInt8Step, kUsualZero = kInt8Offset, kInputsAByte = 1;
+  template <int R>
+  static DT_INLINE void add_group(const Kind::T* a, const uint8_t* w, int64_t lanes,
+                                  IVec (&sums)[R][2]) {
+    for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += kPanel * kStep) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      const auto* p = reinterpret_cast<const __m128i*>(w);
+      const IVec w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(p));
+      const IVec w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(p + 1));
+#pragma GCC unroll 12
+      for (int i = 0; i < R; ++i) {
+        const IVec x = broadcast(a + i * kStep);
+        sums[i][0] = iadd(sums[i][0], _mm256_madd_epi16(w0, x));
+        sums[i][1] = iadd(sums[i][1], _mm256_madd_epi16(w1, x));
+      }
+#else
+      const IVec w0 = iload(w), w1 = iload(w + 4 * kLanes);
+#pragma GCC unroll 12
+      for (int i = 0; i < R; ++i) {
+        const IVec x = broadcast(a + i * kStep);
+        sums[i][0] = dot4(sums[i][0], w0, x);
+        sums[i][1] = dot4(sums[i][1], w1, x);
+      }
+#endif
+    }
+  }
+};
+
+template <class Own>
+struct Grouped {
+  using Kind = typename Own::Kind;
+  // Integer sums of the group and float totals: fewer rows fit into the registers.
+#if defined(__AVX512F__)
+  static constexpr int kRows = 6;
+#else
+  static constexpr int kRows = 4;
+#endif
+  static constexpr bool widens = false;
+  using Wide = int8_t;
+  static constexpr int64_t kDepth = 8;
+  static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, args.group); }
+  static int64_t panel_bytes(const GemmArgs& args) {
+    return divide_up(args.in_size, Own::kStep) * Own::kStep * kPanel / Own::kInputsAByte;
+  }
+  // A stored value is the integer plus what makes its sums, in integers, those of the zero point:
+  // kUsualZero, unless nibbles have one of their own or something is added.
+  static DT_INLINE int32_t start(bool is_added, int32_t sum) {
+    return is_added && Own::kInputsAByte == 2 ? 0 : -Own::kUsualZero * sum;
+  }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
                              int64_t unit0, int64_t units, float* kept, const Wide*) {
-    const auto* a = static_cast<const int8_t*>(rows.values) + first * rows.inputs;
+    const auto* a = static_cast<const typename Kind::T*>(rows.values) + first * rows.inputs;
     const auto* w = static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args);
-    const Scales scales{args.scales, args.scale_format}, zeros{args.zeros, args.scale_format};
-    const int64_t offset = panel * rows.groups * kPanel;
-    const int64_t lanes_a_group = rows.group / 8, all_lanes = divide_up(args.in_size, 8);
+    const Factors scales(args, args.scales, args.steps, panel);
+    const Added added(args, panel);
+    const bool is_added = added.is_there();
     Vec totals[R][2];
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i)
       for (int j = 0; j < 2; ++j)
         totals[i][j] = unit0 ? load(kept + i * kPanel + j * kLanes) : zero();
     for (int64_t g = unit0; g < unit0 + units; ++g) {
-      const int64_t done = g * lanes_a_group, left = all_lanes - done;
-      const int64_t lanes = left < lanes_a_group ? left : lanes_a_group;
+      const int64_t done = g * rows.group, left = args.in_size - done;
+      const int64_t lanes = divide_up(left < rows.group ? left : rows.group, Own::kStep);
       IVec sums[R][2];
 #pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) {
-        const int32_t start = zeros.at ? 0 : -8 * rows.sums[(first + i) * rows.groups + g];
-        sums[i][0] = sums[i][1] = iset1(start);
-      }
-      group_sums<R>(a + done * R * 8, w + done * kPanel * 4, lanes, sums);
+      for (int i = 0; i < R; ++i)
+        sums[i][0] = sums[i][1] =
+            iset1(start(is_added, rows.sums[(first + i) * rows.groups + g]));
+      Own::template add_group<R>(a + done * R, w + done * kPanel / Own::kInputsAByte, lanes, sums);
       for (int j = 0; j < 2; ++j) {
-        const Vec scale = scales.load(offset + g * kPanel + j * kLanes);
+        const Vec scale = scales.load(g, j * kLanes);
 #pragma GCC unroll 12
         for (int i = 0; i < R; ++i) totals[i][j] = fma(to_float(sums[i][j]), scale, totals[i][j]);
-        if (!zeros.at) continue;
-        const Vec zero_point = mul(zeros.load(offset + g * kPanel + j * kLanes), scale);
+        if (!is_added) continue;
+        const Vec more = added.load(g, j * kLanes, scale, zero());
         for (int i = 0; i < R; ++i) {
-          const float total = -static_cast<float>(rows.sums[(first + i) * rows.groups + g]);
-          totals[i][j] = fma(set1(total), zero_point, totals[i][j]);
+          const float total = static_cast<float>(rows.sums[(first + i) * rows.groups + g]);
+          totals[i][j] = fma(set1(total), more, totals[i][j]);
         }
       }
     }
@@ -410,7 +451,8 @@ int multiply(const GemmArgs& args) {
 int multiply_any(const GemmArgs& args) {
   switch (args.format) {
     case kInt8: return multiply<Int8>(args);
-    case kInt4Int8: return multiply<Int4>(args);
+    case kInt4Int8: return multiply<Grouped<Nibbles>>(args);
+    case kInt8Int8: return multiply<Grouped<GroupedBytes>>(args);
     default: return 2;
   }
 }

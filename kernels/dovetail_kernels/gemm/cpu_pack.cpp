@@ -22,7 +22,8 @@ DT_INLINE int64_t step_of(int32_t format) {
   switch (format) {
     case kBfloat16:
     case kBfloat16Bfloat16: return 2;
-    case kInt8: return kInt8Step;
+    case kInt8:
+    case kInt8Int8: return kInt8Step;
     case kInt4:
     case kInt4Int8:
     case kTable4: return 8;
@@ -72,6 +73,7 @@ int64_t panel_bytes(int32_t format, int64_t in_size) {
     case kBfloat16Bfloat16:
     case kFloat16: return values * 2;
     case kInt8:
+    case kInt8Int8:
     case kInt8Float32:
     case kFloat8: return values;
     default: return values / 2;
@@ -97,7 +99,8 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kBfloat16:
       case kBfloat16Bfloat16:
       case kFloat16: return pack_panel(args, panel, reinterpret_cast<uint16_t*>(to));
-      case kInt8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
+      case kInt8:
+      case kInt8Int8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
       case kInt8Float32:
       case kFloat8: return pack_panel(args, panel, to);
       case kInt4:
@@ -111,14 +114,13 @@ DT_KERNEL(gemm_pack, PackArgs) {
 // Reads a matrix back, row by row: an embedding that shares its table with the logits.
 DT_KERNEL(gemm_rows, RowsArgs) {
   const int64_t bytes = panel_bytes(args.format, args.in_size);
-  const int64_t groups = args.group ? divide_up(args.in_size, args.group) : 1;
   const Place place{step_of(args.format)};
   parallel(args.count, [&](int64_t i) {
     const int64_t panel = args.index[i] / kPanel;
     const int column = static_cast<int>(args.index[i] % kPanel);
     const uint8_t* at = static_cast<const uint8_t*>(args.weight) + panel * bytes;
-    const Scales scales{args.scales, args.scale_format}, zeros{args.zeros, args.scale_format};
-    const int64_t first = panel * groups * kPanel + column;
+    const Factors scales(args, args.scales, args.steps, panel), zeros(args, args.zeros, nullptr, panel);
+    const Factors offsets(args, args.offsets, args.offset_steps, panel);
     const float outer = args.outer ? args.outer[panel * kPanel + column] : 1.0f;
     float* out = args.out + i * args.in_size;
     for (int64_t k = 0; k < args.in_size; ++k) {
@@ -128,24 +130,29 @@ DT_KERNEL(gemm_rows, RowsArgs) {
         case kBfloat16:
         case kBfloat16Bfloat16: out[k] = bf16_to_float(reinterpret_cast<const bf16*>(at)[here]); break;
         case kFloat16: out[k] = f16_to_float(reinterpret_cast<const f16*>(at)[here]); break;
-        case kInt8: out[k] = static_cast<float>(static_cast<int8_t>(at[here] - kInt8Offset)) * scales.one(first); break;
-        case kInt8Float32: {
-          const int64_t at_group = first + k / args.group * kPanel;
-          const float zero = args.zeros ? zeros.one(at_group) : 0.0f;
-          out[k] = (static_cast<float>(static_cast<int8_t>(at[here])) - zero) * scales.one(at_group);
-          break;
-        }
-        case kFloat8: out[k] = e4m3_to_float(at[here]) * scales.one(first + k / args.group * kPanel); break;
+        case kFloat8: out[k] = e4m3_to_float(at[here]) * scales.one(k / args.group, column); break;
+        case kInt8: out[k] = static_cast<float>(static_cast<int8_t>(at[here] - kInt8Offset)) * scales.one(0, column); break;
         default: {
+          const int64_t g = k / args.group;
+          const float scale = scales.one(g, column);
           const int nibble = args.format != kInt4Int8 ? static_cast<int>(k % 8) : kNibbleOfInput[k % 8];
-          const int value = at[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
-          const int64_t at_group = first + k / args.group * kPanel;
-          if (args.format == kTable4) {
-            out[k] = args.table[value] * (scales.one(at_group) * outer);
-            break;
+          int value, usual = 0;
+          if (args.format == kInt8Int8) {
+            value = static_cast<int8_t>(at[here] - kInt8Offset);
+          } else if (args.format == kInt8Float32) {
+            value = static_cast<int8_t>(at[here]);
+          } else {
+            value = at[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
+            usual = 8;
           }
-          const float zero = args.zeros ? zeros.one(at_group) : 8.0f;
-          out[k] = (static_cast<float>(value) - zero) * scales.one(at_group);
+          if (args.format == kTable4) {
+            out[k] = args.table[value] * (scale * outer);
+          } else if (args.offsets) {
+            out[k] = static_cast<float>(value) * scale + offsets.one(g, column);
+          } else {
+            const float zero = args.zeros ? zeros.one(g, column) : static_cast<float>(usual);
+            out[k] = (static_cast<float>(value) - zero) * scale;
+          }
         }
       }
     }

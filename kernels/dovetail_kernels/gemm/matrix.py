@@ -61,6 +61,9 @@ class Matrix:
             "values": self._weight.values,
             "scales": self._weight.scales,
             "zeros": self._weight.zeros,
+            "offsets": self._weight.offsets,
+            "steps": self._weight.steps,
+            "offset_steps": self._weight.offset_steps,
             "table": self._weight.table,
             "outer": self._weight.outer,
         }

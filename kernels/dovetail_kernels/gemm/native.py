@@ -18,7 +18,12 @@ ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2
 ALIGNMENT_BYTES = 2 << 20
 """Packed weights start on a large page, so that the system can back them with large pages."""
 MIN_ALIGNED_BYTES = 4 << 20
-KERNELS = {"int8": "gemm_int8", "int4_int8": "gemm_int8", "bfloat16_bfloat16": "gemm_bf16"}
+KERNELS = {
+    "int8": "gemm_int8",
+    "int4_int8": "gemm_int8",
+    "int8_int8": "gemm_int8",
+    "bfloat16_bfloat16": "gemm_bf16",
+}
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -33,6 +38,9 @@ class GemmArgs(ctypes.Structure):
         ("weight", _pointer),
         ("scales", _pointer),
         ("zeros", _pointer),
+        ("offsets", _pointer),
+        ("steps", _pointer),
+        ("offset_steps", _pointer),
         ("table", _pointer),
         ("outer", _pointer),
         ("bias", _pointer),
@@ -47,6 +55,8 @@ class GemmArgs(ctypes.Structure):
         ("activation", _int32),
         ("is_gated", _int32),
         ("scale_format", _int32),
+        ("step_format", _int32),
+        ("run_shift", _int32),
     ]
 
 
@@ -73,6 +83,9 @@ class RowsArgs(ctypes.Structure):
         ("weight", _pointer),
         ("scales", _pointer),
         ("zeros", _pointer),
+        ("offsets", _pointer),
+        ("steps", _pointer),
+        ("offset_steps", _pointer),
         ("table", _pointer),
         ("outer", _pointer),
         ("count", _int64),
@@ -80,6 +93,8 @@ class RowsArgs(ctypes.Structure):
         ("group", _int64),
         ("format", _int32),
         ("scale_format", _int32),
+        ("step_format", _int32),
+        ("run_shift", _int32),
     ]
 
 
@@ -101,6 +116,9 @@ class Packed:
         self.data, rows = _pack(native, weight, is_gated)
         self.scales = _spread(weight.scales, rows)
         self.zeros = _spread(weight.zeros, rows)
+        self.offsets = _spread(weight.offsets, rows)
+        self.steps = _spread(weight.steps, rows)
+        self.offset_steps = _spread(weight.offset_steps, rows)
         self.outer = _spread(weight.outer, rows)
         self.table = None if weight.table is None else weight.table.float().contiguous()
         name = KERNELS.get(weight.format, "gemm_float")
@@ -109,6 +127,9 @@ class Packed:
             weight=self.data.data_ptr(),
             scales=_address(self.scales),
             zeros=_address(self.zeros),
+            offsets=_address(self.offsets),
+            steps=_address(self.steps),
+            offset_steps=_address(self.offset_steps),
             table=_address(self.table),
             outer=_address(self.outer),
             in_size=inputs,
@@ -117,6 +138,8 @@ class Packed:
             format=FORMATS.index(weight.format),
             is_gated=int(is_gated),
             scale_format=0 if self.scales is None else _scale_format(self.scales),
+            step_format=0 if self.steps is None else _scale_format(self.steps),
+            run_shift=0 if self.steps is None else (weight.run // weight.group).bit_length() - 1,
         )
         self.reference = ctypes.byref(self._args)
         self.group_kernel = native.kernel(f"{name}_group", GroupArgs)
@@ -161,6 +184,9 @@ class Packed:
                     weight=self._args.weight,
                     scales=self._args.scales,
                     zeros=self._args.zeros,
+                    offsets=self._args.offsets,
+                    steps=self._args.steps,
+                    offset_steps=self._args.offset_steps,
                     table=self._args.table,
                     outer=self._args.outer,
                     count=len(index),
@@ -168,6 +194,8 @@ class Packed:
                     group=self._args.group,
                     format=self._args.format,
                     scale_format=self._args.scale_format,
+                    step_format=self._args.step_format,
+                    run_shift=self._args.run_shift,
                 )
             )
         )
@@ -179,6 +207,9 @@ class Packed:
             "packed": self.data,
             "scales": self.scales,
             "zeros": self.zeros,
+            "offsets": self.offsets,
+            "steps": self.steps,
+            "offset_steps": self.offset_steps,
             "table": self.table,
             "outer": self.outer,
         }

@@ -41,7 +41,7 @@ def reference(
 
 def _product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Return x W^T; integer formats multiply exactly what the integers say."""
-    if weight.format in ("int8", "int4_int8"):
+    if weight.format in ("int8", "int4_int8", "int8_int8"):
         scale = x.abs().amax(dim=1, keepdim=True) / 127.0
         inverse = torch.where(scale > 0, 127.0 / x.abs().amax(dim=1, keepdim=True), 0.0)
         x = (x * inverse).round()

@@ -48,7 +48,7 @@ struct Tiling {
   DT_INLINE int rows(int64_t tile) const { return static_cast<int>(small + (tile < num_large)); }
 };
 
-// Floats kept in one of the float formats.
+// Floats kept in one of the float formats, or small integers.
 struct Scales {
   const void* at;
   int32_t format;
@@ -56,13 +56,52 @@ struct Scales {
     if (format == kBfloat16) return load_bf16(static_cast<const bf16*>(at) + i);
     if (format == kFloat16) return load_f16(static_cast<const f16*>(at) + i);
     if (format == kFloat8) return mul(load_e4m3_256ths(static_cast<const uint8_t*>(at) + i), set1(256.0f));
+    if (format == kInt8) return load_s8(static_cast<const int8_t*>(at) + i);
     return DT_ISA::load(static_cast<const float*>(at) + i);
   }
   DT_INLINE float one(int64_t i) const {
     if (format == kBfloat16) return bf16_to_float(static_cast<const bf16*>(at)[i]);
     if (format == kFloat16) return f16_to_float(static_cast<const f16*>(at)[i]);
     if (format == kFloat8) return e4m3_to_float(static_cast<const uint8_t*>(at)[i]);
+    if (format == kInt8) return static_cast<const int8_t*>(at)[i];
     return static_cast<const float*>(at)[i];
+  }
+};
+
+// What the groups of a panel have each: a scale, say. Where runs of groups share a step, a group's
+// own is its number times the step.
+struct Factors {
+  Scales own, steps;
+  int64_t first, first_step;
+  int32_t shift;
+  template <class Args>
+  DT_INLINE Factors(const Args& args, const void* at, const void* step, int64_t panel)
+      : own{at, args.scale_format}, steps{step, args.step_format}, shift(args.run_shift) {
+    const int64_t groups = args.group ? divide_up(args.in_size, args.group) : 1;
+    first = panel * groups * kPanel;
+    first_step = panel * divide_up(groups, int64_t{1} << shift) * kPanel;
+  }
+  DT_INLINE Vec load(int64_t g, int column) const {
+    const Vec x = own.load(first + g * kPanel + column);
+    return steps.at ? mul(x, steps.load(first_step + (g >> shift) * kPanel + column)) : x;
+  }
+  DT_INLINE float one(int64_t g, int column) const {
+    const float x = own.one(first + g * kPanel + column);
+    return steps.at ? x * steps.one(first_step + (g >> shift) * kPanel + column) : x;
+  }
+};
+
+// What is added to a group's values, scaled: offset, or minus the zero point times the scale.
+struct Added {
+  Factors zeros, offsets;
+  DT_INLINE Added(const GemmArgs& args, int64_t panel)
+      : zeros(args, args.zeros, nullptr, panel),
+        offsets(args, args.offsets, args.offset_steps, panel) {}
+  DT_INLINE bool is_there() const { return zeros.own.at || offsets.own.at; }
+  // `usual` is the zero point where there is none.
+  DT_INLINE Vec load(int64_t g, int column, Vec scale, Vec usual) const {
+    if (offsets.own.at) return offsets.load(g, column);
+    return sub(zero(), mul(scale, zeros.own.at ? zeros.load(g, column) : usual));
   }
 };
 

@@ -21,20 +21,23 @@ FORMATS = (
     "float8",
     "table4",
     "int8_float32",
+    "int8_int8",
 )
 """The weight's format, and after an underscore the activations' if they are not float32.
 
-int8: a scale per output, activations made int8 per row; int8_float32: a scale per output and group
-of inputs, float activations. int4: a scale per output and group of
-inputs, float activations; int4_int8: the same, activations made int8 per row. bfloat16_bfloat16:
-activations rounded to bfloat16, which some instruction sets multiply at twice the rate. float8:
-e4m3 with a scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise.
+int8: a scale per output, activations made int8 per row. int8_float32: a scale per output and group
+of inputs, float activations; int8_int8: the same, activations made int8 per row. int4 and
+int4_int8: as these two, in 4 bits. bfloat16_bfloat16: activations rounded to bfloat16, which some
+instruction sets multiply at twice the rate. float8: e4m3 with a scale per output and group.
+table4: 4-bit codes of a table of sixteen floats, likewise.
 """
 PART_VALUES = 1 << 17
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SCALES = FLOATS | {"float8": torch.float8_e4m3fn}
-"""The types that scales and zero points may have."""
+SCALES = FLOATS | {"float8": torch.float8_e4m3fn, "int8": torch.int8}
+"""The types that scales, zero points and offsets may have."""
 FLOAT8_LARGEST = 448.0
+_PER_OUTPUT = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", "outer")
+"""The tensors of a weight that have a row an output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +47,11 @@ class Weight:
     `values`: the format's own dtype for floats, int8 for 8 bits, uint8 in 0 .. 15 for 4 bits.
     `scales`: float32 [N] for int8; [N, K / G rounded up] in one of `SCALES` for the others, G a
     multiple of 8. `zeros`: zero points like the scales, None for 8 everywhere (int4) or 0: a weight
-    is (value - zero) * scale. `table` float32 [16] and `outer` float32 [N], which may be
-    None: a table4 weight is table[value] * scale * outer. Values of float8 are no NaN.
+    is (value - zero) * scale. `offsets`, like the scales, are added in their place: a weight is
+    value * scale + offset. `steps` and `offset_steps` [N, K / run] in one of `FLOATS` multiply the
+    scales and the offsets of `run` inputs, G times a power of two, which may then be int8. `table`
+    float32 [16] and `outer` float32 [N], which may be None: a table4 weight is
+    table[value] * scale * outer. Values of float8 are no NaN.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     """
 
@@ -53,6 +59,10 @@ class Weight:
     values: torch.Tensor
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    steps: torch.Tensor | None = None
+    offset_steps: torch.Tensor | None = None
+    run: int = 0
     table: torch.Tensor | None = None
     outer: torch.Tensor | None = None
     group: int = 0
@@ -66,11 +76,9 @@ class Weight:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix that is meant. Shapes: index [M] -> [M, K] float32"""
-        kept = (self.values, self.scales, self.zeros, self.outer)
-        values, scales, zeros, outer = (None if t is None else t[index] for t in kept)
-        assert values is not None
-        picked = replace(self, values=values, scales=scales, zeros=zeros, outer=outer)
-        return picked.dequantize()
+        kept = {name: getattr(self, name) for name in _PER_OUTPUT}
+        picked = {name: None if t is None else _picked(t, index) for name, t in kept.items()}
+        return replace(self, **picked).dequantize()
 
     def dequantize(self) -> torch.Tensor:
         """Return the matrix that is meant. Shapes: [N, K] float32"""
@@ -83,24 +91,27 @@ class Weight:
 
     def _in_order(self) -> torch.Tensor:
         """Return the matrix as it lies. Shapes: [N, K] float32"""
-        if self.table is not None:
-            assert self.scales is not None
-            scales = self.scales.float()
-            scales = scales if self.outer is None else scales * self.outer.unsqueeze(1)
-            return self.table[self.values.int()] * self._spread(scales)
         wide = self.values.float()
         if self.scales is None:
             return wide
         if self.format == "int8":
             return wide * self.scales.unsqueeze(1)
-        if self.format in ("float8", "int8_float32") and self.zeros is None:
-            return wide * self._spread(self.scales)
-        points = torch.full_like(self.scales, 8.0) if self.zeros is None else self.zeros
-        return (wide - self._spread(points)) * self._spread(self.scales)
+        scales = self._spread(self.scales, self.steps)
+        if self.table is not None:
+            scales = scales if self.outer is None else scales * self.outer.unsqueeze(1)
+            return self.table[self.values.int()] * scales
+        if self.offsets is not None:
+            return wide * scales + self._spread(self.offsets, self.offset_steps)
+        if self.zeros is not None:
+            return (wide - self._spread(self.zeros)) * scales
+        return (wide - 8) * scales if self.format.startswith("int4") else wide * scales
 
-    def _spread(self, scales: torch.Tensor) -> torch.Tensor:
+    def _spread(self, scales: torch.Tensor, steps: torch.Tensor | None = None) -> torch.Tensor:
         """Return what groups share as every input's own. Shapes: [N, K / G] -> [N, K] float32"""
         inputs = self.values.shape[1]
+        if steps is not None:
+            own = steps.float().repeat_interleave(self.run // self.group, dim=1)
+            scales = scales.float() * own[:, : scales.shape[1]]
         return scales.float().repeat_interleave(self.group, dim=1)[:, :inputs]
 
 
@@ -110,20 +121,24 @@ def join(weights: Sequence[Weight]) -> Weight | None:
     if len(weights) == 1:
         return first
     for other in weights[1:]:
-        same_kind = (other.format, other.group) == (first.format, first.group)
-        same_zeros = (other.zeros is None) == (first.zeros is None)
-        same_outer = (other.outer is None) == (first.outer is None)
-        if not same_kind or not same_zeros or not same_outer:
+        kinds = [(w.format, w.group, w.run, *_there(w)) for w in (first, other)]
+        if kinds[0] != kinds[1]:
             return None
         if not _same(first.order, other.order) or not _same(first.table, other.table):
             return None
-    return replace(
-        first,
-        values=torch.cat([w.values for w in weights]),
-        scales=_cat([w.scales for w in weights]),
-        zeros=_cat([w.zeros for w in weights]),
-        outer=_cat([w.outer for w in weights]),
-    )
+    joined = {name: _cat([getattr(w, name) for w in weights]) for name in _PER_OUTPUT}
+    return replace(first, **joined)
+
+
+def _there(weight: Weight) -> tuple[bool, ...]:
+    return tuple(getattr(weight, name) is not None for name in _PER_OUTPUT)
+
+
+def _picked(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return rows of a tensor; torch picks none of float8."""
+    if tensor.dtype == torch.float8_e4m3fn:
+        return tensor.view(torch.uint8)[index].view(tensor.dtype)
+    return tensor[index]
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

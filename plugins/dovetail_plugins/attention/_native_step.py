@@ -12,15 +12,19 @@ from dovetail_kernels.paged_attention.native import Step
 class NativeStep:
     """A step's rows in the kernel's struct, and the rules of the layer that ran last."""
 
-    __slots__ = ("spec", "step")
+    __slots__ = ("may_round", "spec", "step")
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, *, may_round: bool) -> None:
         self.step = step
+        self.may_round = may_round
         self.spec: AttentionSpec | None = None
 
 
-def prepare(layout: BatchLayout) -> NativeStep:
-    """Return what the layers of one KV group need of a step."""
+def prepare(layout: BatchLayout, *, may_round: bool) -> NativeStep:
+    """Return what the layers of one KV group need of a step.
+
+    `may_round`: queries and weights to bfloat16, where keys are and the machine gains by it.
+    """
     return NativeStep(
         Step(
             block_table=layout.block_table,
@@ -28,7 +32,8 @@ def prepare(layout: BatchLayout) -> NativeStep:
             seq_lens=layout.seq_lens,
             slots=layout.slots,
             block_tokens=layout.block_tokens,
-        )
+        ),
+        may_round=may_round,
     )
 
 
@@ -53,6 +58,7 @@ def forward(
             window=spec.window_tokens,
             soft_cap=spec.soft_cap,
             is_causal=spec.is_causal,
+            may_round=prepared.may_round,
         )
     size = spec.head_size
     if sinks is not None:

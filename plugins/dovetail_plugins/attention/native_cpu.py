@@ -6,6 +6,7 @@ of threads. Knows no model and no scheduler; torch is imported when an object is
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
@@ -19,6 +20,19 @@ MAX_HEAD_SIZE = 512
 KV_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeCpuOptions:
+    """Options of native_cpu."""
+
+    round_products: bool = field(
+        default=True,
+        metadata={
+            "help": "round queries and softmax weights to bfloat16 before their products with a "
+            "bfloat16 KV cache, on CPUs that multiply such pairs at twice the rate"
+        },
+    )
+
+
 class NativeCpu(AttentionBackend):
     """Packed cells of 16 tokens, one native call a layer: it writes keys and values and attends."""
 
@@ -29,6 +43,7 @@ class NativeCpu(AttentionBackend):
     )
     capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
     auto_rank = 10
+    Options = NativeCpuOptions
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -69,7 +84,7 @@ class NativeCpu(AttentionBackend):
 
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the step's rows as the kernel's argument struct."""
-        return self._native.prepare(layout)
+        return self._native.prepare(layout, may_round=self.options.round_products)
 
     def forward(
         self,

@@ -1,12 +1,46 @@
-"""Rows of GGUF blocks as the matrix that kernels multiply."""
+"""Rows of GGUF blocks as the matrix that kernels multiply: integers in groups, in 4 bits or 8.
+
+The matrix is exactly the one that is meant: steps stay float16 (or what else holds them), the codes
+of the K and IQ types stay codes, and types of up to sixteen levels stay 4 bits.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from dovetail_kernels.gemm.matrix import stored_format
 from dovetail_kernels.gemm.weight import Weight
-from dovetail_plugins.gguf._integers import dequantize
+from dovetail_plugins.gguf._grids import VALUES
+from dovetail_plugins.gguf._integers import E2M1, LEVELS, integers
+from dovetail_plugins.gguf._types import BY_NAME
+
+FOUR_BITS = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
+"""Types of at most sixteen levels that follow one another."""
+LEVELS_OF: dict[str, tuple[int, ...]] = {
+    "IQ1_S": (-9, -7, -1, 1, 7, 9),
+    "IQ1_M": (-9, -7, -1, 1, 7, 9),
+    **{name: (*VALUES[name], *(-n for n in VALUES[name])) for name in VALUES if name != "IQ1_S"},
+    "IQ4_NL": LEVELS,
+    "IQ4_XS": LEVELS,
+    "MXFP4": E2M1,
+    "NVFP4": E2M1,
+}
+"""Types of at most sixteen levels of any kind, by what `integers` calls these."""
+FORMATS = {
+    (True, "int8"): "int4_int8",
+    (True, "float"): "int4",
+    (False, "int8"): "int8_int8",
+    (False, "float"): "int8_float32",
+}
+"""Whether 4 bits hold the values, and what activations become -> format."""
+CENTER = 8
+"""The zero point of signed values in 4 bits."""
+PART_VALUES = 1 << 21
+"""Values that are unpacked at a time."""
+
+Tensors = Mapping[str, torch.Tensor]
 
 
 def float_weight(values: torch.Tensor) -> Weight:
@@ -15,6 +49,72 @@ def float_weight(values: torch.Tensor) -> Weight:
 
 
 def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight:
-    """Return the matrix of a type. Shapes: rows [N, bytes] uint8 -> [N, K]"""
-    values = dequantize(type_name, rows).bfloat16()
-    return Weight(format="bfloat16", values=values)
+    """Return the matrix of a type. Shapes: rows [N, bytes] uint8 -> [N, K]
+
+    Types of levels that do not follow one another are multiplied by float activations.
+    """
+    found = _unpacked(type_name, rows)
+    group = found["values"].shape[1] // found["scales"].shape[1]
+    names = ("steps", "offset_steps") if "steps" in found else ("scales", "offsets")
+    found |= _narrow({name: found[name] for name in names if name in found})
+    run = found["values"].shape[1] // found["steps"].shape[1] if "steps" in found else 0
+    levels = LEVELS_OF.get(type_name)
+    if levels is None:
+        format = FORMATS[type_name in FOUR_BITS, activations]
+        return Weight(format=format, group=group, run=run, **found)
+    table = torch.zeros(16)
+    table[: len(levels)] = torch.tensor(levels, dtype=torch.float32)
+    return Weight(format="table4", group=group, run=run, table=table, **found)
+
+
+def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the tensors of the matrix, some rows unpacked at a time."""
+    known = BY_NAME[type_name]
+    inputs = rows.shape[1] // known.block_bytes * known.values
+    some = max(1, PART_VALUES // inputs)
+    found: dict[str, torch.Tensor] = {}
+    for start in range(0, len(rows), some):
+        part = rows[start : start + some]
+        for name, tensor in _part(type_name, part).items():
+            if name not in found:
+                found[name] = tensor.new_empty(len(rows), tensor.shape[1])
+            found[name][start : start + len(part)] = tensor
+    return found
+
+
+def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the tensors of some rows. Without codes the steps are the groups' scales."""
+    blocks = rows.reshape(-1, BY_NAME[type_name].block_bytes)
+    made = integers(type_name, blocks)
+    values = made.values
+    if type_name in LEVELS_OF:
+        values = _places(type_name)[values.int() + 128]
+    elif type_name in FOUR_BITS:
+        values = (values if made.offset_steps is not None else values + CENTER).view(torch.uint8)
+    has_codes = made.codes is not None
+    found = {
+        "values": values,
+        "scales": made.codes if has_codes else made.steps,
+        "steps": made.steps if has_codes else None,
+        "offsets": made.offset_codes if has_codes else made.offset_steps,
+        "offset_steps": made.offset_steps if has_codes else None,
+    }
+    return {name: t.reshape(len(rows), -1) for name, t in found.items() if t is not None}
+
+
+def _places(type_name: str) -> torch.Tensor:
+    """Return where a level stands among its type's. Shapes: [256] uint8, level -128 first"""
+    places = torch.zeros(256, dtype=torch.uint8)
+    for place, level in enumerate(LEVELS_OF[type_name]):
+        if level or not place:
+            places[level + 128] = place
+    return places
+
+
+def _narrow(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return floats in 16 bits where those hold all of them, all in one type."""
+    for dtype in (torch.float16, torch.bfloat16):
+        narrowed = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        if all(torch.equal(narrowed[name].float(), tensors[name]) for name in tensors):
+            return narrowed
+    return dict(tensors)

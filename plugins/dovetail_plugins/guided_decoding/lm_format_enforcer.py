@@ -27,9 +27,10 @@ MAX_PLACES = 5_000
 
 _LETTERS = "".join(map(chr, range(256)))
 
-Frame = tuple[Node, int, int | None]
+Frame = tuple[int, int, int | None]
 Stack = tuple[Frame, "Stack"] | None
-"""What must still be read: the next part with the bounds of its repeats, then the rest."""
+"""What must still be read: the next part, by its number, with the bounds of its repeats; then the
+rest. Numbers, since a tree takes long to compare."""
 
 
 class LmFormatEnforcer(GuidedBackend):
@@ -80,13 +81,28 @@ class _Loaded:
         self.num_bytes = 50 * num_bytes + MAX_MASKS * 4 * backend.vocabulary.mask_words
         self._masks: dict[Hashable, np.ndarray] = {}
         self._letters: dict[Ranges, str] = {}
-        self.start = _place(self, frozenset([((Rule(json_grammar.ROOT), 0, None), None)]))
+        self.nodes: list[Node] = []
+        self._numbers: dict[int, int] = {}
+        self.start = _place(self, frozenset([(self.frame(rules[json_grammar.ROOT]), None)]))
         if not self.start.stacks:
             raise InvalidForm("nothing has this form")
 
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning."""
         return _Matcher(self)
+
+    def frame(self, node: Node) -> Frame:
+        """Return a part by its number, with the bounds of its repeats."""
+        number = self._numbers.setdefault(id(node), len(self.nodes))
+        if number == len(self.nodes):
+            self.nodes.append(node)
+        return (number, node.least, node.most) if isinstance(node, Many) else (number, 0, None)
+
+    def ranges(self, frame: Frame) -> Ranges:
+        """Return the set of a part that is one character."""
+        node = self.nodes[frame[0]]
+        assert isinstance(node, Chars)
+        return node.ranges
 
     def letters_of(self, ranges: Ranges) -> str:
         """Return the letters (bytes) that are in a set."""
@@ -124,12 +140,13 @@ class Place:
 
     def add_character(self, letter: str) -> Place:
         """Return the place behind a character."""
-        heads = [s for s in self.stacks if s and _is_in(letter, s[0][0].ranges)]  # type: ignore[union-attr]
-        return _place(self.loaded, frozenset(stack[1] for stack in heads))
+        ranges = self.loaded.ranges
+        heads = [s[1] for s in self.stacks if s and _is_in(letter, ranges(s[0]))]
+        return _place(self.loaded, frozenset(heads))
 
     @cached_property
     def _letters(self) -> str:
-        sets = {s[0][0].ranges for s in self.stacks if s}  # type: ignore[union-attr]
+        sets = {self.loaded.ranges(stack[0]) for stack in self.stacks if stack}
         return "".join(map(self.loaded.letters_of, sets))
 
     def get_allowed_characters(self) -> str:
@@ -153,10 +170,10 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
     pending, seen, found = list(stacks), set(stacks), set()
     while pending:
         stack = pending.pop()
-        if stack is None or isinstance(stack[0][0], Chars):
+        if stack is None or isinstance(loaded.nodes[stack[0][0]], Chars):
             found.add(stack)
             continue
-        for more in _unfolded(stack[0], stack[1], loaded.rules):
+        for more in _unfolded(stack[0], stack[1], loaded):
             if more not in seen:
                 seen.add(more)
                 pending.append(more)
@@ -165,29 +182,25 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
     return Place(loaded, frozenset(found))
 
 
-def _unfolded(frame: Frame, rest: Stack, rules: Mapping[str, Node]) -> list[Stack]:
+def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:
     """Return what may stand for a part, before the rest."""
-    node, least, most = frame
-    match node:
+    number, least, most = frame
+    match loaded.nodes[number]:
         case Rule(name):
-            return [(_frame(rules[name]), rest)]
+            return [(loaded.frame(loaded.rules[name]), rest)]
         case Or(parts):
-            return [(_frame(part), rest) for part in parts]
+            return [(loaded.frame(part), rest) for part in parts]
         case Cat(parts):
             for part in reversed(parts):
-                rest = (_frame(part), rest)
+                rest = (loaded.frame(part), rest)
             return [rest]
         case Many(part):
             if most == 0:
                 return [rest]
-            again = (node, max(0, least - 1), None if most is None else most - 1)
-            once: Stack = (_frame(part), (again, rest))
+            again = (number, max(0, least - 1), None if most is None else most - 1)
+            once: Stack = (loaded.frame(part), (again, rest))
             return [once] if least else [once, rest]
     raise InvalidForm("an anchor is out of place")
-
-
-def _frame(node: Node) -> Frame:
-    return (node, node.least, node.most) if isinstance(node, Many) else (node, 0, None)
 
 
 class _Matcher:

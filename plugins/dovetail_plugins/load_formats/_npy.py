@@ -26,9 +26,10 @@ def map_tensor(path: Path, dtype: str) -> torch.Tensor:
     """Return a mapped tensor; writing to it does not reach the file. Raises: ConfigError."""
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        tensor = torch.from_numpy(array)
+        return tensor if dtype_name(tensor.dtype) == dtype else tensor.view(dtype_of(dtype))
+    except Exception as error:
+        # numpy and torch raise many types for a damaged header; all mean this one file.
         raise ConfigError(
             f"the numpy cache is damaged: {error}", where=str(path), fix="delete its folder"
         ) from error
-    tensor = torch.from_numpy(array)
-    return tensor if dtype_name(tensor.dtype) == dtype else tensor.view(dtype_of(dtype))

@@ -42,9 +42,7 @@ def write_parts(
     return written + (_write(path_of(number), held, metadata) if held else 0)
 
 
-def write_indexed(
-    folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], index: str
-) -> int:
+def write_indexed(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], index: str) -> int:
     """Write model-00001.safetensors and so on with their index, or model.safetensors alone.
 
     Returns: the bytes of the weights. Raises: ConfigError when a file cannot be written.

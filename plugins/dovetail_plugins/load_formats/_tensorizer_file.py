@@ -104,7 +104,8 @@ def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.T
 
 
 def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | bytes) -> None:
-    """Raises: ConfigError unless each checksum in the tensor's header is that of header and data.
+    """Raises: ConfigError unless the tensor's own header says what the index says, and each
+    checksum in it is that of header and data.
 
     The header: its length, 2 + 1 bytes, name, dtype and shape with their lengths, the checksums
     (counted as zeros when they were made), the length of the data.
@@ -114,13 +115,20 @@ def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | by
     raw = bytearray(file.read(min(extent.start - start, MAX_HEADER_BYTES)))
     try:
         raw = raw[: struct.unpack_from("<Q", raw)[0]]
-        at = 11
-        for layout, width in (("<H", 1), ("<B", 1), ("<B", index.dim_bytes[extent.name])):
-            at += struct.calcsize(layout) + width * struct.unpack_from(layout, raw, at)[0]
-        block = struct.unpack_from("<H", raw, at)[0]
-        told = list(_take_checksums(raw, at + 2, at + 2 + block))
-    except (struct.error, IndexError) as error:
+        name, at = _counted(raw, 11, "<H")
+        dtype, at = _counted(raw, at, "<B")
+        num_dims = raw[at]
+        layout = f"<{num_dims}{'Q' if index.dim_bytes[extent.name] == 8 else 'I'}"
+        shape = struct.unpack_from(layout, raw, at + 1)
+        at += 1 + struct.calcsize(layout)
+        told = list(_take_checksums(raw, at + 2, at + 2 + struct.unpack_from("<H", raw, at)[0]))
+        says = (str(name, "utf-8"), _dtype_named(str(dtype, "utf-8")), shape)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise malformed(path, f'the header of "{extent.name}" is garbled: {error}') from error
+    if says != (extent.name, extent.dtype, extent.shape):
+        raise malformed(path, f'"{extent.name}" is another tensor in the index than in its header')
+    if not told:
+        raise malformed(path, f'tensor "{extent.name}" has no checksum', "leave verify_hash out")
     for kind, checksum in told:
         if kind == CRC32:
             found = zlib.crc32(data, zlib.crc32(raw)).to_bytes(4, "little")
@@ -128,8 +136,19 @@ def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | by
             found = sha256(bytes(raw) + bytes(data)).digest()
         if found != checksum:
             raise malformed(path, f'tensor "{extent.name}" has another checksum than it says')
-    if not told:
-        raise malformed(path, f'tensor "{extent.name}" has no checksum', "leave verify_hash out")
+
+
+def _counted(raw: bytes | bytearray, at: int, layout: str) -> tuple[bytes, int]:
+    """Return (the bytes behind a count, the place behind them). Raises: struct.error"""
+    length = struct.unpack_from(layout, raw, at)[0]
+    at += struct.calcsize(layout)
+    return struct.unpack_from(f"{length}s", raw, at)[0], at + length
+
+
+def _dtype_named(text: str) -> torch.dtype | None:
+    """Return the type of a name: numpy's, or torch's behind a zero byte."""
+    plain, _, torch_name = text.partition("\0")
+    return _TYPES.get(torch_name) if torch_name else _NUMPY_TYPES.get(plain)
 
 
 def _take_checksums(raw: bytearray, start: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -180,16 +199,13 @@ class _Entries:
         return self._numbers(layout)[0]
 
     def _text(self, count_layout: str) -> str:
-        length = self._number(count_layout)
-        raw = struct.unpack_from(f"{length}s", self._content, self._at)[0]
-        self._at += length
+        raw, self._at = _counted(self._content, self._at, count_layout)
         if raw.startswith(PATH_MARK) or not raw:
             raise malformed(self._path, "a name in it is a path into lists", "save a flat dict")
         return str(raw, "utf-8")
 
     def _dtype(self, text: str, name: str) -> torch.dtype:
-        plain, _, torch_name = text.partition("\0")
-        dtype = _TYPES.get(torch_name) if torch_name else _NUMPY_TYPES.get(plain)
+        dtype = _dtype_named(text)
         if dtype is None:
             raise malformed(self._path, f'tensor "{name}" has the unknown dtype {text!r}')
         return dtype

@@ -7,6 +7,7 @@ The cache is a folder "np" (one .npy per tensor and manifest.json) in the checkp
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 MANIFEST = "manifest.json"
+_FILE = re.compile(r"\d{5,9}\.npy")
+"""What tensors' files are called: nothing outside the cache can be."""
 
 
 class Npcache(LoadFormat):
@@ -47,7 +50,7 @@ class Npcache(LoadFormat):
         stamp = _stamp(files)
         if not _is_fresh(folder, stamp):
             _write(checkpoint, folder, stamp)
-        entries = read_json(folder / MANIFEST)["tensors"]
+        entries = _entries(folder)
         count = ByteCount(checkpoint.progress, sum(e["bytes"] for e in entries.values()))
         for name, entry in entries.items():
             yield name, map_tensor(folder / entry["file"], entry["dtype"])
@@ -59,6 +62,23 @@ def cache_folder(checkpoint: Checkpoint) -> Path:
     if checkpoint.download_dir is None:
         return Path(checkpoint.path) / "np"
     return Path(checkpoint.download_dir) / f"np-{Path(checkpoint.path).resolve().name}"
+
+
+def _entries(folder: Path) -> dict[str, Any]:
+    """Return name -> entry of the manifest. Raises: ConfigError when one is no entry of ours."""
+    path = folder / MANIFEST
+    found = read_json(path).get("tensors")
+    entries = found if isinstance(found, dict) else {"tensors": None}
+    for name, entry in entries.items():
+        file = entry.get("file") if isinstance(entry, dict) else None
+        is_here = isinstance(file, str) and _FILE.fullmatch(file) is not None
+        if not is_here or not isinstance(entry.get("dtype"), str) or type(entry.get("bytes")) is not int:
+            raise ConfigError(
+                f'the numpy cache is damaged: "{name}" has no valid entry',
+                where=str(path),
+                fix="delete its folder",
+            )
+    return entries
 
 
 def _stamp(files: list[Path]) -> dict[str, list[int]]:

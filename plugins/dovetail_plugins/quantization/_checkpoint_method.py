@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
-    from dovetail_plugins.quantization._halves import Halves
 
 SKIP_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
 HEAD = "lm_head"
@@ -35,7 +34,7 @@ class Layout(Protocol):
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tensors that a layer is stored in."""
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix that the tensors of one part mean. Raises: ConfigError"""
 
 
@@ -98,5 +97,5 @@ class CheckpointMethod(StoredMethod):
         """Return the tensors that a layer is stored in."""
 
     @abstractmethod
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix that the tensors of one part mean. Raises: ConfigError"""

@@ -26,7 +26,6 @@ from dovetail_plugins.quantization._checkpoint_method import Layout
 from dovetail_plugins.quantization._float8_layouts import BlockScale
 from dovetail_plugins.quantization._float_formats import e2m1_weight, e8m0, float8_weight
 from dovetail_plugins.quantization._grouped import group_order, grouped_weight
-from dovetail_plugins.quantization._halves import Halves
 from dovetail_plugins.quantization._int32 import unpack
 from dovetail_plugins.quantization._linear import as_stored
 from dovetail_plugins.quantization._marlin import SparseMarlinLayout
@@ -115,7 +114,7 @@ class PackedLayout:
             )  # fmt: skip
         return tuple(found)
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix, its inputs in the order of their groups."""
         bits = self.scheme.bits
         values = unpack(tensors["weight_packed"], bits, axis=1)[:, : self.in_size]
@@ -152,7 +151,7 @@ class IntLayout:
             return found
         return (*found, scale_tensor(self.scheme, spec, name="weight_zero_point", dtype=INT8))
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
         half = 2 ** (self.scheme.bits - 1)
         values = tensors["weight"]
@@ -240,7 +239,7 @@ class BitmaskLayout:
                 )
         return tuple(found)
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix, dense."""
         dense = dense_of(tensors["compressed"], tensors["bitmask"])
         if self.inner is None:

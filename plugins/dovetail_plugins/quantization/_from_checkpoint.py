@@ -17,11 +17,10 @@ from dovetail.layers.placement import register_stored
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.reference import ACTIVATIONS
 from dovetail_kernels.gemm.weight import Weight, join
-from dovetail_plugins.quantization._halves import Halves, join_halves
 
 Tensors = Callable[[LinearSpec], tuple[StoredTensor, ...]]
 """The tensors of a layer."""
-PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight | Halves]
+PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight]
 """The tensors of one part become its matrix [outputs of the part, I]."""
 
 
@@ -45,7 +44,11 @@ class StoredLinear(LinearMethod):
             self._weight(part_of(tensors, stored, spec, number))
             for number in range(len(spec.out_sizes))
         ]
-        return joined_matrix(weights, spec)
+        joined = join(weights)
+        dtype = dtype_of(spec.dtype)
+        if joined is not None:
+            return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
+        return Several([Matrix(w, device=spec.device, dtype=dtype) for w in weights])
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
         """Register the empty tensors. Mutates: layer"""
@@ -88,26 +91,6 @@ class StoredLinear(LinearMethod):
     def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
         return self._matrix.rows(index)
-
-
-def joined_matrix(weights: Sequence[Weight | Halves], spec: LinearSpec) -> Matrix:
-    """Return the parts as one matrix where they are of one kind, else as several."""
-    dtype = dtype_of(spec.dtype)
-    whole = [w for w in weights if isinstance(w, Weight)]
-    halves = [w for w in weights if isinstance(w, Halves)]
-    joined = join(whole) if not halves else None
-    if joined is not None:
-        return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
-    joined_halves = join_halves(halves) if not whole else None
-    if joined_halves is not None:
-        return joined_halves.matrix(device=spec.device, dtype=dtype)
-    return Several([_alone(w, spec.device, dtype) for w in weights])
-
-
-def _alone(weight: Weight | Halves, device: str, dtype: torch.dtype) -> Matrix:
-    if isinstance(weight, Halves):
-        return weight.matrix(device=device, dtype=dtype)
-    return Matrix(weight, device=device, dtype=dtype)
 
 
 class Several(Matrix):

@@ -1,24 +1,28 @@
 """What 4-bit-and-less methods share: unsigned values in groups become a weight kernels multiply.
 
-2 and 3 bits are 4-bit values that use fewer levels, so all of them are exact in the 4-bit format.
-More bits in groups are two 4-bit matrices, of the upper and the lower bits, whose products are
-added: exact too, and of the checkpoint's size. What no group size of the kernels divides becomes a
-float16 (or bfloat16) matrix, the one inexact case.
+2 and 3 bits are 4-bit values that use fewer levels and 5 to 7 bits 8-bit ones, so all of them are
+exact in the kernels' formats. Groups that are no multiple of 8 inputs become a float16 (or
+bfloat16) matrix, the one inexact case.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
 from dovetail.errors import ConfigError
 from dovetail_kernels.gemm.weight import Weight
-from dovetail_plugins.quantization._halves import Halves
+from dovetail_plugins.quantization._float_formats import half_if_exact
 
-GROUPS = (32, 64, 128)
-ACTIVATIONS = {"int8": "int4_int8", "float": "int4"}
+FORMATS = {
+    (4, "int8"): "int4_int8",
+    (4, "float"): "int4",
+    (8, "int8"): "int8_int8",
+    (8, "float"): "int8_float32",
+}
+STEP = {"int8": 16, "float": 8}
+"""Groups of inputs are multiples of it, by what activations become."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +36,11 @@ class GroupedOptions:
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for a value that is not possible."""
-        if self.activations not in ACTIVATIONS:
+        if self.activations not in STEP:
             raise ConfigError(
                 f"{self.activations!r} is not possible",
                 where="--plugin-options.quantization.activations",
-                fix=f"use one of {', '.join(ACTIVATIONS)}",
+                fix=f"use one of {', '.join(STEP)}",
             )
 
 
@@ -48,65 +52,31 @@ def grouped_weight(
     bits: int,
     activations: str,
     order: torch.Tensor | None = None,
-) -> Weight | Halves:
+) -> Weight:
     """Return the matrix (value - zero) * scale.
 
+    Scales may come wider than the checkpoint has them: they are narrowed where that is exact.
     Shapes: values [N, K] uint8, scales and zeros [N, K / G] -> [N, K]
     """
     inputs = values.shape[1]
     group = inputs // scales.shape[1]
-    scales = narrowed(scales)
-    if bits == 8 and activations == "int8" and group == inputs and bool((zeros == 128).all()):
-        signed = (values.to(torch.int16) - 128).to(torch.int8)
-        return Weight(format="int8", values=signed, scales=scales[:, 0].float(), order=order)
-    fitting = next((g for g in sorted(GROUPS, reverse=True) if group % g == 0), None)
-    if fitting is None or not _can_be_halved(scales, bits):
-        return _full(values, scales, zeros, order)
-    repeats = group // fitting
-    as_int4 = partial(
-        _int4, group=fitting, repeats=repeats, format=ACTIVATIONS[activations], order=order
-    )
-    if bits <= 4:
-        return as_int4(values, scales, zeros)
-    upper = torch.div(zeros, 16, rounding_mode="floor")
-    return Halves(
-        upper=as_int4(values >> 4, scales * 16, upper),
-        lower=as_int4(values & 15, scales, zeros - 16 * upper),
-    )
-
-
-def _int4(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    *,
-    group: int,
-    repeats: int,
-    format: str,
-    order: torch.Tensor | None,
-) -> Weight:
-    """Return a 4-bit matrix whose groups are `repeats` of the kernel's. Zero points come in the
-    type of the scales, which holds them exactly."""
+    size, half = (4, 8) if bits <= 4 else (8, 128)
+    if size == 8:
+        values = (values.to(torch.int16) - half).to(torch.int8)
+    if size == 8 and activations == "int8" and group == inputs and bool((zeros == half).all()):
+        return Weight(format="int8", values=values, scales=scales[:, 0].float(), order=order)
+    if group % STEP["float"] or inputs % scales.shape[1]:
+        return _full(values, scales, zeros - (half if size == 8 else 0), order)
+    is_even = bool((zeros == half).all())
+    scales, zeros = half_if_exact(scales.float(), zeros.float() - (half if size == 8 else 0))
     return Weight(
-        format=format,
+        format=FORMATS[size, activations if group % STEP[activations] == 0 else "float"],
         values=values,
-        scales=scales.repeat_interleave(repeats, dim=1),
-        zeros=None
-        if bool((zeros == 8).all())
-        else zeros.to(scales.dtype).repeat_interleave(repeats, dim=1),
+        scales=scales,
+        zeros=None if is_even else zeros,
         group=group,
         order=order,
     )
-
-
-def narrowed(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales in the narrowest type that holds them exactly: they were loaded wide, since a
-    checkpoint's config does not say how they are stored."""
-    for dtype in (torch.float16, torch.bfloat16):
-        narrow = scales.to(dtype)
-        if torch.equal(narrow.float(), scales.float()):
-            return narrow
-    return scales
 
 
 def group_order(group_of: torch.Tensor, group: int) -> torch.Tensor | None:
@@ -118,10 +88,6 @@ def group_order(group_of: torch.Tensor, group: int) -> torch.Tensor | None:
     if bool((group_of < 0).all()) or torch.equal(group_of.long(), in_place):
         return None
     return torch.argsort(group_of, stable=True)
-
-
-def _can_be_halved(scales: torch.Tensor, bits: int) -> bool:
-    return bits <= 4 or bool((scales * 16).isfinite().all())
 
 
 def _full(

@@ -25,7 +25,6 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.quantization._grouped import grouped_weight
-from dovetail_plugins.quantization._halves import Halves
 from dovetail_plugins.quantization._int32 import unpack
 
 TILE_INPUTS, TILE_OUTPUTS, THREADS = 16, 64, 32
@@ -73,13 +72,13 @@ class MarlinLayout:
                 fix="use fewer ranks, or a checkpoint of another method",
             )
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
         stored, scales = (tensors[name] for name in self.names[:2])
         order = _across(64, 8) if len(scales) > 1 else _single_order()
         return self._grouped(untiled(stored, self.bits, dense_places()), ordered(scales, order))
 
-    def _grouped(self, values: torch.Tensor, scales: torch.Tensor) -> Weight | Halves:
+    def _grouped(self, values: torch.Tensor, scales: torch.Tensor) -> Weight:
         return grouped_weight(
             values,
             scales.T.contiguous(),
@@ -104,7 +103,7 @@ class SparseMarlinLayout(MarlinLayout):
                               output_axis=1, input_axis=0)  # fmt: skip
         return (*MarlinLayout.tensors(self, spec), places)
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix, dense."""
         stored, scales, places = (tensors[name] for name in self.names)
         if len(scales) > 1:

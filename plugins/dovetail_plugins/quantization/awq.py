@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
-    from dovetail_plugins.quantization._halves import Halves
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
@@ -46,7 +45,7 @@ class AwqLayout:
                          output_axis=1, input_axis=0),
         )  # fmt: skip
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
         from dovetail_plugins.quantization._grouped import grouped_weight
         from dovetail_plugins.quantization._int32 import unpack

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
-    from dovetail_plugins.quantization._halves import Halves
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
@@ -60,7 +59,7 @@ class GptqLayout:
                          is_per_part=True, default=-1),
         )  # fmt: skip
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix, its inputs in the order of their groups."""
         from dovetail_plugins.quantization._grouped import group_order, grouped_weight
         from dovetail_plugins.quantization._int32 import unpack

@@ -91,9 +91,10 @@ class HqqLayout:
         values = torch.cat([packed >> place & (2**self.bits - 1) for place in places])
         if self.axis:
             values = values[: scale.numel()]
-            return {"W_q": values.to(torch.uint8), "scale": scale, "zero": zero}
+            values = values.to(torch.uint8)
+            return {"W_q": values.flatten(), "scale": scale.flatten(), "zero": zero.flatten()}
         values = values[: self.group] if self.group else values
-        return {"W_q": ((values.float() - zero) * scale).bfloat16()}
+        return {"W_q": ((values.float() - zero) * scale).bfloat16().flatten()}
 
 
 class Hqq(StoredMethod):

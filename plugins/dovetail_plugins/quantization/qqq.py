@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
-    from dovetail_plugins.quantization._halves import Halves
 
 TILE = 16
 LANES = 32
@@ -72,7 +71,7 @@ class Qqq(CheckpointMethod):
         """Return all tensors but empty ones: without groups `s_group` has no entries."""
         return (found for found in tensors if found[1].numel())
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
         import torch
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
-    from dovetail_plugins.quantization._halves import Halves
 
 QDATA, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 INT8 = ("Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig")
@@ -63,7 +62,7 @@ class Bytes:
                             is_per_part=self.is_whole, **axes)  # fmt: skip
         return values, scale, zero
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
         import torch
 
@@ -106,7 +105,7 @@ class Nibbles:
         )  # fmt: skip
         return values, scale, zero
 
-    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight | Halves:
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix: value + 8 is kept, so that 8 - zero / scale is its zero point."""
         from dovetail_plugins.quantization._float_formats import nibbles
         from dovetail_plugins.quantization._grouped import grouped_weight

@@ -295,6 +295,17 @@ def test_truncation_drops_the_oldest_turns(room: int, first: str | None) -> None
     assert prompt_of(engine).startswith(f"{head}{first}<")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_not_read_does_not_come_back(stream: bool) -> None:
+    app, _ = app_for()
+    tool = {"type": "function", "name": "add", "odd": "\ud800"}
+    answer = ask(app, tools=[tool], tool_choice="auto", stream=stream)
+    assert answer.status_code == 200
+    reply = events_of(answer)[-1]["response"] if stream else answer.json()
+    assert reply["status"] == "completed"
+    assert reply["tools"] == [{"type": "function", "name": "add", "strict": None}]
+
+
 def test_several_processes_keep_nothing() -> None:
     app, _ = app_for(api_server_count=2)
     assert ask(app).json()["store"] is False

@@ -76,6 +76,8 @@ def main() -> None:
         write_base()
     is_old = version("compressed-tensors").startswith("0.9.")
     cases, write = (OLD, write_old) if is_old else (CASES, write_new)
+    if is_old:
+        write_groups()
     torch.manual_seed(0)
     token_ids = torch.randint(3, VOCAB_SIZE, (TOKENS,))
     for name, case in cases.items():
@@ -172,9 +174,27 @@ def write_new(weight: torch.Tensor, args: QuantizationArgs, case: Case, config: 
         state["weight_global_scale"] = outer
     stored = compressor.compress(state, scheme)
     meant = compressor.decompress(dict(stored), scheme)["weight"]
+    if outer is not None:
+        meant = read_nvfp4(stored, args)
     if case["format"] == "float-quantized":
         stored["input_scale"] = torch.ones(1)
     return stored, meant
+
+
+def read_nvfp4(stored: dict[str, torch.Tensor], args: QuantizationArgs) -> torch.Tensor:
+    """Return what the library's decompressor does, which rounds to bfloat16, in float32."""
+    from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    packed = stored["weight_packed"]
+    rows, half = packed.shape
+    return dequantize(
+        x_q=unpack_fp4_from_uint8(packed, rows, 2 * half, dtype=torch.float32),
+        scale=stored["weight_scale"].float(),
+        args=args,
+        global_scale=stored["weight_global_scale"],
+        dtype=torch.float32,
+    )
 
 
 def write_old(weight: torch.Tensor, args: Any, case: Case, config: Any) -> Any:
@@ -194,7 +214,9 @@ def write_old(weight: torch.Tensor, args: Any, case: Case, config: Any) -> Any:
     meant = forward.fake_quantize(weight, scales, zeros, args, **order)
     if format == "int-quantized":
         values = forward.quantize(weight, scales, zeros, args, dtype=torch.int8)
-        return {"weight_scale": scales, **write_mask(values, config)}, meant
+        stored = {"weight_scale": scales, **write_mask(values, config)}
+        # Read back: the library takes -128 for a small value (abs overflows) and may drop it.
+        return stored, read_mask(stored).float() * scales.float()
     model = {"weight": weight, "weight_scale": scales, "weight_zero_point": zeros}
     model |= {f"weight_{name}": tensor for name, tensor in order.items()}
     name = "sparse_quantized_compressors.marlin_24"
@@ -207,6 +229,24 @@ def write_old(weight: torch.Tensor, args: Any, case: Case, config: Any) -> Any:
     kept = {leaf.removeprefix("a."): t for leaf, t in stored.items()}
     kept.pop("weight_zero_point", None)
     return kept, meant
+
+
+def write_groups() -> None:
+    """Write layers/marlin_24_groups.safetensors: one layer large enough for groups of 128."""
+    weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(2)) / 5
+    case = {"format": "marlin-24"}
+    args = QuantizationArgs(**{**INT4, "group_size": 128})
+    stored, meant = write_old(weight, args, case, {})
+    (HERE / "layers").mkdir(exist_ok=True)
+    save_file({**stored, "meant": meant}, HERE / "layers" / "marlin_24_groups.safetensors")
+
+
+def read_mask(stored: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the matrix that the library makes of values and their bitmask."""
+    from compressed_tensors.compressors.sparse_compressors import sparse_24_bitmask
+
+    parts = {name: stored[name] for name in ("shape", "compressed", "bitmask")}
+    return sparse_24_bitmask.Sparse24BitMaskTensor.from_compressed_data(**parts).decompress()
 
 
 def write_mask(dense: torch.Tensor, config: Any) -> Any:

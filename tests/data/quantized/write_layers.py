@@ -9,7 +9,6 @@ Run: python tests/data/quantized/write_layers.py [NAME ...]
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import sys
@@ -28,7 +27,7 @@ from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
 HERE = Path(__file__).parent
 SIZES = {
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,  # bitsandbytes undoes no blocks that run over rows on CPUs
     "num_hidden_layers": 1,
     "tie_word_embeddings": True,
 }
@@ -60,7 +59,9 @@ def bitsandbytes_8(layer: torch.nn.Linear) -> Made:
     made.load_state_dict({"weight": layer.weight.data.half()}, strict=False)
     made = made.to("cpu")
     tensors = dict(made.state_dict())
-    return tensors, bitsandbytes.functional.int8_vectorwise_dequant(tensors["weight"], tensors["SCB"])
+    return tensors, bitsandbytes.functional.int8_vectorwise_dequant(
+        tensors["weight"], tensors["SCB"]
+    )
 
 
 def hqq(layer: torch.nn.Linear, **params: Any) -> Made:
@@ -159,18 +160,29 @@ def _torchao_configs() -> dict[str, Any]:
 
 
 def modelopt(folder: Path, algorithm: str, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Write what modelopt exports; return the matrices its own weight quantizers give."""
+    """Write what modelopt exports; return the matrices its tensor classes make of that."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 
     source = write_tiny_checkpoint(folder / "source", "LlamaForCausalLM", **SIZES)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16)
     told = {"fp8": mtq.FP8_DEFAULT_CFG, "nvfp4": mtq.NVFP4_DEFAULT_CFG}[algorithm]
     model = mtq.quantize(model, told, lambda m: m(token_ids.unsqueeze(0)))
-    folded = copy.deepcopy(model).float()
-    mtq.fold_weight(folded)
     export_hf_checkpoint(model, export_dir=folder / "written")
-    return {name: t for name, t in folded.state_dict().items() if name.endswith("proj.weight")}
+    tensors = load_file(folder / "written" / "model.safetensors")
+    meant = {}
+    for name, values in tensors.items():
+        scale = tensors.get(f"{name}_scale")
+        if scale is not None and algorithm == "fp8":
+            made = FP8QTensor(values.shape, torch.float32, values)
+            meant[name] = made.dequantize(scale=scale, block_sizes=None)
+        elif scale is not None:
+            shape = torch.Size((values.shape[0], values.shape[1] * 2))
+            meant[name] = NVFP4QTensor(shape, torch.float32, values).dequantize(
+                scale=scale, double_scale=tensors[f"{name}_scale_2"], block_sizes={-1: 16}
+            )
+    return meant
 
 
 def write(name: str, folder: Path, token_ids: torch.Tensor) -> None:

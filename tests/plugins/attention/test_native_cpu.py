@@ -15,7 +15,6 @@ import torch
 import dovetail_kernels.cpu.library as native_library
 from dovetail import registry
 from dovetail.interfaces.attention import AttentionQuery, AttentionSpec
-from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.runner.kv_alloc import allocate_kv
 from dovetail.testing.contracts.test_attention_layouts import HEADS, STEPS
@@ -47,7 +46,7 @@ def query(**changes: Any) -> AttentionQuery:
 
 
 def made() -> NativeCpu:
-    return NativeCpu(NoOptions())
+    return NativeCpu(NativeCpu.Options())
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,11 @@ def apart(depth: int) -> Any:
     if not depth:
         return {"type": "object", "properties": {"k": {"const": "x"}}, "required": ["k"]}
     inner = [
-        {"type": "object", "properties": {"k": {"const": n}, "v": apart(depth - 1)}, "required": ["k"]}
+        {
+            "type": "object",
+            "properties": {"k": {"const": n}, "v": apart(depth - 1)},
+            "required": ["k"],
+        }
         for n in range(2)
     ]
     return {"oneOf": inner}

@@ -48,8 +48,6 @@ def spec_of(*names: str, limit_s: float = LIMIT_S) -> GuidedSpec:
     )
 
 
-
-
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     """No child of this process outlives a test."""

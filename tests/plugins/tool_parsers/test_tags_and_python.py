@@ -15,15 +15,18 @@ from dovetail.server.events import Session, SessionPlan, ToolCallArgsDelta
 from dovetail.syntax.literals import PYTHON, Literals
 from dovetail.syntax.parameters import as_json, kinds, parameters_of
 from dovetail.syntax.plain_text import is_closed_pattern, text_form
-from dovetail.testing.cuts import parse_in_pieces
+from dovetail.testing.cuts import parse_in_pieces, random_cuts
+from dovetail.testing.hostile import random_text
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.functiongemma import FunctionGemma
 from dovetail_plugins.tool_parsers.gemma import Gemma
 from dovetail_plugins.tool_parsers.glm45 import Glm45
+from dovetail_plugins.tool_parsers.minimax_m2 import MinimaxM2
 from dovetail_plugins.tool_parsers.olmo3 import Olmo3
 from dovetail_plugins.tool_parsers.openai import OpenAi
 from dovetail_plugins.tool_parsers.pythonic import Pythonic
 from dovetail_plugins.tool_parsers.qwen3_coder import Qwen3Coder
+from dovetail_plugins.tool_parsers.step3 import Step3
 
 SCHEMA = {
     "type": "object",
@@ -116,6 +119,50 @@ def test_strings_are_passed_on_while_they_are_written() -> None:
     else:
         raise AssertionError("nothing came before the end")
     assert json.dumps({"text": written}).startswith(said)
+
+
+def offered(parser: ToolParser) -> tuple[Tool, ...]:
+    """Return the tools of a parser's samples, their parameters declared as strings but a few."""
+    kinds_of = {"days": {"type": "integer"}, "o": {"type": "object"}}
+    properties = {key: kinds_of.get(key, {"type": "string"}) for key in ("city", "q", "days", "o")}
+    names = {call.name for sample in parser.samples for call in sample.calls}
+    schema = {"type": "object", "properties": properties}
+    return tuple(Tool(name=name, parameters=schema) for name in sorted(names))
+
+
+@pytest.mark.parametrize("parser", [Qwen3Coder(None), Glm45(None), MinimaxM2(None), Step3(None)])
+def test_random_cuts_while_strings_are_passed_on(parser: ToolParser) -> None:
+    """The hostile texts again, with tools: strings are then known as such and come in parts."""
+    chance = random.Random(3)
+    tools = offered(parser)
+    num_calls = 0
+    for number in range(60):
+        text = random_text(parser, chance)
+        whole = parse_in_pieces([text], tool_parser=parser, tools=tools)
+        num_calls += len(whole.calls)
+        for pieces in random_cuts(text, seed=number, num=10):
+            assert parse_in_pieces(pieces, tool_parser=parser, tools=tools) == whole, pieces
+        for call in whole.calls:
+            assert call.arguments.startswith("{")
+    assert num_calls > 30
+
+
+@pytest.mark.parametrize("parser", [Qwen3Coder(None), Glm45(None), MinimaxM2(None), Step3(None)])
+def test_strings_only_grow(parser: ToolParser) -> None:
+    tools = offered(parser)
+    num_cut = 0
+    for sample in parser.samples:
+        start, end = sample.text.find(parser.markers[0].start), sample.text.rfind("</")
+        body = sample.text[start + len(parser.markers[0].start) : end] if start >= 0 else ""
+        before: list[ToolCall] = []
+        for at in range(len(body) + 1):
+            now = parser.so_far(body[:at], tools)
+            assert [call.name for call in now][: len(before)] == [call.name for call in before]
+            for old, new in zip(before, now, strict=False):
+                assert new.arguments.startswith(old.arguments)
+                num_cut += old.arguments != new.arguments
+            before = now
+    assert num_cut > 5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,253 @@
+"""GGUF files of tiny checkpoints, made with the gguf package as llama.cpp's converters do it.
+
+Shares nothing with the reader: names, settings, block layouts and dequantized weights are the
+package's. Needs gguf, safetensors and numpy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+TypeOf = Callable[[str], str]
+"""GGUF's name of a matrix -> the type to store it in."""
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "Phi3ForCausalLM": "phi3",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "GPT2LMHeadModel": "gpt2",
+}
+STEPS: dict[str, tuple[int, ...]] = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ1_S": (0,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+"""Types that the package cannot write: where a block's float16 steps lie."""
+
+
+def write_gguf(
+    source: Path,
+    target: Path,
+    type_of: TypeOf = lambda name: "F32",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
+    checkpoint's own names.
+
+    `settings` are further settings, `extra` further tensors.
+    """
+    import gguf
+
+    config = json.loads((source / "config.json").read_text())
+    architecture = ARCHITECTURES[config["architectures"][0]]
+    writer = gguf.GGUFWriter(target, architecture)
+    _add_settings(writer, config)
+    _add_vocabulary(writer, source)
+    for key, value in (settings or {}).items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_string(key, value)
+    meant = _add_tensors(writer, architecture, config, _weights(source), type_of)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return meant
+
+
+def quantized(values: Array, type_name: str) -> tuple[Array, Array]:
+    """Return the rows of a matrix in a type, and the floats they mean.
+
+    Of types that the package cannot write these are random blocks of about the same size.
+    """
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[type_name]
+    if type_name not in STEPS and type_name != "IQ1_M":
+        packed = gguf.quants.quantize(values, kind)
+    else:
+        packed = _random_rows(values, type_name)
+    return packed, gguf.quants.dequantize(packed, kind).astype(np.float32)
+
+
+def _random_rows(values: Array, type_name: str) -> Array:
+    """Return random blocks whose floats vary as much as the values do."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[type_name]
+    size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(values.size)
+    count = values.size // size
+    blocks = random.integers(0, 256, (count, block_bytes), dtype=np.uint8)
+
+    def with_step(step: float) -> Array:
+        steps = (random.uniform(0.5, 1.5, (count, 1)) * step).astype(np.float16).view(np.uint8)
+        for place in STEPS.get(type_name, ()):
+            blocks[:, place : place + 2] = steps
+        if type_name == "IQ1_M":  # a nibble of the step in each of four words
+            blocks[:, 49::2] &= 15
+            nibbles = [steps[:, 0] & 15, steps[:, 0] >> 4, steps[:, 1] & 15, steps[:, 1] >> 4]
+            blocks[:, 49::2] |= np.stack(nibbles, axis=1) << 4
+        return blocks.reshape(*values.shape[:-1], -1)
+
+    spread = gguf.quants.dequantize(with_step(1.0), kind).std()
+    return with_step(float(values.std() / spread))
+
+
+def _weights(source: Path) -> dict[str, Array]:
+    from safetensors.numpy import load_file
+
+    return {name: values.astype(np.float32) for file in source.glob("*.safetensors")
+            for name, values in load_file(file).items()}  # fmt: skip
+
+
+def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
+    """Add what a model's shape is."""
+
+    def of(*names: str) -> Any:
+        return next((config[name] for name in names if config.get(name) is not None), None)
+
+    heads, hidden = of("num_attention_heads", "n_head"), of("hidden_size", "n_embd")
+    inner = of("intermediate_size", "n_inner") or 4 * hidden
+    rope = config.get("rope_parameters") or {}
+    if isinstance(rope.get("full_attention"), dict):
+        rope = rope["full_attention"]
+    adders: dict[str, Any] = {
+        "block_count": of("num_hidden_layers", "n_layer"),
+        "context_length": of("max_position_embeddings", "n_positions"),
+        "embedding_length": hidden,
+        "feed_forward_length": inner,
+        "head_count": heads,
+        "head_count_kv": of("num_key_value_heads"),
+        "key_length": of("head_dim"),
+        "value_length": of("head_dim"),
+        "layer_norm_rms_eps": of("rms_norm_eps"),
+        "layer_norm_eps": of("layer_norm_epsilon"),
+        "rope_freq_base": rope.get("rope_theta"),
+        "expert_count": of("num_experts", "num_local_experts"),
+        "expert_used_count": of("num_experts_per_tok"),
+        "expert_feed_forward_length": of("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": of("shared_expert_intermediate_size"),
+        "sliding_window": of("sliding_window"),
+        "attn_logit_softcapping": of("attn_logit_softcapping"),
+        "final_logit_softcapping": of("final_logit_softcapping"),
+        "vocab_size": config["vocab_size"],
+    }
+    for name, value in adders.items():
+        if value is not None:
+            getattr(writer, f"add_{name}")(value)
+    if rope.get("partial_rotary_factor"):
+        writer.add_rope_dimension_count(int(hidden // heads * rope["partial_rotary_factor"]))
+
+
+def _add_vocabulary(writer: Any, source: Path) -> None:
+    """Add a byte-level tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    content = json.loads((source / "tokenizer.json").read_text())
+    named = json.loads((source / "tokenizer_config.json").read_text())
+    backend = Tokenizer.from_str(json.dumps(content))
+    size = backend.get_vocab_size(with_added_tokens=True)
+    tokens = [backend.id_to_token(i) for i in range(size)]
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    merges = content["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_bos_token_id(tokens.index(named["bos_token"]))
+    writer.add_eos_token_id(tokens.index(named["eos_token"]))
+    writer.add_add_bos_token(False)
+    if named.get("chat_template"):
+        writer.add_chat_template(named["chat_template"])
+
+
+def _add_tensors(
+    writer: Any,
+    architecture: str,
+    config: Mapping[str, Any],
+    weights: dict[str, Array],
+    type_of: TypeOf,
+) -> dict[str, Array]:
+    """Add all tensors; return what they mean under the names that the weights had."""
+    import gguf
+
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    names = gguf.get_tensor_name_map(kind, layers)
+    meant: dict[str, Array] = {}
+    for name, own in _stacked(weights).items():
+        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert ours is not None, name
+        values, undo = _changed(architecture, config, name, next(iter(own.values()))
+                                if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip
+        type_name = type_of(ours) if values.ndim > 1 and "norm" not in ours else "F32"
+        type_name = "F32" if "inp" in ours or "position" in ours else type_name
+        if type_name == "F32":
+            stored = values = np.ascontiguousarray(values, dtype=np.float32)
+            writer.add_tensor(ours, stored)
+        else:
+            stored, values = quantized(np.ascontiguousarray(values), type_name)
+            writer.add_tensor(ours, stored, raw_dtype=gguf.GGMLQuantizationType[type_name])
+        whole = undo(values)
+        meant |= dict(zip(own, whole if len(own) > 1 else [whole], strict=True))
+    return meant
+
+
+def _stacked(weights: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """Return the weights by name, those of all experts under one name without their numbers."""
+    found: dict[str, dict[str, Array]] = {}
+    for name in sorted(weights, key=lambda n: [int(w) if w.isdecimal() else 0 for w in n.split(".")]):
+        words = name.split(".")
+        if "experts" in words:
+            del words[words.index("experts") + 1]
+        found.setdefault(".".join(words), {})[name] = weights[name]
+    return found
+
+
+def _changed(
+    architecture: str, config: Mapping[str, Any], name: str, values: Array
+) -> tuple[Array, Callable[[Array], Array]]:
+    """Return a tensor as GGUF has it, and how to turn such a one back."""
+    if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+        rest = values.shape[1:]
+        turned = values.reshape(heads, 2, -1, *rest).swapaxes(1, 2).reshape(values.shape)
+        return turned, lambda x: x.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(x.shape)
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return values + 1, lambda x: x - 1
+    if architecture == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        return values.T, lambda x: x.T
+    if name.endswith("shared_expert_gate.weight"):
+        return values[0], lambda x: x[None]
+    return values, lambda x: x

@@ -1,0 +1,220 @@
+"""GGUF files of every family, written by the gguf package: logits are those of transformers."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from dovetail import registry
+from dovetail.config.hf import load_model_facts
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.weights import load_weights
+from dovetail.testing.gguf_files import write_gguf
+from dovetail.testing.harness import PagedModel
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+
+pytest.importorskip("gguf")
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 4.0],
+    "long_factor": [2.0, 3.0, 4.0, 8.0],
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-tied-biases": (
+        "LlamaForCausalLM",
+        {"attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral-window": ("MistralForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen2moe": ("Qwen2MoeForCausalLM", {"mlp_only_layers": [], "norm_topk_prob": False}),
+    "qwen3moe": ("Qwen3MoeForCausalLM", {"norm_topk_prob": True}),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {"original_max_position_embeddings": 128, "rope_parameters": LONGROPE},
+    ),
+    "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        },
+    ),
+    "gpt2": ("GPT2LMHeadModel", {}),
+}
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+QUANTIZED = (
+    "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S "
+    "IQ3_XXS IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4"
+).split()
+
+
+def loaded(path: Path, *, activations: str = "float") -> PagedModel:
+    """Return the model of a file, as the engine would choose its plugins."""
+    spec = load_model_facts(path, dtype="float32")
+    spec = msgspec.structs.replace(spec, weight_dtype=str(spec.hf_config["dtype"]))
+    stored = spec.hf_config.get("quantization_config") or {}
+    method = registry.load("quantization", stored.get("quant_method", "none"))
+    options = method.Options(**({"activations": activations} if stored else {}))
+    context = BuildContext(model=spec, quant=method(options, spec), device="cpu")
+    plugin = registry.load("model", spec.architecture)
+    module = plugin(plugin.Options(), context)
+    reader = registry.load("load_format", "auto")
+    tensors = reader(reader.Options()).tensors(Checkpoint(path=str(path)))
+    with torch.inference_mode():
+        load_weights(module, module.weight_map(), tensors)
+    return PagedModel(module.eval())
+
+
+@cache
+def transformers_model(folder: Path) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def prompt(length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_family(case: str, tmp_path: Path) -> None:
+    name, changes = CASES[case]
+    folder = write_tiny_checkpoint(tmp_path / "hf", name, **changes)
+    extra = {
+        "llama3": {"rope_freqs.weight": llama3_divisors(8)},
+        "phi3-longrope": {
+            f"rope_factors_{word}.weight": np.array(LONGROPE[f"{word}_factor"], dtype=np.float32)
+            for word in ("long", "short")
+        },
+    }
+    write_gguf(folder, tmp_path / "model.gguf", extra=extra.get(case))
+    tokens = prompt(40)
+    (got,) = loaded(tmp_path / "model.gguf").forward([(0, tokens)])
+    torch.testing.assert_close(got, logits_of(transformers_model(folder), tokens), rtol=0, atol=1e-4)
+
+
+def llama3_divisors(size: int) -> Any:
+    """Return what llama.cpp's converter computes from the rule's numbers."""
+    plain = LLAMA3["rope_theta"] ** (np.arange(0, size, 2) / size)
+    turns = LLAMA3["original_max_position_embeddings"] / (2 * np.pi * plain)
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    smooth = ((turns - low) / (high - low)).clip(0, 1)
+    return (1 / (smooth + (1 - smooth) / LLAMA3["factor"])).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return checkpoints whose rows hold whole blocks of 256."""
+    root = tmp_path_factory.mktemp("wide")
+    return {
+        "llama": write_tiny_checkpoint(root / "llama", "LlamaForCausalLM", **WIDE),
+        "qwen3": write_tiny_checkpoint(
+            root / "qwen3", "Qwen3ForCausalLM", **WIDE, tie_word_embeddings=True
+        ),
+        "qwen3moe": write_tiny_checkpoint(
+            root / "moe", "Qwen3MoeForCausalLM", **{**WIDE, "moe_intermediate_size": 256}
+        ),
+    }
+
+
+@cache
+def with_weights(folder: Path, key: str) -> Any:
+    """Return a transformers model of its own, to be filled."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def reference(folder: Path, meant: dict[str, Any], tokens: list[int], tmp: Path) -> torch.Tensor:
+    """Return transformers' logits with the weights that the gguf package dequantized."""
+    import shutil
+
+    from safetensors.torch import save_file
+
+    shutil.copytree(folder, tmp, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in meant.items()}
+    save_file(tensors, tmp / "model.safetensors", metadata={"format": "pt"})
+    return logits_of(transformers_model(tmp), tokens)
+
+
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_every_type(type_name: str, wide: dict[str, Path], tmp_path: Path) -> None:
+    file, tokens = tmp_path / "model.gguf", prompt(24)
+    meant = write_gguf(wide["qwen3"], file, lambda name: type_name)
+    right = reference(wide["qwen3"], meant, tokens, tmp_path / "meant")
+    span = right.max() - right.min()
+    (got,) = loaded(file).forward([(0, tokens)])
+    assert (got - right).abs().max() <= 1e-3 * span
+    (rounded,) = loaded(file, activations="int8").forward([(0, tokens)])
+    assert (rounded - right).abs().max() <= 0.08 * span
+
+
+MIXED = {
+    "attn_v": "Q6_K",
+    "attn_k": "F16",
+    "ffn_up": "Q5_0",
+    "ffn_up_exps": "Q6_K",
+    "ffn_down": "Q6_K",
+    "ffn_down_exps": "Q8_0",
+    "output": "Q6_K",
+    "token_embd": "Q3_K",
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3moe"])
+def test_mixed_types(family: str, wide: dict[str, Path], tmp_path: Path) -> None:
+    """Fused matrices, experts, head and table each of their own type, as in real files."""
+
+    def type_of(name: str) -> str:
+        return MIXED.get(name.split(".")[-2], "Q4_K")
+
+    file, tokens = tmp_path / "model.gguf", prompt(24)
+    meant = write_gguf(wide[family], file, type_of)
+    right = reference(wide[family], meant, tokens, tmp_path / "meant")
+    model = loaded(file)
+    (got,) = model.forward([(0, tokens)])
+    assert (got - right).abs().max() <= 1e-3 * (right.max() - right.min())
+    held = sum(t.nbytes for t in (*model.module.parameters(), *model.module.buffers()))
+    assert held <= 1.5 * file.stat().st_size  # 8-bit kernels hold the 3, 5 and 6 bits
