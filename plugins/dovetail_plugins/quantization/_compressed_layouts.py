@@ -119,13 +119,15 @@ class PackedLayout:
         bits = self.scheme.bits
         values = unpack(tensors["weight_packed"], bits, axis=1)[:, : self.in_size]
         scales = spread(tensors["weight_scale"], len(values))
-        order = group_order(tensors["weight_g_idx"], self.in_size // scales.shape[1])
+        group = self.scheme.group if self.scheme.group > 0 else self.in_size
+        order = group_order(tensors["weight_g_idx"], group)
         return grouped_weight(
             (values if order is None else values[:, order]).contiguous(),
             scales,
             self._zeros(tensors, scales),
             bits=bits,
             activations=self.activations,
+            group=group,
             order=order,
         )
 

@@ -51,22 +51,24 @@ def grouped_weight(
     *,
     bits: int,
     activations: str,
+    group: int = 0,
     order: torch.Tensor | None = None,
 ) -> Weight:
     """Return the matrix (value - zero) * scale.
 
     Scales may come wider than the checkpoint has them: they are narrowed where that is exact.
-    Shapes: values [N, K] uint8, scales and zeros [N, K / G] -> [N, K]
+    `group` is G, 0 where all groups are of one size.
+    Shapes: values [N, K] uint8, scales and zeros [N, K / G rounded up] -> [N, K]
     """
     inputs = values.shape[1]
-    group = inputs // scales.shape[1]
+    group = group or inputs // scales.shape[1]
     size, half = (4, 8) if bits <= 4 else (8, 128)
     if size == 8:
         values = (values.to(torch.int16) - half).to(torch.int8)
     if size == 8 and activations == "int8" and group == inputs and bool((zeros == half).all()):
         return Weight(format="int8", values=values, scales=scales[:, 0].float(), order=order)
-    if group % STEP["float"] or inputs % scales.shape[1]:
-        return _full(values, scales, zeros - (half if size == 8 else 0), order)
+    if group % STEP["float"]:
+        return _full(values, scales, zeros - (half if size == 8 else 0), group, order)
     is_even = bool((zeros == half).all())
     scales, zeros = half_if_exact(scales.float(), zeros.float() - (half if size == 8 else 0))
     return Weight(
@@ -82,23 +84,37 @@ def grouped_weight(
 def group_order(group_of: torch.Tensor, group: int) -> torch.Tensor | None:
     """Return the inputs sorted by group, or None where they lie in groups already.
 
-    Shapes: group_of [I] (-1 everywhere: not told) -> [I] int64
+    A rank that has some of the inputs must have whole groups, which follow each other.
+    Shapes: group_of [I] (-1 everywhere: not told) -> [I] int64. Raises: ConfigError
     """
-    in_place = torch.arange(len(group_of)) // group
-    if bool((group_of < 0).all()) or torch.equal(group_of.long(), in_place):
+    if bool((group_of < 0).all()):
         return None
-    return torch.argsort(group_of, stable=True)
+    own = group_of.long() - group_of.min()
+    if torch.equal(own, torch.arange(len(own)) // group):
+        return None
+    counts = own.bincount()
+    if bool((counts[:-1] != group).any()) or counts[-1] > group:
+        raise ConfigError(
+            "the inputs of a group lie on several ranks: they were ordered by activation.",
+            where="--tensor-parallel-size",
+            fix="use one rank, or a checkpoint without desc_act (actorder: group).",
+        )
+    return torch.argsort(own, stable=True)
 
 
 def _full(
-    values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, order: torch.Tensor | None
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    group: int,
+    order: torch.Tensor | None,
 ) -> Weight:
     """Return the matrix in float16 where it fits, which is the more exact type for it."""
-    group = values.shape[1] // scales.shape[1]
     largest = float(scales.abs().max()) * 256 if scales.numel() else 0.0
     fits = largest < torch.finfo(torch.float16).max
     wide = torch.empty(values.shape, dtype=torch.float16 if fits else torch.bfloat16)
+    inputs = values.shape[1]
     for row in range(len(values)):
-        steps, points = (t[row].float().repeat_interleave(group) for t in (scales, zeros))
+        steps, points = (t[row].float().repeat_interleave(group)[:inputs] for t in (scales, zeros))
         wide[row] = (values[row].float() - points) * steps
     return Weight(format="float16" if fits else "bfloat16", values=wide, order=order)

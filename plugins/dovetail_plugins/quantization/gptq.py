@@ -66,7 +66,8 @@ class GptqLayout:
 
         values = unpack(tensors["qweight"], self.bits, axis=0).T
         zeros = unpack(tensors["qzeros"], self.bits, axis=1).T.float()
-        order = group_order(tensors["g_idx"], values.shape[1] // len(tensors["scales"]))
+        group = values.shape[1] if self.group < 0 else self.group
+        order = group_order(tensors["g_idx"], group)
         if order is not None:
             values = values[:, order]
         return grouped_weight(
@@ -75,6 +76,7 @@ class GptqLayout:
             zeros if self.keeps_zeros else zeros + 1,
             bits=self.bits,
             activations=self.activations,
+            group=group,
             order=order,
         )
 

@@ -1,4 +1,4 @@
-"""Checkpoints that other libraries wrote, through the whole engine, against those libraries' logits.
+"""Checkpoints that other libraries wrote, through the whole engine, against their own logits.
 
 tests/data/quantized and tests/data/compressed_tensors hold them, with the scripts that wrote them.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
