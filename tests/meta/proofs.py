@@ -42,6 +42,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "plugins/test_otlp.py::test_detail_is_told_when_asked_for",
     ),
     "compilation_config": (f"{CHECKPOINT}::test_compilation_levels",),
+    "config_format": (
+        "plugins/mistral/test_mistral_layout.py::test_through_the_engine_with_its_own_tokenizer",
+        "plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",
+    ),
     "configure_logging": ("e2e/test_variables.py::test_a_log_that_others_set_up",),
     "cpu_cores": (
         f"{WHOLE}::test_settings_of_the_engine_reach_it",

@@ -35,6 +35,7 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability import logging as log_setup
 from dovetail.server.checks import check_frontend
 from dovetail.server.listen import bind, url_of, warn_if_open
+from dovetail.server.mcp import connected
 from dovetail.server.phases import Phases
 from dovetail.server.start import max_queued, start_engine
 
@@ -202,6 +203,7 @@ def _answer(job: Job) -> int:
 
 async def _serve(job: Job, spec: EngineSpec, phases: Phases) -> int:
     """Answer with an engine of our own; return the exit status."""
+    tool_servers = await connected(job.frontend.tool_server)
     engine = await start_engine(job.config, spec, phases)
     try:
         from dovetail.batch.call import Caller
@@ -212,7 +214,13 @@ async def _serve(job: Job, spec: EngineSpec, phases: Phases) -> int:
         renderer = build_renderer(engine, job.frontend)
         parsers = build_parsers(choose_parsers(job.config, renderer.source))
         # The queue is never full: no more lines are taken up than it has room for.
-        app = build_app(engine, job.frontend, parsers=parsers, renderer=renderer)
+        app = build_app(
+            engine,
+            job.frontend,
+            parsers=parsers,
+            renderer=renderer,
+            tool_servers=tool_servers,
+        )
         max_open = spec.schedule.max_rows + max_queued(job.config, spec)
         progress = Progress(job.found, is_bar=is_terminal())
         async with _metrics(app, job.metrics_socket):

@@ -154,5 +154,8 @@ class FrontendConfig:
         False, help="offer /get_tokenizer_info, which tells the chat template too"
     )
     tool_server: tuple[str, ...] = flag(
-        (), kind="tool_server", metavar="HOST:PORT", help="servers whose tools the model may call"
+        (),
+        kind="tool_server",
+        metavar="HOST:PORT",
+        help="servers of MCP (at /mcp) whose tools the model may call in the Responses API",
     )

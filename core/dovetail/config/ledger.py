@@ -119,7 +119,6 @@ REFUSED: dict[str, Refused] = {
         "dovetail never runs code that comes with a checkpoint.",
         "leave the flag out; give the architecture as a model plugin (dotted path).",
     ),
-    "tool_server": Refused("the server calls no tools itself; clients do."),
     "video_pruning_rate": _MEDIA,
     "worker_extension_cls": Refused(
         "no request can call a worker's methods.", "write a worker and name it with --worker-cls."

@@ -20,6 +20,7 @@ from dovetail.config.engine import Config, flags
 from dovetail.config.field import Flag
 from dovetail.config.ledger import REFUSED
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
+from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ _TAKEN_OVER = {
 
 STRATEGY = "--safetensors-load-strategy"
 LOADER_OPTIONS = "--model-loader-extra-config"
+BITSANDBYTES = "bitsandbytes"
+"""A quantization whose name is a load format too."""
 _NO_CHOICE = (None, "", "auto")
 
 
@@ -171,14 +174,15 @@ def transformers_knows(architecture: str) -> bool:
 
 
 def select_quantization(config: Config, model: ModelSpec) -> Selection:
-    """Return the quantization: the checkpoint's own, the one asked for, or none.
+    """Return the quantization: the checkpoint's own, the one asked for, or none. The load format
+    of a method's name asks for it as well.
 
     Raises: ConfigError when the two differ, UnknownPlugin when there is no such method.
     """
     asked = config.model.quantization
     stored = stored_quantization(model)
     if asked in _NO_CHOICE:
-        asked = None
+        asked = BITSANDBYTES if config.load.load_format == BITSANDBYTES else None
     if stored and asked and ":" not in asked and not _reads(asked, stored):
         raise ConfigError(
             f'the checkpoint is stored as "{stored}", not "{asked}".',
@@ -208,7 +212,7 @@ def stored_quantization(model: ModelSpec) -> str | None:
         raise ConfigError(
             "quantization_config names no quant_method.", where=str(Path(model.path, "config.json"))
         )
-    return method.lower()
+    return method.lower().rpartition("/")[2]  # older writers put their own name before it
 
 
 def select_load_format(config: Config) -> Selection:

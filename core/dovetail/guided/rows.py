@@ -84,17 +84,11 @@ class _Row:
             np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
 
     def _close(self, matcher: Matcher, mask: np.ndarray) -> None:
-        """Leave only the way to the end, once there are just tokens enough for it. Mutates: mask"""
+        """Leave only what lets the answer end in time, once its limit is near. Mutates: mask"""
         left = (self.max_tokens or 0) - len(self.output_ids)
         if left > WINDOW_TOKENS:
             return
-        path = self._closing.path(matcher, left)
-        # One token for the end itself, and one to spare: this draw may lead away from the end.
-        if path is None or len(path) + 2 < left:
-            return
-        next_id = path[0] if path else self._vocabulary.eos_ids[0]
-        mask[:] = 0
-        mask[next_id // 32] = np.uint32(1) << np.uint32(next_id % 32)
+        self._closing.keep_closable(matcher, mask, left)
 
     def forced(self) -> Sequence[int]:
         """Return tokens that must follow what was drawn, the end included. Mutates: self"""

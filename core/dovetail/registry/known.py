@@ -38,7 +38,6 @@ KNOWN: dict[str, dict[str, str]] = {
         ("fp8", "fp8_e4m3", "fp8_e5m2"), "an fp8 cache is not built yet; int8 takes as little room"
     )
     | {"fp8_inc": _HARDWARE},
-    "load_format": {name: f"the {name} loader is not built yet" for name in ("bitsandbytes",)},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), _LORA),
     "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), _MAMBA),
     "mm_cache": dict.fromkeys(("lru", "shm"), _MEDIA),
@@ -63,7 +62,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "custom": "name the class with --tokenizer-mode package.module:Class",
     },
     "tokenizer_pool": {"ray": "prompts become tokens within the server"},
-    "tool_server": {"demo": "the server calls no tools itself; clients do"},
+    "tool_server": {"demo": "no tools come with the server; name servers of MCP by HOST:PORT"},
 }
 """Kind -> name -> reason, in small words that follow a colon."""
 

@@ -6,7 +6,7 @@ Knows no process, socket or signal: `launch` does. Tests call it with a fake eng
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -23,6 +23,7 @@ from dovetail.registry import hooks
 from dovetail.server.errors import problem, problem_of
 from dovetail.server.fields import HEADER
 from dovetail.server.generation import CLAMPED_HEADER
+from dovetail.server.mcp import McpServer
 from dovetail.server.middleware import REQUEST_ID, BodyLimit, Gate, OpenRequests, Outer
 from dovetail.server.plugged import add_middleware
 from dovetail.server.render.chat import ChatRenderer, load_template
@@ -93,6 +94,7 @@ def build_app(
     parsers: Parsers | None = None,
     max_queued_requests: int | None = None,
     renderer: ChatRenderer | None = None,
+    tool_servers: Sequence[McpServer] = (),
 ) -> FastAPI:
     """Return the application. Raises: ConfigError for a template or middleware of no use."""
     has_docs = not frontend.disable_fastapi_docs
@@ -109,6 +111,7 @@ def build_app(
         renderer or build_renderer(engine, frontend),
         parsers or Parsers(),
         max_queued_requests,
+        tool_servers,
     )
     app.state.open_requests = OpenRequests()
     app.state.open_endpoints = set(OPEN_ENDPOINTS)

@@ -76,6 +76,11 @@ class Blocks:
         """Close what is open. Mutates: self"""
         return self._close()
 
+    def next_turn(self) -> list[Change]:
+        """Close what is open; calls are counted anew. Mutates: self"""
+        self._calls = []
+        return self._close()
+
     def _grow(self, kind: Kind, text: str) -> list[Change]:
         is_same = self.is_open and self.blocks[-1].kind == kind
         changes = [] if is_same else self._open(kind)

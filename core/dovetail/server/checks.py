@@ -9,6 +9,7 @@ import logging
 
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
+from dovetail.server.mcp import named_servers
 
 logger = logging.getLogger("dovetail.server")
 
@@ -17,6 +18,7 @@ def check_frontend(frontend: FrontendConfig) -> None:
     """Raise ConfigError for HTTP flags that cannot be kept, each with its fix."""
     _check_logs(frontend)
     _check_root_path(frontend.root_path)
+    named_servers(frontend.tool_server)
     if frontend.ssl_certfile is not None or _names_tls(frontend):
         from dovetail.server.tls import tls_of
 

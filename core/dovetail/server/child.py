@@ -21,6 +21,7 @@ from dovetail.server.app import build_app
 from dovetail.server.fleet import ChildBoot
 from dovetail.server.launch import run_loop
 from dovetail.server.life import Life
+from dovetail.server.mcp import connected
 from dovetail.server.parsers import build_parsers
 
 logger = logging.getLogger("dovetail.server")
@@ -53,6 +54,7 @@ def _watch_parent() -> None:
 
 
 async def _serve(boot: ChildBoot) -> int:
+    tool_servers = await connected(boot.frontend.tool_server)
     engine = await AsyncEngine.attach(boot.address, boot.spec)
     try:
         app = build_app(
@@ -60,6 +62,7 @@ async def _serve(boot: ChildBoot) -> int:
             boot.frontend,
             parsers=build_parsers(boot.parsers),
             max_queued_requests=boot.max_queued,
+            tool_servers=tool_servers,
         )
         sock = socket.socket(fileno=boot.socket_fd)
         return await Life(app, engine, boot.frontend).run(sock, _tell_ready)

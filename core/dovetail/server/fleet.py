@@ -22,6 +22,7 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.server.mcp import connected
 from dovetail.server.parsers import ParserChoice, choose_parsers
 from dovetail.server.phases import Phases
 from dovetail.server.render.chat import ChatRenderer, load_template
@@ -52,6 +53,7 @@ async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Pha
             where="--api-server-count",
             fix="leave --disable-frontend-multiprocessing out, or use one.",
         )
+    await connected(config.frontend.tool_server)  # a fault is told before anything starts
     engine = await start_engine(config, spec, phases)
     children: list[subprocess.Popen[bytes]] = []
     stop = _stop_event()

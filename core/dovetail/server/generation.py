@@ -213,14 +213,14 @@ class Counts:
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     generated_tokens: dict[int, int] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
-    reasoning_tokens: int = 0
+    reasoning_tokens: dict[int, int] = field(default_factory=dict)
 
     def note(self, step: Step, which: int = 0) -> None:
         """Record a step of generation `which`. Mutates: self"""
         self.prompt_tokens[which] = step.num_prompt_tokens
         self.generated_tokens[which] = step.num_generated_tokens
         self.cached_tokens[which] = step.num_cached_tokens
-        self.reasoning_tokens = step.num_reasoning_tokens
+        self.reasoning_tokens[which] = step.num_reasoning_tokens
 
     def usage(self) -> Usage:
         """Return OpenAI's usage object."""
@@ -232,7 +232,7 @@ class Counts:
             fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
         if self.shows_reasoning:
             fields["completion_tokens_details"] = CompletionTokensDetails(
-                reasoning_tokens=self.reasoning_tokens
+                reasoning_tokens=sum(self.reasoning_tokens.values())
             )
         return Usage(
             prompt_tokens=prompt,

@@ -23,6 +23,7 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability import logging as log_setup
 from dovetail.server.checks import check_frontend
 from dovetail.server.listen import listening
+from dovetail.server.mcp import connected
 from dovetail.server.phases import Phases
 from dovetail.server.start import max_queued, start_engine, tell_ready
 
@@ -82,6 +83,7 @@ async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
 async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
     # The application's imports take a second that the engine process needs for its own.
     imports = asyncio.get_running_loop().run_in_executor(None, _import_application)
+    tool_servers = await connected(config.frontend.tool_server)
     engine = await start_engine(config, spec, phases)
     try:
         with phases.time("application"):
@@ -97,6 +99,7 @@ async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases
                 parsers=build_parsers(choose_parsers(config, renderer.source)),
                 max_queued_requests=max_queued(config, spec),
                 renderer=renderer,
+                tool_servers=tool_servers,
             )
         life = Life(app, engine, config.frontend)
         return await life.run(sock, lambda: tell_ready(config, spec, sock, phases))

@@ -5,6 +5,7 @@ Source: the OpenAI API reference, responses. Knows no engine and nothing of what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,14 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 Message = dict[str, Any]
 
 
-def chat_of(body: ResponsesRequest, messages: Sequence[Message]) -> ChatRequest:
-    """Return the request in chat's words. `messages` are all turns. Raises: RequestError"""
+def chat_of(
+    body: ResponsesRequest,
+    messages: Sequence[Message],
+    offered: Sequence[Item] = (),
+    labels: Mapping[str, str] | None = None,
+) -> ChatRequest:
+    """Return the request in chat's words. `messages` are all turns, `offered` the functions that
+    its tools of type mcp stand for, `labels` their servers. Raises: RequestError"""
     check_one(body)
     for name, why in REFUSED.items():
         if getattr(body, name):
@@ -45,8 +52,8 @@ def chat_of(body: ResponsesRequest, messages: Sequence[Message]) -> ChatRequest:
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": [*_instructions(body), *messages],
-        "tools": [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())] or None,
-        "tool_choice": _tool_choice(body.tool_choice),
+        "tools": _tools(body, offered) or None,
+        "tool_choice": _tool_choice(body.tool_choice, labels or {}),
         "parallel_tool_calls": body.parallel_tool_calls,
         "max_completion_tokens": body.max_output_tokens,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
@@ -73,7 +80,7 @@ def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
 def ignored_fields(body: ResponsesRequest) -> list[str]:
     """Return the declared fields that change nothing here."""
     found = ["include"] if body.include else []
-    if body.max_tool_calls is not None:
+    if body.max_tool_calls is not None and not any(map(_is_mcp, body.tools or ())):
         found.append("max_tool_calls")
     if body.reasoning is not None:
         names = ("summary", "generate_summary")
@@ -119,6 +126,10 @@ class _Turns:
                 self._assistant(begins_with=("content", "reasoning_content", "tool_calls"))
                 assert self._open is not None
                 self._open.setdefault("tool_calls", []).append(call)
+            case "mcp_list_tools":
+                return
+            case "mcp_call":
+                self._mcp_call(item, where)
             case "function_call_output":
                 output = _text(item.get("output"), f"{where}.output")
                 call_id = _word(item, "call_id", where)
@@ -129,6 +140,19 @@ class _Turns:
                     where=f"{where}.type",
                     code="unsupported_field",
                 )
+
+    def _mcp_call(self, item: Item, where: str) -> None:
+        """Take a call that a server of tools has answered; one that was cut short says nothing."""
+        if item.get("output") is None and item.get("error") is None:
+            return
+        call_id = _word(item, "id", where)
+        call = _call(item, where)
+        call["arguments"] = _object_text(call["arguments"])
+        self._assistant(begins_with=("content", "reasoning_content", "tool_calls"))
+        assert self._open is not None
+        self._open.setdefault("tool_calls", []).append({"id": call_id, "function": call})
+        output = _mcp_text(item, where)
+        self._other({"role": "tool", "tool_call_id": call_id, "content": output})
 
     def _message(self, item: Item, where: str) -> None:
         role, text = _word(item, "role", where), _text(item.get("content"), f"{where}.content")
@@ -173,6 +197,25 @@ def _call(item: Item, where: str) -> dict[str, str]:
     }
 
 
+def _object_text(text: str) -> str:
+    """Return the text of an object as it is; what is none was never passed on, so it is empty."""
+    try:
+        return text if isinstance(json.loads(text), dict) else "{}"
+    except (ValueError, RecursionError):
+        return "{}"
+
+
+def _mcp_text(item: Item, where: str) -> str:
+    """Return what a model reads of a call's end. Raises: RequestError"""
+    error = item.get("error")
+    if error is None:
+        return _text(item.get("output"), f"{where}.output")
+    if not isinstance(error, dict):
+        return f"error: {_text(error, f'{where}.error')}"
+    told = error.get("message", error.get("content"))
+    return f"error: {_text(told, f'{where}.error')}"
+
+
 def _thought(item: Item, where: str) -> str:
     content = item.get("content") or item.get("summary") or []
     parts = [part | {"type": "text"} for part in content if isinstance(part, dict)]
@@ -201,11 +244,23 @@ def _part(part: Any, where: str) -> str:
     return _word(part, "refusal" if kind == "refusal" else "text", where)
 
 
+def _is_mcp(tool: Mapping[str, Any]) -> bool:
+    return tool.get("type") == "mcp"
+
+
+def _tools(body: ResponsesRequest, offered: Sequence[Item]) -> list[dict[str, Any]]:
+    given = [(i, tool) for i, tool in enumerate(body.tools or ()) if not _is_mcp(tool)]
+    return [
+        *(_tool(tool, f"tools[{i}]") for i, tool in given),
+        *(_tool(tool, "tools") for tool in offered),
+    ]
+
+
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type", "function")
     if kind != "function":
         raise RequestError(
-            f'tools of type "{str(kind)[:64]}" are not built; only functions are.',
+            f'tools of type "{str(kind)[:64]}" are not built; only functions and mcp are.',
             where=f"{where}.type",
             code="unsupported_field",
         )
@@ -213,16 +268,20 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"function": {n: tool[n] for n in names if tool.get(n) is not None}}
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+def _tool_choice(
+    choice: str | dict[str, Any] | None, labels: Mapping[str, str]
+) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") != "function":
+    name, label = choice.get("name"), choice.get("server_label")
+    is_offered = isinstance(name, str) and labels.get(name) == label is not None
+    if choice.get("type") != "function" and not (_is_mcp(choice) and is_offered):
         raise RequestError(
-            "must be auto, none, required or a function.",
+            "must be auto, none, required, a function, or a tool of a server that is offered.",
             where="tool_choice",
             code="unsupported_field",
         )
-    return {"type": "function", "function": {"name": choice.get("name")}}
+    return {"type": "function", "function": {"name": name}}
 
 
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:

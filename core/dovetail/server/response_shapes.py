@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.server.blocks import Block, Blocks, Change
 from dovetail.server.errors import Problem
 from dovetail.server.generation import Counts
+from dovetail.server.mcp import McpTool
 from dovetail.server.protocol.responses import (
     InputDetails,
     Item,
@@ -29,7 +31,35 @@ from dovetail.server.streaming import Framing, Step, named_frame
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
+MCP_FIELDS = ("type", "server_label", "allowed_tools", "require_approval")
 RUNNING = frozenset({"queued", "in_progress"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """The tools of a server of tools that a request offers, under the label that it uses."""
+
+    label: str
+    tools: Sequence[McpTool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnd:
+    """What the call of a block came to: the tool's output, or an error of the API's shapes."""
+
+    block: Block
+    output: str | None = None
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnd:
+    """The model has ended. Without a `finish_reason` it goes on once its calls are answered."""
+
+    finish_reason: str | None = None
+
+
+News = Step | TurnEnd | CallEnd
 
 
 class Answer:
@@ -43,6 +73,7 @@ class Answer:
         params: SamplingParams,
         is_stored: bool,
         shows_cached: bool,
+        lists: Sequence[Listed] = (),
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.status = "queued" if body.background else "in_progress"
@@ -57,25 +88,63 @@ class Answer:
         self._ids: list[str] = []
         self._counts = Counts(shows_cached=shows_cached, shows_reasoning=True)
         self._fault: ResponseFault | None = None
+        self._unlisted = list(lists)
+        self._lists: list[Item] = []
+        self._labels = {tool.name: listed.label for listed in lists for tool in listed.tools}
+        self._ends: dict[int, CallEnd] = {}
+        self._turn, self._turn_start = 0, 0
 
     @property
     def is_running(self) -> bool:
         """Return whether more may come."""
         return self.status in RUNNING
 
-    def take(self, step: Step) -> list[dict[str, Any]]:
-        """Return the events of a step. Mutates: self"""
-        self._counts.note(step)
+    @property
+    def awaits_client(self) -> bool:
+        """Return whether the model has called a function of the client's in this turn."""
+        return any(b.kind == "call" and not self._is_mcp(b) for b in self._blocks_of_turn())
+
+    def pending(self) -> list[Block]:
+        """Return the calls of this turn that the server is to make."""
+        return [b for b in self._blocks_of_turn() if self._is_mcp(b) and b.index not in self._ends]
+
+    def take(self, news: News) -> list[dict[str, Any]]:
+        """Return the events of what has come. Mutates: self"""
         self.status = "in_progress"
-        changes = self._blocks.feed(step.events)
-        if step.finish_reason is not None:
-            self.status = step.finish_reason
-            changes += self._blocks.finish()
-        events = [event for change in changes for event in self._events(change)]
-        if step.finish_reason is not None:
-            self._completed_s = int(time.time())
-            events.append(self.told(f"response.{self.status}"))
-        return events
+        match news:
+            case CallEnd():
+                return self._call_ended(news)
+            case TurnEnd():
+                return self._finish(news.finish_reason, [])
+            case Step():
+                events = self._list_tools()
+                self._counts.note(news, self._turn)
+                changes = self._blocks.feed(news.events)
+                if news.finish_reason is not None:
+                    return [*events, *self._finish(news.finish_reason, changes)]
+                return [*events, *self._told_of(changes)]
+
+    def _finish(self, reason: str | None, changes: list[Change]) -> list[dict[str, Any]]:
+        """Return the events of a turn's end, which is the answer's where there is a reason."""
+        if reason is None:
+            events = self._told_of([*changes, *self._blocks.next_turn()])
+            self._turn, self._turn_start = self._turn + 1, len(self._blocks.blocks)
+            return events
+        self.status = reason
+        events = self._told_of([*changes, *self._blocks.finish()])
+        for block in self.pending():
+            events.append(self._item_done(block))
+        self._completed_s = int(time.time())
+        return [*events, self.told(f"response.{self.status}")]
+
+    def _told_of(self, changes: Sequence[Change]) -> list[dict[str, Any]]:
+        return [event for change in changes for event in self._events(change)]
+
+    def _is_mcp(self, block: Block) -> bool:
+        return block.kind == "call" and block.name in self._labels
+
+    def _blocks_of_turn(self) -> list[Block]:
+        return self._blocks.blocks[self._turn_start :]
 
     def begin(self) -> list[dict[str, Any]]:
         """Return the events that come before the first step. Mutates: self"""
@@ -94,7 +163,7 @@ class Answer:
 
     def output(self) -> list[Item]:
         """Return the items so far."""
-        return [self._item(block) for block in self._blocks.blocks]
+        return [*self._lists, *(self._item(block) for block in self._blocks.blocks)]
 
     def reply(self) -> ResponseReply:
         """Return the response so far."""
@@ -123,7 +192,7 @@ class Answer:
             temperature=self._params.temperature,
             text={"format": {"type": "text"}} | text,
             tool_choice=_known(body.tool_choice, ("type", "name")) or "auto",
-            tools=[{"strict": None} | _known(tool, TOOL_FIELDS) for tool in body.tools or ()],
+            tools=[_tool(tool) for tool in body.tools or ()],
             top_p=self._params.top_p,
             truncation=body.truncation or "disabled",
             usage=None if self.is_running else self._usage(),
@@ -170,22 +239,50 @@ class Answer:
             case "text":
                 parts = [_part(block)] if block.parts else []
                 return item | {"type": "message", "role": "assistant", "content": parts}
+            case "call" if self._is_mcp(block):
+                return item | self._mcp_call(block)
             case "call":
                 call = {"type": "function_call", "call_id": block.call_id, "name": block.name}
                 return item | call | {"arguments": block.text}
 
+    def _mcp_call(self, block: Block) -> Item:
+        end = self._ends.get(block.index)
+        return {
+            "type": "mcp_call",
+            "server_label": self._labels[block.name],
+            "name": block.name,
+            "arguments": block.text,
+            "output": end.output if end else None,
+            "error": end.error if end else None,
+            "approval_request_id": None,
+        }
+
     def _status(self, block: Block) -> str:
+        if self._is_mcp(block):
+            return self._mcp_status(block)
         if block is not self._blocks.blocks[-1]:
             return "completed"
         if self.is_running:
             return "in_progress" if self._blocks.is_open else "completed"
         return "completed" if self.status == "completed" else "incomplete"
 
+    def _mcp_status(self, block: Block) -> str:
+        end = self._ends.get(block.index)
+        if end is None:
+            return "in_progress" if self.is_running else "incomplete"
+        return "completed" if end.error is None else "failed"
+
+    def _place(self, block: Block) -> dict[str, Any]:
+        return {"output_index": len(self._lists) + block.index}
+
     def _events(self, change: Change) -> list[dict[str, Any]]:
-        block, place = change.block, {"output_index": change.block.index}
+        block, place = change.block, self._place(change.block)
         if change.what == "opened":
-            self._ids.append(f"{PREFIXES[block.kind]}_{secrets.token_hex(24)}")
+            prefix = "mcp" if self._is_mcp(block) else PREFIXES[block.kind]
+            self._ids.append(f"{prefix}_{secrets.token_hex(24)}")
         inner = place | {"item_id": self._ids[block.index]}
+        if self._is_mcp(block):
+            return self._mcp_events(change, place, inner)
         if block.kind != "call":
             inner["content_index"] = 0
         match change.what:
@@ -223,8 +320,54 @@ class Answer:
                 done(_DONES[block.kind], text=block.text, **_more(block), **inner),
                 done("response.content_part.done", part=_part(block), **inner),
             ]
+        return [*ends, self._item_done(block)]
+
+    def _item_done(self, block: Block) -> dict[str, Any]:
         item = self._item(block)
-        return [*ends, done("response.output_item.done", item=item, **place)]
+        return self._event("response.output_item.done", item=item, **self._place(block))
+
+    def _list_tools(self) -> list[dict[str, Any]]:
+        """Return the events that tell what the servers offer, once. Mutates: self"""
+        events = []
+        for listed in self._unlisted:
+            item = _list_item(listed)
+            place = {"output_index": len(self._lists)}
+            inner = place | {"item_id": item["id"]}
+            self._lists.append(item)
+            events += [
+                self._event("response.output_item.added", item=item | {"tools": []}, **place),
+                self._event("response.mcp_list_tools.in_progress", **inner),
+                self._event("response.mcp_list_tools.completed", **inner),
+                self._event("response.output_item.done", item=item, **place),
+            ]
+        self._unlisted = []
+        return events
+
+    def _mcp_events(
+        self, change: Change, place: dict[str, Any], inner: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the events of a call that the server makes, up to its end."""
+        match change.what:
+            case "opened":
+                item = self._item(change.block) | {"arguments": ""}
+                return [
+                    self._event("response.output_item.added", item=item, **place),
+                    self._event("response.mcp_call.in_progress", **inner),
+                ]
+            case "grown":
+                return [
+                    self._event("response.mcp_call_arguments.delta", delta=change.text, **inner)
+                ]
+            case "closed":
+                done = "response.mcp_call_arguments.done"
+                return [self._event(done, arguments=change.block.text, **inner)]
+
+    def _call_ended(self, end: CallEnd) -> list[dict[str, Any]]:
+        """Return the events of a call's end. Mutates: self"""
+        self._ends[end.block.index] = end
+        inner = self._place(end.block) | {"item_id": self._ids[end.block.index]}
+        word = "completed" if end.error is None else "failed"
+        return [self._event(f"response.mcp_call.{word}", **inner), self._item_done(end.block)]
 
 
 _DELTAS = {
@@ -240,6 +383,27 @@ def _known(given: Any, names: Sequence[str]) -> Any:
     return {n: given[n] for n in names if n in given} if isinstance(given, dict) else given
 
 
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool of the request as it is told back."""
+    if tool.get("type") == "mcp":
+        return dict(_known(tool, MCP_FIELDS))
+    return {"strict": None, **_known(tool, TOOL_FIELDS)}
+
+
+def _list_item(listed: Listed) -> Item:
+    tools = [
+        {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+        for tool in listed.tools
+    ]
+    return {
+        "id": f"mcpl_{secrets.token_hex(24)}",
+        "type": "mcp_list_tools",
+        "server_label": listed.label,
+        "tools": tools,
+        "error": None,
+    }
+
+
 def _more(block: Block) -> dict[str, Any]:
     return {"logprobs": []} if block.kind == "text" else {}
 
@@ -251,21 +415,19 @@ def _part(block: Block, text: str | None = None) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-async def response_frames(
-    steps: AsyncIterator[Step], answer: Answer
-) -> AsyncGenerator[bytes, None]:
+async def response_frames(news: AsyncIterator[News], answer: Answer) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream, framed. Mutates: answer"""
     for event in answer.begin():
         yield framed(event)
-    async for step in steps:
-        for event in answer.take(step):
+    async for one in news:
+        for event in answer.take(one):
             yield framed(event)
 
 
-async def response_body(steps: AsyncIterator[Step], answer: Answer) -> ResponseReply:
+async def response_body(news: AsyncIterator[News], answer: Answer) -> ResponseReply:
     """Return the whole response: exactly its stream, joined. Mutates: answer"""
-    async for step in steps:
-        answer.take(step)
+    async for one in news:
+        answer.take(one)
     return answer.reply()
 
 

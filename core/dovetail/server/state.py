@@ -24,6 +24,7 @@ from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.admission import Admission
 from dovetail.server.events import SessionPlan
 from dovetail.server.fields import FieldReporter
+from dovetail.server.mcp import McpServer
 from dovetail.server.render.chat import ChatRenderer
 from dovetail.server.response_store import ResponseStore
 from dovetail.server.structured import BLANKS, Asked, after_reasoning
@@ -66,6 +67,7 @@ class Server:
     threads: ThreadPoolExecutor
     created_s: int
     fingerprint: str
+    tool_servers: Sequence[McpServer] = ()
 
     @property
     def names(self) -> Sequence[str]:
@@ -168,6 +170,7 @@ def build_server(
     renderer: ChatRenderer,
     parsers: Parsers,
     max_queued_requests: int | None,
+    tool_servers: Sequence[McpServer] = (),
 ) -> Server:
     """Return the parts of one application."""
     return Server(
@@ -183,6 +186,7 @@ def build_server(
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),
+        tool_servers=tool_servers,
     )
 
 

@@ -81,7 +81,7 @@ class MarkedCalls:
         value: Form | None = None
         if is_text(parameter.schema):
             inside = text_form(parameter.schema, self.mark)
-            value = sequence(self.mark, inside, self.mark) if inside else None
+            value = sequence(self.mark, inside) if inside else None
         elif (kinds(parameter.schema) or {""}) <= _SCALARS:
             value = Json({**parameter.schema, "title": parameter.name}, blanks="")
         if value is None or not _NAME.fullmatch(parameter.name):

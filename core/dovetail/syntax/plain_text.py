@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.form import Choice, Form, Free, Literal, Pattern
+from dovetail.interfaces.form import Choice, Form, Free, Literal, Pattern, sequence
 
 _ABOUT = frozenset(
     ("type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
@@ -29,20 +29,27 @@ FORMATS = {
 """Patterns of which every text is of the format (not every text of the format: days end at 28)."""
 
 
-def text_form(schema: Mapping[str, Any], closing: str, *, is_wrapped: bool = False) -> Form | None:
-    """Return the form of a bare string that this text follows, or None where it cannot be said.
+def text_form(schema: Mapping[str, Any], closing: str, *, line: str = "") -> Form | None:
+    """Return the form of a bare string with what follows it: a line end or none, and this tag.
 
-    What is not one of a few texts has no "<" or ends before `closing`, so that both can be told
-    apart. `is_wrapped`: a line end at its end would not be its own.
+    None where it cannot be said. What is bounded has no "<" and, before a line end, none of these:
+    where a string ends must be seen at once.
     """
+    end = line + closing
+    value = _value_form(schema, closing, line)
+    return sequence(value, end) if value else None
+
+
+def _value_form(schema: Mapping[str, Any], closing: str, line: str) -> Form | None:
     said = set(schema) - _ABOUT
     values = values_of(schema)
     if values is not None and said <= {"enum", "const"}:
         return _one_of([value for value in values if isinstance(value, str)], closing)
     if not said:
-        return Free((closing,))
+        return Free((line + closing, closing) if line else (closing,))
     if said <= {"minLength", "maxLength"}:
-        return _of_length(schema.get("minLength", 0), schema.get("maxLength"), closing, is_wrapped)
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return Pattern(f"[^{closing[0]}{_escaped(line)}]{{{least},{most}}}")
     if said == {"format"} and schema["format"] in FORMATS:
         return Pattern(FORMATS[schema["format"]])
     if said == {"pattern"} and is_closed_pattern(schema["pattern"]):
@@ -56,12 +63,8 @@ def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _of_length(least: int, most: int | None, closing: str, is_wrapped: bool) -> Form:
-    any_one = f"[^{closing[0]}]"
-    if not is_wrapped or not least:
-        return Pattern(f"{any_one}{{{least},{'' if most is None else most}}}")
-    before = f"{any_one}{{{least - 1},{'' if most is None else most - 1}}}"
-    return Pattern(f"{before}[^{closing[0]}\\n]")
+def _escaped(line: str) -> str:
+    return "\\n" if line else ""
 
 
 def _one_of(values: list[str], closing: str) -> Form | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from dovetail.interfaces.form import Form, Free, Json, Repeat, optional, sequence
+from dovetail.interfaces.form import Form, Json, Repeat, optional, sequence
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import loads
@@ -28,7 +28,7 @@ from dovetail.syntax.parameters import (
     quoted,
     schema_of_parameter,
 )
-from dovetail.syntax.plain_text import text_form, values_of
+from dovetail.syntax.plain_text import text_form
 
 MAX_VALUE_ENDS = 8
 """How many closing tags may stand in the strings of one JSON value."""
@@ -90,25 +90,24 @@ class XmlCalls:
         return sequence(start + head, *parts, self.tail + self.after + end)
 
     def _part_form(self, parameter: Parameter) -> Form | None:
-        """Return a parameter with its tags. A string that no list names ends where the closing tag
-        begins: a line end of the form's own could be taken for one of the string."""
+        """Return a parameter with its tags."""
         if not _NAME.fullmatch(parameter.name):
             return None
         line = "\n" if self.is_wrapped else ""
-        value: Form | None = Json({**parameter.schema, "title": parameter.name})
-        end = line + self.value_end + self.gap
+        json_value = Json({**parameter.schema, "title": parameter.name})
+        value: Form | None = sequence(json_value, line + self.value_end)
         if is_text(parameter.schema):
-            value = text_form(parameter.schema, self.value_end, is_wrapped=self.is_wrapped)
-            end = end if values_of(parameter.schema) else self.value_end + self.gap
+            value = text_form(parameter.schema, self.value_end, line=line)
         key = self.key.replace(NAME, parameter.name) + line
-        return sequence(key, value, end) if value else None
+        return sequence(key, value, self.gap) if value else None
 
     def _open_part(self) -> Form:
         """Return a parameter of which nothing is known."""
         before, _, after = self.key.partition(NAME)
-        after += "\n" if self.is_wrapped else ""
-        end = self.value_end + self.gap
-        return sequence(before, OPEN_NAME, after, Free((self.value_end,)), end)
+        line = "\n" if self.is_wrapped else ""
+        value = text_form({}, self.value_end, line=line)
+        assert value is not None
+        return sequence(before, OPEN_NAME, after + line, value, self.gap)
 
     def value(self, text: str) -> str:
         """Return a value without the line ends that are not its own."""

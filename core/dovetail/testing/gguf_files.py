@@ -227,7 +227,9 @@ def _add_tensors(
 def _stacked(weights: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
     """Return the weights by name, those of all experts under one name without their numbers."""
     found: dict[str, dict[str, Array]] = {}
-    for name in sorted(weights, key=lambda n: [int(w) if w.isdecimal() else 0 for w in n.split(".")]):
+    for name in sorted(
+        weights, key=lambda n: [int(w) if w.isdecimal() else 0 for w in n.split(".")]
+    ):
         words = name.split(".")
         if "experts" in words:
             del words[words.index("experts") + 1]
@@ -246,7 +248,9 @@ def _changed(
         return turned, lambda x: x.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(x.shape)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return values + 1, lambda x: x - 1
-    if architecture == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+    if architecture == "gpt2" and name.endswith(
+        (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    ):
         return values.T, lambda x: x.T
     if name.endswith("shared_expert_gate.weight"):
         return values[0], lambda x: x[None]

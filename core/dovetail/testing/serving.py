@@ -20,6 +20,7 @@ from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.app import build_app
+from dovetail.server.mcp import McpServer
 from dovetail.server.state import Parsers
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 
@@ -61,6 +62,7 @@ def app_for(
     engine: FakeAsyncEngine | None = None,
     max_queued: int | None = None,
     parsers: Parsers = PARSERS,
+    tool_servers: Sequence[McpServer] = (),
     **frontend: Any,
 ) -> tuple[FastAPI, FakeAsyncEngine]:
     """Return an application and its engine."""
@@ -70,6 +72,7 @@ def app_for(
         FrontendConfig(**frontend),
         parsers=parsers,
         max_queued_requests=max_queued,
+        tool_servers=tool_servers,
     )
     return app, made
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._file import Extent, Model, find_file, read_model
-from dovetail_plugins.gguf._names import LAYOUTS, TABLE, has_head, stored_types
-from dovetail_plugins.gguf._types import FLOATS
+from dovetail_plugins.gguf._names import LAYOUTS, has_head, stored_types
+from dovetail_plugins.gguf._types import FLOAT_DTYPES
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS = frozenset(
@@ -22,7 +22,6 @@ END_TEXTS = frozenset(
 )
 """Control tokens that end an answer whatever the settings say."""
 _CONTROL = 3
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_FACTORS = 4096
 
 
@@ -130,12 +129,10 @@ def _vocab_size(settings: Settings) -> int:
 def _dtype(model: Model) -> str:
     """Return the type of matrices that are not quantized: the one most are stored in."""
     names = [one.type.name for one in model.extents if len(one.shape) > 1]
-    floats = [name for name in names if name in FLOATS and name in _DTYPES]
-    is_quantized = len(floats) < len(names)
-    halves = [name for name in floats if name != "F32"]
+    halves = [name for name in names if name in FLOAT_DTYPES and name != "F32"]
     if halves:
-        return _DTYPES[max(set(halves), key=halves.count)]
-    return "bfloat16" if is_quantized or not floats else "float32"
+        return FLOAT_DTYPES[max(halves, key=halves.count)]
+    return "float32" if set(names) <= {"F32"} else "bfloat16"
 
 
 def _ends(settings: Settings) -> dict[str, Any]:
@@ -333,4 +330,3 @@ _FAMILIES: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "gpt2": _gpt2,
 }
 assert set(_FAMILIES) == set(LAYOUTS)
-__all__ = ["TABLE", "config_of", "read_config"]

@@ -1,4 +1,4 @@
-"""The head of a GGUF file: settings and the places of tensors, every size checked before it is used.
+"""The head of a GGUF file: settings and the places of tensors, every size checked before use.
 
 Format: "GGUF", version, counts, key-value pairs, tensor descriptions, then the tensors' bytes, each
 aligned. Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Imports no torch; knows
@@ -37,7 +37,7 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """One tensor: `shape` has the longest stride first, `start` counts from the file's beginning."""
+    """One tensor: `shape` has the longest stride first, `start` counts bytes of the file."""
 
     path: Path
     name: str

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._grids import grid, sign_bytes
 from dovetail_plugins.gguf._types import BY_NAME
 

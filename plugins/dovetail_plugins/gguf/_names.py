@@ -139,7 +139,7 @@ def place_of(layout: Layout, name: str) -> Place | None:
 
 
 def stored_types(model: Model, layout: Layout) -> dict[str, str]:
-    """Return module -> type of all matrices that are stored quantized.
+    """Return module -> type of all matrices of a file, nothing where none is quantized.
 
     A token table goes by the head's name where there is no head of its own.
     """
@@ -147,10 +147,10 @@ def stored_types(model: Model, layout: Layout) -> dict[str, str]:
     types = {}
     for extent in model.extents:
         place = place_of(layout, extent.name)
-        if place is not None and place.is_matrix and extent.type.name in QUANTIZED:
+        if place is not None and place.is_matrix:
             is_table = place.module == layout.trunk["token_embd"]
             types[table if is_table else place.module] = extent.type.name
-    return types
+    return types if any(name in QUANTIZED for name in types.values()) else {}
 
 
 def has_head(extents: Iterable[Extent]) -> bool:

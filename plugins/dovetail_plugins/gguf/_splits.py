@@ -1,4 +1,4 @@
-"""How text is cut into words before byte pairs are merged: the kinds that `tokenizer.ggml.pre` names.
+"""How text is cut into words before byte pairs are merged: the kinds `tokenizer.ggml.pre` names.
 
 A kind is the expressions that cut one after the other, as the models' own tokenizer.json has them.
 Source: those files, and llama_vocab_pre_type in

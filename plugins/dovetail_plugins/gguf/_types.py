@@ -17,8 +17,8 @@ class Type:
     block_bytes: int
 
 
-FLOATS = ("F32", "F16", "BF16", "F64")
-"""Types that are plain floats; the smaller ones of `QUANTIZED` come in blocks."""
+FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types that are plain floats, and what torch calls them."""
 
 TYPES: dict[int, Type] = {
     code: Type(name, values, block_bytes)

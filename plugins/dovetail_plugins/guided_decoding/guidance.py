@@ -206,10 +206,14 @@ class _Lark:
         rest = list(parts)
         while rest:
             match rest:
-                case [forms.Free((word,)), forms.Literal(text), *others] if text.startswith(
+                case [forms.Free((word, *more)), forms.Literal(text), *others] if text.startswith(
                     word
                 ) and not any(w in word for w in self._special):
-                    yield self._named("until[lazy]", _slashed(f"(?s:.*){re.escape(word)}"))
+                    body = _slashed(f"(?s:.*){_escaped(word)}")
+                    if more:
+                        early = "|".join(map(_escaped, more))
+                        body += " & ~" + _slashed(f"(?s:.*)({early})(?s:.+)")
+                    yield self._named("until[lazy]", self._named("UNTIL", body))
                     rest = [forms.Literal(text[len(word) :]), *others]
                 case [part, *others]:
                     yield self._part(part)
@@ -256,6 +260,11 @@ def as_lark(text: str, language: str) -> str:
         raise InvalidForm(f"the grammar cannot be read: {error}") from error
 
 
+def _escaped(word: str) -> str:
+    """Return a word as a regular expression; `_slashed` writes its line ends."""
+    return re.escape(word).replace("\\\n", "\n")
+
+
 def _slashed(regex: str) -> str:
     return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", regex).replace("\n", "\\n") + "/"
 
@@ -263,5 +272,5 @@ def _slashed(regex: str) -> str:
 def _free(without: Sequence[str]) -> str:
     if not without:
         return "/(?s:.*)/"
-    words = "|".join(map(re.escape, without))
+    words = "|".join(map(_escaped, without))
     return f"/(?s:.*)/ & ~{_slashed(f'(?s:.*)({words})(?s:.*)')}"

@@ -51,8 +51,12 @@ class Pt(LoadFormat):
         check_nonempty(checkpoint, files, "*.bin, *.pt or *.pth file")
         count = ByteCount(checkpoint.progress, sum(check_is_content(p) for p in files))
         for path in files:
-            yield from read_tensors(path).items()
-            count.add(path.stat().st_size)
+            left_bytes = path.stat().st_size
+            for name, tensor in read_tensors(path).items():
+                yield name, tensor
+                count.add(min(tensor.nbytes, left_bytes))
+                left_bytes -= min(tensor.nbytes, left_bytes)
+            count.add(left_bytes)
 
 
 def pt_files(checkpoint: Checkpoint) -> list[Path]:

@@ -1,8 +1,8 @@
 """aqlm checkpoints: every few weights are a sum of vectors from codebooks.
 
 Per layer `codes` [O / a, I / b, C] (int8 or int16, taken as unsigned), `codebooks`
-[C, 2 ** bits, a, b] and `scales` [O / a, 1, 1, 1]: the block of a outputs and b inputs is the sum of
-codebooks[c, codes[.., c]] times its scale. No kernel has a format for it: the matrix is kept in
+[C, 2 ** bits, a, b] and `scales` [O / a, 1, 1, 1]: the block of a outputs and b inputs is the sum
+of codebooks[c, codes[.., c]] times its scale. No kernel has a format for it: the matrix is kept in
 float16, at 16 bits a weight. Source: https://github.com/Vahe1994/AQLM and its inference library,
 version 1.1.7.
 """

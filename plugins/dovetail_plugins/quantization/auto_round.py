@@ -24,7 +24,7 @@ from dovetail_plugins.quantization.gptq import GptqLayout
 
 BITS = range(2, 9)
 FULL_BITS = 16
-AUTO_ROUND, AUTO_GPTQ = "auto_round", "auto_round:auto_gptq"
+AUTO_ROUND, AUTO_GPTQ = ("auto_round", "autoround"), "auto_round:auto_gptq"
 
 
 class AutoRound(StoredMethod):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
@@ -67,7 +67,7 @@ class Awq(StoredMethod):
         source="https://github.com/casper-hansen/AutoAWQ",
     )
     Options = GroupedOptions
-    stored_as = ("awq",)
+    stored_as: ClassVar[tuple[str, ...]] = ("awq",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)

@@ -1,13 +1,13 @@
 """bitsandbytes: 4-bit codes (nf4, fp4) and int8, from the checkpoint or made while loading.
 
-4 bits: `weight` uint8, two codes a byte, the first in the high bits, row after row; `weight.absmax`,
-the scale of every 64 of them; `weight.quant_map`, what the 16 codes mean. With double quantization
-absmax is uint8 itself: nested_quant_map[absmax] * nested_absmax[i // 256] + nested_offset, the last
-in a JSON text stored as a tensor; it is undone while loading. 8 bits: `weight` int8 [O, I] and
-`SCB` [O], 127 times the scale. Activations stay float, so the outliers that LLM.int8 multiplies
-apart need no place; `activations=int8` is faster and has none. While loading: nf4, or what the
-options say. Source: https://github.com/bitsandbytes-foundation/bitsandbytes; Dettmers et al.,
-QLoRA, 2023 (nf4).
+4 bits: `weight` uint8, two codes a byte, the first in the high bits, row after row;
+`weight.absmax`, the scale of every 64 of them; `weight.quant_map`, what the 16 codes mean. With
+double quantization absmax is uint8 itself: nested_quant_map[absmax] * nested_absmax[i // 256] +
+nested_offset, the last in a JSON text stored as a tensor; it is undone while loading. 8 bits:
+`weight` int8 [O, I] and `SCB` [O], 127 times the scale. Activations stay float, so the outliers
+that LLM.int8 multiplies apart need no place; `activations=int8` is faster and has none. While
+loading: nf4, or what the options say. Source:
+https://github.com/bitsandbytes-foundation/bitsandbytes; Dettmers et al., QLoRA, 2023 (nf4).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class DeepSpeedFp(WhileLoading):
 
 
 def quantize_e3m2(weight: torch.Tensor, *, group: int) -> Weight:
-    """Return the nearest matrix of e3m2 (bias 3, no infinity), held in e4m3. Shapes: weight [N, K]"""
+    """Return the nearest e3m2 matrix (bias 3, no infinity) in e4m3. Shapes: weight [N, K]"""
     import torch
 
     from dovetail_kernels.gemm.weight import Weight

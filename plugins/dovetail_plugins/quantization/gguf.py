@@ -8,7 +8,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the types of ggml-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
@@ -16,7 +16,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.gguf._names import HEAD, TABLE
-from dovetail_plugins.gguf._types import BY_NAME
+from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, QUANTIZED
 from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._grouped import GroupedOptions
 from dovetail_plugins.quantization._names import FUSED
@@ -50,40 +50,53 @@ class Gguf(StoredMethod):
             raise self.refuse(f"there is no type {', '.join(unknown)}.")
 
     def is_plain(self, spec: LinearSpec) -> bool:
-        """Return whether the file holds all of a layer's matrices in full precision."""
-        return not any(self._types_of(spec))
+        """Return whether a layer is multiplied in the compute type: one in full precision, off the
+        CPU. There its matrices keep the file's own type."""
+        has_packed = any(name in QUANTIZED for name in self._types_of(spec))
+        return not has_packed and spec.device != "cpu"
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the types of a layer's matrices."""
+        types = self._types_of(spec)
         return Rows(
-            types=self._types_of(spec), activations=self.options.activations, where=self.where
+            types=tuple(name if name in QUANTIZED else FLOAT for name in types),
+            float_dtype=self._float_of(types),
+            activations=self.options.activations,
+            where=self.where,
         )
 
     def table(self, spec: LinearSpec) -> LinearMethod | None:
         """Return the method of the token table, if it is stored quantized."""
         from dovetail_plugins.quantization._from_checkpoint import StoredLinear
 
-        if TABLE not in self.types:
+        named = replace(spec, name=TABLE)
+        if TABLE not in self.types or self.is_plain(named):
             return None
-        rows = Rows(types=(self.types[TABLE],), activations="float", where=self.where)
+        rows = self.layout(named)
         return StoredLinear(rows.tensors, rows.weight)
 
-    def _types_of(self, spec: LinearSpec) -> tuple[str | None, ...]:
-        """Return the type of each fused matrix, None for one in full precision."""
+    def _float_of(self, types: tuple[str, ...]) -> str:
+        """Return the type of a layer's matrices in full precision: the one that holds them all."""
+        found = {FLOAT_DTYPES.get(name, "float32") for name in types if name not in QUANTIZED}
+        return found.pop() if len(found) == 1 else "float32"
+
+    def _types_of(self, spec: LinearSpec) -> tuple[str, ...]:
+        """Return the type of each fused matrix."""
         count = len(spec.out_sizes)
         holder, _, leaf = spec.name.rpartition(".")
         if leaf == HEAD or spec.name in self.types or leaf not in FUSED:
-            return (self.types.get(spec.name),) * count
-        return tuple(self.types.get(f"{holder}.{part}") for part in FUSED[leaf])
+            return (self.types.get(spec.name, "F32"),) * count
+        return tuple(self.types.get(f"{holder}.{part}", "F32") for part in FUSED[leaf])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A layer's matrices, each of its own type or (None) in full precision."""
+    """A layer's matrices, each of its own type or (FLOAT) in full precision."""
 
-    types: tuple[str | None, ...]
+    types: tuple[str, ...]
     activations: str
     where: str
+    float_dtype: str = "float32"
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return a tensor for each type: the rows of all parts that are of it.
@@ -92,11 +105,11 @@ class Rows:
         """
         return tuple(self._tensor(spec, name) for name in dict.fromkeys(self.types))
 
-    def _tensor(self, spec: LinearSpec, name: str | None) -> StoredTensor:
+    def _tensor(self, spec: LinearSpec, name: str) -> StoredTensor:
         parts = tuple(number for number, own in enumerate(self.types) if own == name)
         outputs = sum(spec.out_sizes[part] for part in parts)
-        shape, dtype = (outputs, spec.in_size), spec.weight_dtype or spec.dtype
-        if name is not None:
+        shape, dtype = (outputs, spec.in_size), self.float_dtype
+        if name != FLOAT:
             known = BY_NAME[name]
             if spec.in_size % known.values:
                 raise ConfigError(
@@ -108,7 +121,7 @@ class Rows:
             shape = (outputs, spec.in_size // known.values * known.block_bytes)
             dtype = "uint8"
         return StoredTensor(
-            name=name or FLOAT,
+            name=name,
             shape=shape,
             dtype=dtype,
             output_axis=0,

@@ -89,7 +89,7 @@ class Gptq(StoredMethod):
         source="https://github.com/ModelCloud/GPTQModel",
     )
     Options = GroupedOptions
-    stored_as = ("gptq",)
+    stored_as: ClassVar[tuple[str, ...]] = ("gptq",)
     default_format: ClassVar[str] = "gptq"
     ignored = (".workspace",)
 
@@ -146,7 +146,8 @@ class Gptq(StoredMethod):
         names = parts_of(spec.name)
         if self.listed and spec.name != HEAD and not any(n.endswith(self.listed) for n in names):
             return None
-        return one_for_parts(spec.name, self._look_up, self.usual, where=self.where)
+        usual: GptqLayout | None = self.usual
+        return one_for_parts(spec.name, self._look_up, usual, where=self.where)
 
     def _look_up(self, name: str) -> GptqLayout | None:
         """Return the layout of one checkpoint layer. The first expression that matches counts."""

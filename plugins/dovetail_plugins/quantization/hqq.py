@@ -1,11 +1,11 @@
 """hqq checkpoints: 1, 2, 3, 4 or 8 bits in groups, with zero points that are no integers.
 
-Per layer `W_q`, and `scale` and `zero` of every group; a weight is (value - zero) * scale. With axis
-1 groups are inputs of one output, and values, made a matrix [groups, G], are packed from its rows:
-row r of n packed ones holds rows r, n + r, 2 n + r, ..., the first in the highest bits; 3 bits ten
-to an int32. With axis 0 groups run over outputs, which no kernel has a format for: such layers are
-kept in bfloat16. Values are unpacked while loading and packed for the kernels again; 1 to 4 bits
-take 4. Source: https://github.com/mobiusml/hqq, version 0.2.8.
+Per layer `W_q`, and `scale` and `zero` of every group; a weight is (value - zero) * scale. With
+axis 1 groups are inputs of one output, and values, made a matrix [groups, G], are packed from its
+rows: row r of n packed ones holds rows r, n + r, 2 n + r, ..., the first in the highest bits; 3
+bits ten to an int32. With axis 0 groups run over outputs, which no kernel has a format for: such
+layers are kept in bfloat16. Values are unpacked while loading and packed for the kernels again; 1
+to 4 bits take 4. Source: https://github.com/mobiusml/hqq, version 0.2.8.
 """
 
 from __future__ import annotations

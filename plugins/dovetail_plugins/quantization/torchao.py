@@ -1,9 +1,9 @@
 """torchao checkpoints in safetensors: int8, float8 and 4 bits in groups, as `quant_type` says.
 
 A weight lies in tensors of its own: `_weight_qdata`, `_weight_scale` and, except for float8,
-`_weight_zero_point`. Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig: qdata int8 [O, I],
-scale [O, 1]. Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig: qdata e4m3 [O, I],
-scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig: qdata int8
+`_weight_zero_point`. Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig: qdata int8 [O,
+I], scale [O, 1]. Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig: qdata e4m3 [O,
+I], scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig: qdata int8
 [O, I] of 1 to 8 bits, scale [O, I / G]. Int4WeightOnlyConfig: qdata uint8 [O, I / 2], the first of
 two in the low bits, scale and zero_point [I / G, O], value * scale + zero_point. Activations are
 int8 per token with Int8DynamicActivationInt8WeightConfig, float with the others. Pickled
@@ -50,17 +50,16 @@ class Bytes:
         """Return values, scales and zero points."""
         rows, inputs = spec.out_size, spec.in_size
         shape = () if self.is_whole else (rows, inputs // (self.group or inputs))
-        axes = {} if self.is_whole else {"output_axis": 0, "input_axis": 1}
+        output, inner = (None, None) if self.is_whole else (0, 1)
         values = StoredTensor(
             name=QDATA, shape=(rows, inputs), dtype=self.dtype, output_axis=0, input_axis=1
         )
-        scale = StoredTensor(name=SCALE, shape=shape, dtype="float32", is_per_part=self.is_whole,
-                             **axes)  # fmt: skip
-        if self.dtype != "int8":
-            return values, scale
-        zero = StoredTensor(name=ZERO, shape=shape, dtype="int8", default=0.0,
-                            is_per_part=self.is_whole, **axes)  # fmt: skip
-        return values, scale, zero
+        scale, zero = (
+            StoredTensor(name=name, shape=shape, dtype=dtype, output_axis=output, input_axis=inner,
+                         is_per_part=self.is_whole, default=default)
+            for name, dtype, default in ((SCALE, "float32", None), (ZERO, "int8", 0.0))
+        )  # fmt: skip
+        return (values, scale, zero) if self.dtype == "int8" else (values, scale)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""

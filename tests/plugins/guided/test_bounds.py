@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -24,6 +25,8 @@ from dovetail.interfaces.form import Form, Json, Literal, Pattern
 from dovetail.interfaces.spec import GuidedSpec
 
 HOSTILE: dict[str, Form] = runpy.run_path(str(Path(__file__).with_name("hostile_forms.py")))["HOSTILE"]  # fmt: skip
+WORST = ("twentieth from the end", "laughs", "required members", "itself by two", "list of itself")
+"""Those asked of every backend here; benchmarks/guided_bounds.py asks all of all."""
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")
 LIMIT_S = 1.0
 SLACK_S = 1.5
@@ -63,7 +66,8 @@ def test_hostile_forms_cost_their_request_and_the_limit(name: str) -> None:
         guides = GuideCompiler(spec_of(name))
         found = {}
         await guides.guide(Literal("x"), where="f")
-        for word, form in sorted(HOSTILE.items()):
+        for word in HOSTILE if name == "guidance" else WORST:
+            form = HOSTILE[word]
             await guides.guide(Literal("x" + word), where="f")  # the next process is ready
             begun_s = time.monotonic()
             try:
@@ -77,8 +81,7 @@ def test_hostile_forms_cost_their_request_and_the_limit(name: str) -> None:
         return found
 
     found = asyncio.run(body())
-    assert len(found) == len(HOSTILE)
-    assert found["itself"] in ("invalid_grammar", "grammar_too_complex")
+    assert found["itself by two"] in ("invalid_grammar", "grammar_too_complex")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,15 +89,13 @@ def test_hostile_forms_that_compile_do_not_hold_up_an_answer(name: str) -> None:
     async def artifacts() -> dict[str, Any]:
         guides = GuideCompiler(spec_of(name, limit_s=0.4))
         made = {}
-        for word, form in HOSTILE.items():
+        for word in WORST:
             try:
-                made[word] = await guides.guide(form, where="f", backend=name)
+                made[word] = await guides.guide(HOSTILE[word], where="f", backend=name)
             except RequestError:
                 continue
         await guides.close()
         return made
-
-    import numpy as np
 
     table = GuideTable(spec_of(name))
     for word, guide in asyncio.run(artifacts()).items():
@@ -153,7 +154,7 @@ def test_what_one_backend_cannot_compile_goes_to_the_next() -> None:
             for backend in (None, "xgrammar")
         ]
         assert both[1] == "xgrammar"
-        # llguidance cannot meet two formats at once; nobody can: the first refusal is told.
+        # Nobody can; the first refusal is told.
         with pytest.raises(RequestError):
             await guides.guide(Json({"type": "string", "minLength": 3, "maxLength": 2}), where="f")
         await guides.close()

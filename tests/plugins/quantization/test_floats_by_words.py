@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dovetail import LLM
+from dovetail.config.engine import Config
+from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.testing.contract import model_spec
 from dovetail.testing.dequantized import dequantized_model, found_logprobs, wanted_logprobs
-from dovetail.testing.ranks import TOKENS, divided_logits
 from dovetail.testing.harness import PagedModel, load_model
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail.testing.ranks import TOKENS, divided_logits
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_kernels.gemm.weight import quantize_int8
 from dovetail_plugins.quantization import bitsandbytes, deepspeedfp, qqq
 from dovetail_plugins.quantization._float_formats import e8m0
@@ -77,7 +79,7 @@ def difference(
 def stored(
     source: Path, folder: Path, make: Make, config: Mapping[str, Any], *, only: str = "proj"
 ) -> dict[str, torch.Tensor]:
-    """Write a checkpoint whose layers with `only` in their names are made; return what they mean."""
+    """Write a checkpoint, its layers with `only` in their names made; return what they mean."""
     shutil.copytree(source, folder)
     kept, meant = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
@@ -227,7 +229,9 @@ def as_float8(weight: torch.Tensor) -> torch.Tensor:
 def as_e3m2(weight: torch.Tensor) -> torch.Tensor:
     """Return the nearest of all 63 values of e3m2, in groups of 32."""
     small = [m / 4 * 2.0**-2 for m in range(4)]
-    levels = torch.tensor([*small, *(2.0 ** (e - 3) * (1 + m / 4) for e in range(1, 8) for m in range(4))])
+    levels = torch.tensor(
+        [*small, *(2.0 ** (e - 3) * (1 + m / 4) for e in range(1, 8) for m in range(4))]
+    )
     levels = torch.cat([-levels.flip(0), levels])
     grouped = weight.reshape(-1, 32)
     scale = grouped.abs().amax(1, keepdim=True) / 28
@@ -263,6 +267,11 @@ def test_while_loading(name: str, qwen: Path) -> None:
         return weight if layer == "lm_head" else rounded(weight)
 
     assert difference(qwen, qwen, meant, quantization=method, **options).max() <= EXACT
+
+
+def test_the_load_format_asks_for_the_quantization(qwen: Path) -> None:
+    config = Config.from_fields({**flags(qwen), "load_format": "bitsandbytes"})
+    assert resolve(config).run.quantization.name == "bitsandbytes"
 
 
 def test_deepspeedfp(qwen: Path, tmp_path: Path) -> None:
@@ -301,18 +310,12 @@ def test_experts_int8(experts: Path) -> None:
 def test_ipex_is_the_checkpoints_own_method(tmp_path: Path) -> None:
     path = tmp_path / "model"
     shutil.copytree(DATA / "awq", path)
-    write_tiny_tokenizer_beside(path)
+    write_tiny_tokenizer(path)
     found = []
     for name in ("ipex", "awq"):
         with LLM(**flags(path, name)) as llm:
             found.append(found_logprobs(llm, [[3, 5, 8, 13, 21]]))
     assert torch.equal(*found)
-
-
-def write_tiny_tokenizer_beside(path: Path) -> None:
-    from dovetail.testing.tiny_models import write_tiny_tokenizer
-
-    write_tiny_tokenizer(path)
 
 
 @pytest.mark.parametrize("group", [-1, 128])
@@ -334,7 +337,9 @@ def test_qqq(group: int) -> None:
         meant = (values - 8) * scales.float().repeat_interleave(group, 0) * channel
     base = model_spec()
     config = {"quant_method": "qqq", "wbits": 4, "group_size": group}
-    base = msgspec.structs.replace(base, hf_config={**base.hf_config, "quantization_config": config})
+    base = msgspec.structs.replace(
+        base, hf_config={**base.hf_config, "quantization_config": config}
+    )
     method = qqq.Qqq(qqq.Qqq.Options(activations="float"), base)
     linear, layer = method.linear(spec), nn.Module()
     linear.create(layer, spec)

@@ -30,9 +30,9 @@ PACKED = {
     "bitsandbytes_fp4": 1.1,
     "bitsandbytes_int8": 1.1,
     "hqq_4": 1.1,
-    "hqq_8": 1.1,
+    "hqq_8": 1.15,  # float32 zero points, a pair for 32 inputs
     "modelopt_fp8": 1.1,
-    "modelopt_nvfp4": 1.1,
+    "modelopt_nvfp4": 1.2,  # a float32 for every output, which has only 64 inputs here
     "torchao_int8": 1.1,
     "torchao_float8": 1.1,
     "torchao_int4": 0.6,
@@ -88,7 +88,6 @@ def test_memory(name: str, tmp_path: Path) -> None:
     layer = "model.layers.0.mlp."
     held = sum(t.nbytes for n, t in module.named_buffers() if n.startswith(layer))
     in_file = sum(t.nbytes for n, t in stored.items() if n.startswith(layer))
-    # A table of 16 floats and the padding of an output panel count for nothing in real layers.
     assert held <= PACKED[name] * in_file
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
@@ -71,8 +72,9 @@ def test_names_of_kernels_read_the_same(name: str, asked: str, tmp_path: Path) -
     assert error(copied(name, tmp_path / "model"), quantization=asked) <= BOUND
 
 
-def test_auto_round_over_awq(tmp_path: Path) -> None:
-    changes = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}
+@pytest.mark.parametrize("quant_method", ["auto-round", "intel/auto-round"])
+def test_auto_round_over_awq(quant_method: str, tmp_path: Path) -> None:
+    changes = {"quant_method": quant_method, "packing_format": "auto_round:auto_awq"}
     assert error(copied("awq", tmp_path / "model", **changes)) <= BOUND
 
 
@@ -93,6 +95,18 @@ def checkpoint(name: str, folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_compressed_tensors(name: str, tmp_path: Path) -> None:
     bound = ROUNDED if name in WITH_INT8_INPUTS else BOUND
-    found = error(checkpoint(name, tmp_path / "model"))
-    print(name, found)
-    assert found <= bound
+    assert error(checkpoint(name, tmp_path / "model")) <= bound
+
+
+def test_scales_of_the_kv_cache_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = checkpoint("w4a16", tmp_path / "model", kv_cache_scheme={"num_bits": 8, "type": "float"})
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for name in ("k_scale", "v_scale"):
+        tensors[f"model.layers.0.self_attn.{name}"] = torch.ones(1)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with caplog.at_level("INFO"):
+        assert error(path) <= BOUND
+    assert "scales of the KV cache are not used" in caplog.text

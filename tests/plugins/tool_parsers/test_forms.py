@@ -28,7 +28,8 @@ jsonschema = pytest.importorskip("jsonschema")
 
 NUM_ANSWERS = int(os.environ.get("DOVETAIL_TEST_ANSWERS", "12"))
 MAX_TOKENS = 400
-WAYS_OUT = ("</parameter>", "</arg_value>", "</steptml:parameter>", "<escape>", '"', "}", "]", ")")
+WAYS_OUT = ("</parameter>", "\n</parameter>", "</arg_value>", "</steptml:parameter>", "<escape>",
+            '"', "}", "]", ")")  # fmt: skip
 FLAT = {
     "city": {"type": "string"},
     "code": {"type": "string", "maxLength": 8},
@@ -155,3 +156,31 @@ def test_drawn_texts_are_calls(name: str, drawer: Drawer) -> None:
         assert num_ended > num_before, about
         assert has_more or about != "open", "of a tool that says nothing, anything may be written"
     assert num_ended >= 2 * NUM_ANSWERS
+
+
+@pytest.mark.parametrize(
+    ("value", "is_allowed"),
+    [
+        ("Paris", True),
+        ("", True),
+        ("two\nlines\n", True),
+        ("a </para", True),
+        ("</parameter>", False),
+    ],
+)
+def test_a_bare_string_ends_where_its_tag_begins(
+    value: str, is_allowed: bool, drawer: Drawer
+) -> None:
+    plugin = registry.load("tool_parser", "qwen3_coder")
+    parser = plugin(plugin.Options())
+    tool = tool_of({"city": {"type": "string"}}, ["city"])
+    compiled = drawer.backend.load(drawer.backend.compile(parser.form(tool)))
+    text = (
+        f"<tool_call>\n<function=find_it>\n<parameter=city>\n{value}\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
+    matcher = compiled.matcher()
+    assert all(map(matcher.accept, drawer.tokenizer.encode(text))) is is_allowed
+    if is_allowed:
+        (call,) = parse_in_pieces([text], tool_parser=parser, tools=(tool,)).calls
+        assert json.loads(call.arguments) == {"city": value}

@@ -63,7 +63,7 @@ class ResponsesRequest(SamplingFields):
     store: bool | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=INT31)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
 

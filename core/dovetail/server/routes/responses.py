@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from dovetail.errors import RequestError
 from dovetail.server.conversation import Prepared, prepare
 from dovetail.server.errors import problem_of
-from dovetail.server.generation import enter, streamed, whole
+from dovetail.server.generation import Generation, enter, streamed, whole
 from dovetail.server.middleware import key_of
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.protocol.responses import DeletedReply, ResponsesRequest
@@ -31,10 +31,17 @@ from dovetail.server.response_input import (
     output_messages,
     without_oldest,
 )
-from dovetail.server.response_shapes import Answer, framing, response_body, response_frames
+from dovetail.server.response_shapes import (
+    Answer,
+    News,
+    framing,
+    response_body,
+    response_frames,
+)
 from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import Server
-from dovetail.server.streaming import Step, until_gone
+from dovetail.server.streaming import until_gone
+from dovetail.server.tool_turns import Offer, Turns, offer_of
 from dovetail.server.translate import in_words_of
 
 Message = dict[str, Any]
@@ -42,8 +49,11 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A request understood: its turns without instructions, in chat's words, what it ignores."""
+    """A request understood: its turns without instructions, in chat's words, what it ignores, the
+    tools that the server calls."""
 
+    body: ResponsesRequest
+    offer: Offer
     chat: ChatRequest
     messages: Sequence[Message]
     ignored: Sequence[str]
@@ -65,8 +75,9 @@ async def create_response(body: ResponsesRequest, request: Request, server: Serv
             params=prepared.generation.params,
             is_stored=plan.is_stored,
             shows_cached=server.frontend.enable_prompt_tokens_details,
+            lists=plan.offer.lists,
         )
-        steps = prepared.generation.steps(server)
+        steps = _news(server, plan, prepared.generation, answer, request)
         owned.push_async_callback(steps.aclose)
         if plan.is_stored:
             kept = server.stored.begin(answer, plan.owner, is_background=bool(body.background))
@@ -78,7 +89,7 @@ async def create_response(body: ResponsesRequest, request: Request, server: Serv
         if body.stream:
             frames = framing(answer)
 
-            def run(given: AsyncIterator[Step]) -> AsyncGenerator[bytes, None]:
+            def run(given: AsyncIterator[News]) -> AsyncGenerator[bytes, None]:
                 return response_frames(given, answer)
 
             return await streamed(request, owned, prepared.reply, steps, run, frames)
@@ -126,7 +137,9 @@ def owner_of(request: Request) -> bytes:
 
 
 def _plan(server: Server, body: ResponsesRequest, request: Request) -> Plan:
+    offer = offer_of(body, server.tool_servers)
     ignored = [*server.fields.check(body), *ignored_fields(body)]
+    ignored += server.fields.report(offer.ignored)
     owner = owner_of(request)
     is_stored = _is_stored(server, body)
     earlier: list[Message] = []
@@ -136,7 +149,9 @@ def _plan(server: Server, body: ResponsesRequest, request: Request) -> Plan:
     if not messages:
         raise RequestError("holds no turn.", where="input")
     return Plan(
-        chat=chat_of(body, messages),
+        body=body,
+        offer=offer,
+        chat=chat_of(body, messages, offer.functions(), offer.labels()),
         messages=messages,
         ignored=ignored,
         owner=owner,
@@ -196,6 +211,30 @@ async def _prepare(server: Server, plan: Plan, request: Request) -> Prepared:
                 chat, num_dropped = shorter, 2 * num_dropped
 
 
+def _news(
+    server: Server, plan: Plan, first: Generation, answer: Answer, request: Request
+) -> AsyncGenerator[News, None]:
+    """Return what comes: one generation, or as many as the servers' tools take."""
+    if not plan.offer.servers:
+        return first.steps(server)
+
+    async def follow(changes: dict[str, Any]) -> Generation:
+        messages = [*plan.messages, *output_messages(answer.output())]
+        chat = chat_of(plan.body, messages, plan.offer.functions(), plan.offer.labels())
+        changed = replace(plan, chat=chat.model_copy(update=changes))
+        return (await _prepare(server, changed, request)).generation
+
+    turns = Turns(
+        server=server,
+        offer=plan.offer,
+        answer=answer,
+        follow=follow,
+        max_tokens=plan.body.max_output_tokens,
+        max_calls=plan.body.max_tool_calls,
+    )
+    return turns.run(first)
+
+
 def _settle(server: Server, plan: Plan, answer: Answer) -> None:
     """Keep a response for good, whatever ended it. Mutates: the store"""
     if answer.is_running:
@@ -203,7 +242,7 @@ def _settle(server: Server, plan: Plan, answer: Answer) -> None:
     server.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
 
 
-async def _run(owned: AsyncExitStack, answer: Answer, steps: AsyncGenerator[Step, None]) -> None:
+async def _run(owned: AsyncExitStack, answer: Answer, steps: AsyncGenerator[News, None]) -> None:
     """Answer without anybody waiting. Mutates: answer"""
     async with owned:
         try:

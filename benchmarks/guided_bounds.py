@@ -1,0 +1,132 @@
+"""Hostile forms while streams run: what they cost the streams, and how long until they are refused.
+
+Eight streams of the demo model answer while every form of tests/plugins/guided/hostile_forms.py is
+asked for, one after the other. Bars: a refusal within the limit and 0.5 s; the 99th percentile of
+the time between tokens at most 1.5 times that without hostile forms; nothing left running.
+
+    PYTHONPATH=core:plugins:kernels python benchmarks/guided_bounds.py [--backend guidance]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import runpy
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dovetail.config.engine import Config
+from dovetail.config.resolve import resolve
+from dovetail.engine.async_engine import AsyncEngine
+from dovetail.errors import RequestError
+from dovetail.guided.compiler import GuideCompiler
+from dovetail.interfaces.form import Literal
+from dovetail.interfaces.sampling_params import SamplingParams
+
+ROOT = Path(__file__).resolve().parents[1]
+HOSTILE: dict[str, Any] = runpy.run_path(
+    str(ROOT / "tests" / "plugins" / "guided" / "hostile_forms.py")
+)["HOSTILE"]
+NUM_STREAMS = 8
+
+
+async def stream(engine: AsyncEngine, name: str, stop: asyncio.Event, gaps_s: list[float]) -> None:
+    """Answer again and again; note the seconds between the tokens of an answer."""
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=256, ignore_eos=True)
+    number = 0
+    while not stop.is_set():
+        before_s = None
+        async for output in engine.generate("The sky is", params, f"{name}-{number}"):
+            now_s = time.perf_counter()
+            if before_s is not None and output.outputs:
+                gaps_s.append(now_s - before_s)
+            before_s = now_s
+            if stop.is_set():
+                break
+        number += 1
+
+
+async def with_streams(engine: AsyncEngine, work: Any) -> tuple[list[float], Any]:
+    """Return the gaps of the streams while some work runs, and what the work brought."""
+    stop, gaps_s = asyncio.Event(), []
+    tasks = [
+        asyncio.create_task(stream(engine, f"stream {n}", stop, gaps_s))
+        for n in range(NUM_STREAMS)
+    ]
+    await asyncio.sleep(2.0)
+    gaps_s.clear()
+    found = await work
+    stop.set()
+    await asyncio.gather(*tasks)
+    return list(gaps_s), found
+
+
+async def ask_all(guides: GuideCompiler, engine: AsyncEngine, backend: str | None) -> list[tuple[str, float, str]]:
+    """Return for every hostile form how long it took and what came of it; run those taken."""
+    rows = []
+    for word, form in HOSTILE.items():
+        await guides.guide(Literal("x" + word), where="form", backend=backend)
+        begun_s = time.perf_counter()
+        try:
+            guide = await guides.guide(form, where="form", backend=backend)
+            came = f"compiled by {guide.backend}"
+        except RequestError as error:
+            guide, came = None, f"{error.status} {error.code}"
+        rows.append((word, time.perf_counter() - begun_s, came))
+        if guide is not None:
+            params = SamplingParams(guide=guide, max_tokens=24, temperature=1.0, seed=2)
+            try:
+                async for _ in engine.generate("x", params, f"hostile {word}"):
+                    pass
+            except RequestError:
+                rows[-1] = (word, rows[-1][1], came + ", its answer ended with an error")
+    return rows
+
+
+async def measure(backend: str | None, limit_s: float) -> None:
+    """Print the forms, then the ratio of the streams' gaps."""
+    said = {"compile_limit_s": limit_s} | ({"backend": backend} if backend else {})
+    spec = resolve(Config.from_fields({"structured_outputs_config": said, "disable_log_stats": True}))
+    engine = await AsyncEngine.start(spec)
+    guides = engine.guides
+    assert guides is not None
+    await guides.guide(Literal("ready"), where="form", backend=backend)
+    plain, _ = await with_streams(engine, asyncio.sleep(15.0))
+    hostile, rows = await with_streams(engine, ask_all(guides, engine, backend))
+    again, _ = await with_streams(engine, asyncio.sleep(15.0))
+    for word, took_s, came in rows:
+        late = "" if took_s < limit_s + 0.5 else "   LATE"
+        print(f"{word:<28}{took_s:>7.2f} s  {came}{late}")
+    worker = guides._process
+    before = psutil.Process(worker.pid).cpu_times() if worker else None
+    await asyncio.sleep(3.0)
+    if worker and before:
+        after = psutil.Process(worker.pid).cpu_times()
+        print(f"CPU of the compiler in the 3 s after: {after.user - before.user:.2f} s")
+    base = statistics.quantiles(plain + again, n=100)[98]
+    high = statistics.quantiles(hostile, n=100)[98]
+    print(
+        f"{backend or 'auto'}: p99 between tokens {base * 1e3:.1f} ms without, {high * 1e3:.1f} ms "
+        f"with hostile forms: {high / base:.2f}x (medians {statistics.median(plain + again) * 1e3:.1f}, "
+        f"{statistics.median(hostile) * 1e3:.1f} ms)"
+    )
+    await guides.close()
+    await engine.shutdown()
+    print(f"children left: {len(psutil.Process().children(recursive=True))}")
+
+
+def main() -> None:
+    """Measure one backend, or what auto takes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend")
+    parser.add_argument("--limit-s", type=float, default=2.0)
+    chosen = parser.parse_args()
+    asyncio.run(measure(chosen.backend, chosen.limit_s))
+
+
+if __name__ == "__main__":
+    main()

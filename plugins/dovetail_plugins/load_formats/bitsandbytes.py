@@ -1,0 +1,15 @@
+"""bitsandbytes: files as `auto` reads them; the name asks for the quantization of that name too.
+
+The quantization itself is dovetail_plugins.quantization.bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.load_formats.auto import Auto
+
+
+class BitsAndBytes(Auto):
+    """auto by another name."""
+
+    info = Info(summary="as auto, with --quantization bitsandbytes")
