@@ -42,7 +42,7 @@ async def stream(engine: AsyncEngine, name: str, stop: asyncio.Event, gaps_s: li
         before_s = None
         async for output in engine.generate("The sky is", params, f"{name}-{number}"):
             now_s = time.perf_counter()
-            if before_s is not None and output.outputs:
+            if before_s is not None and output.deltas:
                 gaps_s.append(now_s - before_s)
             before_s = now_s
             if stop.is_set():

@@ -1,8 +1,8 @@
 """How long each load format takes for a random model, and how much memory, against plain reading.
 
 Every format gets the same tensors (safetensors in shards, the others as they are written) and a
-process of its own, which copies each tensor into one stretch of memory as loading does. "read" is the
-same files read once into one buffer. Peak is resident memory above what the process had before; the
+process of its own, which copies each tensor into one stretch of memory as loading does. "read" is
+the same files read once into one buffer. Peak is resident memory above what the process had before; the
 bound is the model plus the largest file.
 
     python benchmarks/loading.py [--mib 1024] [--shards 4] [--times 3] [--cold]
@@ -57,7 +57,9 @@ def main() -> None:
 
 
 def _print_table(root: Path, args: argparse.Namespace) -> None:
-    print(f"{args.mib} MiB of bfloat16 in {args.shards} shards, {'cold' if args.cold else 'cached'}")
+    print(
+        f"{args.mib} MiB of bfloat16 in {args.shards} shards, {'cold' if args.cold else 'cached'}"
+    )
     print(f"{'format':<24}{'read s':>8}{'load s':>8}{'ratio':>7}{'peak MiB':>10}{'of bound':>10}")
     for name in args.only:
         plain, _, reading = name.partition(":")

@@ -84,7 +84,7 @@ class JsonGrammar:
         if schema is False:
             return _NOTHING
         merged = self._merged({} if schema is True else schema)
-        key = json.dumps(merged, sort_keys=True)
+        key = json.dumps(merged)
         if self._depth is not None:
             return self._unfolded(f"{depth} {key}", merged, depth)
         if key not in self._names:

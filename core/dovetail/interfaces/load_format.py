@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Plugin
@@ -34,7 +34,7 @@ class Checkpoint:
     download_dir: str | None = None
     progress: Progress | None = None
     num_workers: int | None = None
-    rank: RankSpec = RankSpec()
+    rank: RankSpec = field(default_factory=RankSpec)
 
 
 class LoadFormat(Plugin):

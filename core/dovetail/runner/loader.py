@@ -171,8 +171,8 @@ def _fill(
         if "divided" in load_format.capabilities:
             load_parameters(module, tensors, run.rank)
             return
-        tensors = quant.checkpoint_tensors(tensors)
-        load_weights(module, weight_map, tensors, run.rank, quant.ignored, repacks=repacks)
+        stored = quant.checkpoint_tensors(tensors)
+        load_weights(module, weight_map, stored, run.rank, quant.ignored, repacks=repacks)
 
 
 @contextmanager

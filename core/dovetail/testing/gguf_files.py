@@ -45,6 +45,8 @@ STEPS: dict[str, tuple[int, ...]] = {
     "IQ3_S": (0,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "IQ1_M": (),
+    "NVFP4": (),
 }
 """Types that the package cannot write: where a block's float16 steps lie."""
 
@@ -92,7 +94,7 @@ def quantized(values: Array, type_name: str) -> tuple[Array, Array]:
     import gguf
 
     kind = gguf.GGMLQuantizationType[type_name]
-    if type_name not in STEPS and type_name != "IQ1_M":
+    if type_name not in STEPS:
         packed = gguf.quants.quantize(values, kind)
     else:
         packed = _random_rows(values, type_name)
@@ -111,8 +113,10 @@ def _random_rows(values: Array, type_name: str) -> Array:
 
     def with_step(step: float) -> Array:
         steps = (random.uniform(0.5, 1.5, (count, 1)) * step).astype(np.float16).view(np.uint8)
-        for place in STEPS.get(type_name, ()):
+        for place in STEPS[type_name]:
             blocks[:, place : place + 2] = steps
+        if type_name == "NVFP4":  # four steps of eight bits: exponents of 1 to 8
+            blocks[:, :4] = 8 + blocks[:, :4] % 64
         if type_name == "IQ1_M":  # a nibble of the step in each of four words
             blocks[:, 49::2] &= 15
             nibbles = [steps[:, 0] & 15, steps[:, 0] >> 4, steps[:, 1] & 15, steps[:, 1] >> 4]

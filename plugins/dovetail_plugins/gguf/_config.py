@@ -41,7 +41,38 @@ def config_of(model: Model) -> dict[str, Any]:
     family = _FAMILIES[architecture](settings)
     types = stored_types(model, LAYOUTS[architecture])
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
-    return _common(settings) | _ends(settings) | family | stored
+    config = _common(settings) | _ends(settings) | family | stored
+    _check(settings, config)
+    return config
+
+
+def _check(settings: Settings, config: Mapping[str, Any]) -> None:
+    """Raises: ConfigError where a size is not that of the tensors: it would be built before any
+    tensor is found not to fit."""
+    blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
+    heads, size = config["num_attention_heads"], config["head_dim"]
+    inner = config.get("intermediate_size") or config.get("n_inner")
+    inner = 2 * inner if inner and config["model_type"] == "phi3" else inner
+    rows = {
+        "blk.0.attn_q.weight": heads * size,
+        "blk.0.attn_k.weight": config["num_key_value_heads"] * size,
+        "blk.0.ffn_up.weight": inner,
+        "blk.0.ffn_up_exps.weight": config.get("num_experts") or config.get("num_local_experts"),
+    }
+    told = {"blocks": config["num_hidden_layers"], "token_embd.weight": config["hidden_size"]}
+    table = settings.tensor("token_embd.weight")
+    found = {"blocks": len(blocks), "token_embd.weight": table.shape[1] if table else 0}
+    for name, size in rows.items():
+        extent = settings.tensor(name)
+        if extent is not None:
+            told[name], found[name] = size, extent.shape[0]
+    wrong = [name for name in told if told[name] != found[name]]
+    if wrong:
+        raise ConfigError(
+            f"the settings ask for {told[wrong[0]]}, {wrong[0]} has {found[wrong[0]]}",
+            where=str(settings.model.path),
+            fix="download the file again",
+        )
 
 
 class Settings:

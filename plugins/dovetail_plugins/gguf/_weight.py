@@ -43,9 +43,10 @@ PART_VALUES = 1 << 21
 Tensors = Mapping[str, torch.Tensor]
 
 
-def float_weight(values: torch.Tensor) -> Weight:
+def float_weight(values: torch.Tensor, *, rounds_activations: bool) -> Weight:
     """Return a matrix in full precision."""
-    return Weight(format=stored_format(values, rounds_activations=True), values=values)
+    format = stored_format(values, rounds_activations=rounds_activations)
+    return Weight(format=format, values=values)
 
 
 def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight:

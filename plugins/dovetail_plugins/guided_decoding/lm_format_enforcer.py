@@ -24,6 +24,7 @@ from dovetail.interfaces.plugin import Info
 MAX_MASKS = 256
 MAX_PLACES = 5_000
 """Ways in which one text may be read at the same time; more are refused."""
+MAX_PLACES_KEPT = 10_000
 
 _LETTERS = "".join(map(chr, range(256)))
 
@@ -83,6 +84,7 @@ class _Loaded:
         self._letters: dict[Ranges, str] = {}
         self.nodes: list[Node] = []
         self._numbers: dict[int, int] = {}
+        self.places: dict[frozenset[Stack], Place] = {}
         self.start = _place(self, frozenset([(self.frame(rules[json_grammar.ROOT]), None)]))
         if not self.start.stacks:
             raise InvalidForm("nothing has this form")
@@ -137,12 +139,16 @@ class Place:
         self.loaded = loaded
         self.stacks = stacks
         self.config: Any = None
+        self._following: dict[str, Place] = {}
 
     def add_character(self, letter: str) -> Place:
         """Return the place behind a character."""
-        ranges = self.loaded.ranges
-        heads = [s[1] for s in self.stacks if s and _is_in(letter, ranges(s[0]))]
-        return _place(self.loaded, frozenset(heads))
+        found = self._following.get(letter)
+        if found is None:
+            ranges = self.loaded.ranges
+            heads = [s[1] for s in self.stacks if s and _is_in(letter, ranges(s[0]))]
+            found = self._following[letter] = _place(self.loaded, frozenset(heads))
+        return found
 
     @cached_property
     def _letters(self) -> str:
@@ -179,7 +185,9 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
                 pending.append(more)
         if len(seen) > MAX_PLACES:
             raise InvalidForm("the form can be read in too many ways at once")
-    return Place(loaded, frozenset(found))
+    if len(loaded.places) > MAX_PLACES_KEPT:
+        loaded.places.clear()
+    return loaded.places.setdefault(frozenset(found), Place(loaded, frozenset(found)))
 
 
 def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:

@@ -21,6 +21,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.load_formats._files import check_is_content
+from dovetail_plugins.load_formats._memory import passing_tensor
 from dovetail_plugins.load_formats._safetensors_file import Extent, Header
 
 MAGIC = b"|TZR|"
@@ -40,9 +41,15 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 _TYPES = {f"torch.{name}": getattr(torch, name) for name in (*_FLOATS, *_INTEGERS)}
 _NUMPY_TYPES = {
-    **{"<f8": torch.float64, "<f4": torch.float32, "<f2": torch.float16},
-    **{"<i8": torch.int64, "<i4": torch.int32, "<i2": torch.int16},
-    **{"|i1": torch.int8, "|u1": torch.uint8, "|b1": torch.bool},
+    "<f8": torch.float64,
+    "<f4": torch.float32,
+    "<f2": torch.float16,
+    "<i8": torch.int64,
+    "<i4": torch.int32,
+    "<i2": torch.int16,
+    "|i1": torch.int8,
+    "|u1": torch.uint8,
+    "|b1": torch.bool,
 }
 """Numpy's names; types that numpy lacks are raw bytes with torch's name behind a zero byte."""
 
@@ -89,8 +96,8 @@ def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.T
     (if it `verifies`), or when the file has become shorter."""
     with index.header.path.open("rb", buffering=0) as file:
         for extent in sorted(index.header.extents, key=lambda e: e.start):
-            data = torch.empty(extent.shape, dtype=extent.dtype)
-            view = memoryview(data.view(-1).view(torch.uint8).numpy()) if data.numel() else b""
+            data = passing_tensor(extent.shape, extent.dtype)
+            view = data.view(-1).view(torch.uint8).numpy().data if data.numel() else b""
             file.seek(extent.start)
             done = 0
             while done < len(view):

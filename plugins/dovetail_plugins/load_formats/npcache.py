@@ -67,12 +67,13 @@ def cache_folder(checkpoint: Checkpoint) -> Path:
 def _entries(folder: Path) -> dict[str, Any]:
     """Return name -> entry of the manifest. Raises: ConfigError when one is no entry of ours."""
     path = folder / MANIFEST
-    found = read_json(path).get("tensors")
-    entries = found if isinstance(found, dict) else {"tensors": None}
+    tensors = read_json(path).get("tensors")
+    entries = tensors if isinstance(tensors, dict) else {"tensors": None}
     for name, entry in entries.items():
-        file = entry.get("file") if isinstance(entry, dict) else None
+        found = entry if isinstance(entry, dict) else {}
+        file, kinds = found.get("file"), (type(found.get("dtype")), type(found.get("bytes")))
         is_here = isinstance(file, str) and _FILE.fullmatch(file) is not None
-        if not is_here or not isinstance(entry.get("dtype"), str) or type(entry.get("bytes")) is not int:
+        if not is_here or kinds != (str, int):
             raise ConfigError(
                 f'the numpy cache is damaged: "{name}" has no valid entry',
                 where=str(path),

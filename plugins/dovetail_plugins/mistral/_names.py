@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from dovetail_plugins.load_formats._memory import passing_tensor
+
 _WHOLE = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -78,5 +80,6 @@ def halves_apart(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
     pairs = tensor.shape[0] // (2 * num_heads)
     # Eight-bit floats know no transpose-and-copy everywhere: their bits do.
     bits = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
-    apart = bits.reshape(num_heads, pairs, 2, *rest).transpose(1, 2)
-    return apart.reshape(tensor.shape).view(tensor.dtype)
+    apart = passing_tensor((num_heads, 2, pairs, *rest), bits.dtype)
+    apart.copy_(bits.reshape(num_heads, pairs, 2, *rest).transpose(1, 2))
+    return apart.view(tensor.shape).view(tensor.dtype)

@@ -119,7 +119,7 @@ def _special(path: Path, listed: Any, count: int) -> tuple[str, ...]:
         except (KeyError, TypeError, ValueError) as error:
             raise _malformed(path, "special_tokens has an entry without rank and text") from error
     found = tuple(names.get(i, f"<SPECIAL_{i}>") for i in range(count))
-    if max(names, default=-1) >= count and listed is not None or len(set(found)) != count:
+    if (max(names, default=-1) >= count and listed is not None) or len(set(found)) != count:
         raise _malformed(path, f"special_tokens are not {count} different ones")
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from dovetail.errors import ConfigError
@@ -64,13 +65,17 @@ def one_for_parts(
 
 def is_listed(name: str, patterns: Sequence[str]) -> bool:
     """Return whether a list names the layer: by its whole name, by the name of something that
-    holds it, by its last words, or by an expression that begins with "re:"."""
+    holds it, by its last words, by either with "*" for anything within, or by an expression that
+    begins with "re:"."""
     return any(_matches(part, pattern) for part in parts_of(name) for pattern in patterns)
 
 
 def _matches(name: str, pattern: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
+    glob = pattern.strip("*.")
+    if "*" in glob:
+        return any(fnmatchcase(name, form) for form in (glob, f"{glob}.*", f"*.{glob}"))
     words = pattern.replace(".*", "").replace("*", "").strip(".")
     return bool(words) and (
         name == words

@@ -135,5 +135,5 @@ class Rows:
 
         ((name, tensor),) = tensors.items()
         if name == FLOAT:
-            return float_weight(tensor)
+            return float_weight(tensor, rounds_activations=self.activations != "float")
         return weight_of(name, tensor, activations=self.activations)

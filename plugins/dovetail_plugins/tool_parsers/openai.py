@@ -1,13 +1,11 @@
 """Tool calls of gpt-oss: messages of the harmony format whose recipient is a function.
 
-Source: OpenAI's description of the harmony format. The recipient stands in the channel or in the
-role; the arguments end with their JSON text, as <|call|> mostly ends the answer. Knows no streaming
-and no HTTP.
+Source: OpenAI's description of the harmony format. The recipient stands in the channel or the role;
+the arguments end with their JSON, as <|call|> mostly ends the answer. Knows no streaming, no HTTP.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -18,16 +16,9 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.syntax.json_calls import object_at, schema_of
 from dovetail.syntax.json_text import value_end
 from dovetail.syntax.templates import unmentioned
-from dovetail_plugins.tool_parsers._harmony import CALL, LAYOUT, MESSAGE
+from dovetail_plugins.tool_parsers._harmony import CALL, HEAD, LAYOUT, MESSAGE, START, TO
 
-TO = "to=functions."
-START = f"<|channel|>commentary {TO}"
 MAX_HEAD_CHARS = 256
-_HEAD = re.compile(
-    r"(?P<name>[^\s<>]++)\s*+(?:<\|channel\|>\s*+\w++\s*+)?(?:<\|constrain\|>)?\s*+\w*+\s*+"
-    + re.escape(MESSAGE)
-    + r"\s*+(?=\{)"
-)
 
 
 class OpenAi(ToolParser):
@@ -65,7 +56,6 @@ class OpenAi(ToolParser):
             text=f" {TO}now<|channel|>commentary <|constrain|>json{MESSAGE}{{}}",
             calls=(ToolCall(name="now", arguments="{}"),),
         ),
-        Sample(text=f"<|channel|>final{MESSAGE}It is 2.<|return|>", content="It is 2."),
         Sample(text=f"{START} they say", content=f"{START} they say"),
         Sample(
             text=f'{START}weather{MESSAGE}{{"city": "Pa',
@@ -80,14 +70,14 @@ class OpenAi(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call in a region. Raises: MalformedToolCall"""
-        head = _HEAD.match(body)
+        head = HEAD.match(body)
         if head is None:
             raise MalformedToolCall("no name, or no arguments")
         return [ToolCall(name=head["name"], arguments=object_at(body.rstrip(), head.end()))]
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call as far as it is written. Raises: MalformedToolCall"""
-        head = _HEAD.match(body)
+        head = HEAD.match(body)
         if head is not None:
             end = value_end(body, head.end())
             return [ToolCall(name=head["name"], arguments=body[head.end() : end])]
@@ -99,7 +89,7 @@ class OpenAi(ToolParser):
 
     def region_end(self, body: str) -> int | None:
         """Return where the arguments are over."""
-        head = _HEAD.match(body)
+        head = HEAD.match(body)
         return value_end(body, head.end()) if head else None
 
     def form(self, tool: Tool) -> Form:

@@ -97,5 +97,4 @@ class Qwen3Coder(XmlToolParser):
 
 def _are_offered(body: str, calls: list[ToolCall], tools: Sequence[Tool]) -> bool:
     """Return whether the first call was asked for, if no <tool_call> says that it is one."""
-    is_bare = body.startswith(BARE)
-    return not (is_bare and calls) or calls[0].name in {tool.name for tool in tools}
+    return not (body.startswith(BARE) and calls) or calls[0].name in {tool.name for tool in tools}

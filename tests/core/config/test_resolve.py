@@ -221,7 +221,7 @@ def unknown_architecture(folder: Path) -> None:
 
 
 def quantized(folder: Path) -> None:
-    rewrite(folder, quantization_config={"quant_method": "aqlm"})
+    rewrite(folder, quantization_config={"quant_method": "quip"})
 
 
 def broken_parser(folder: Path) -> None:
@@ -250,8 +250,8 @@ FAULTS: list[tuple[Any, list[str], str]] = [
     (short_weights, [], "damaged"),
     (missing_shard, [], "part-2.safetensors"),
     (unknown_architecture, [], "LlamaForCausalLM"),
-    (quantized, [], "aqlm"),
-    (quantized, ["--quantization", "none"], "aqlm"),
+    (quantized, [], "quip"),
+    (quantized, ["--quantization", "none"], "quip"),
     (broken_parser, ["--tool-parser-plugin", "FOLDER/parser.py"], "half written"),
     (
         wrong_parser,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-
 HERE = Path(__file__).parent
 
 

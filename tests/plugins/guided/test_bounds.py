@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import runpy
 import time
@@ -23,6 +24,7 @@ from dovetail.guided.compiler import GuideCompiler
 from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Form, Json, Literal, Pattern
 from dovetail.interfaces.spec import GuidedSpec
+from dovetail.testing.walks import Wanderer
 
 HOSTILE: dict[str, Form] = runpy.run_path(str(Path(__file__).with_name("hostile_forms.py")))["HOSTILE"]  # fmt: skip
 WORST = ("twentieth from the end", "laughs", "required members", "itself by two", "list of itself")
@@ -160,3 +162,20 @@ def test_what_one_backend_cannot_compile_goes_to_the_next() -> None:
         await guides.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_members_come_in_the_order_of_the_schema(name: str) -> None:
+    async def body() -> bytes:
+        guides = GuideCompiler(spec_of(name, limit_s=20.0))
+        named = {word: {"type": "boolean"} for word in ("why", "answer", "more")}
+        schema = {"type": "object", "properties": named, "required": list(named)}
+        guide = await guides.guide(Json(schema, ""), where="f", backend=name)
+        await guides.close()
+        table = GuideTable(spec_of(name))
+        matcher = table.prepare(guide).forms[0].matcher()
+        return Wanderer(table.vocabulary).written(
+            Wanderer(table.vocabulary).walk(matcher, random.Random(0)).token_ids
+        )
+
+    assert list(json.loads(asyncio.run(body())))[:3] == ["why", "answer", "more"]

@@ -147,5 +147,5 @@ def test_parts_and_patterns(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mine\.1\.of\.0\.safetensors is missing"):
         dict(own.tensors(Checkpoint(path=str(tmp_path))))
     for wrong in ("a.safetensors", "../{rank}-{part}", "{rank}{rank}{part}"):
-        with pytest.raises(ConfigError, match="load_format.pattern"):
+        with pytest.raises(ConfigError, match=r"load_format\.pattern"):
             ShardedOptions(pattern=wrong)

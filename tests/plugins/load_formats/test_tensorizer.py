@@ -1,4 +1,4 @@
-"""Files that the tensorizer package has written are read bit for bit, and their checksums heeded."""
+"""Files that the tensorizer package has written are read bit for bit, checksums heeded."""
 
 from __future__ import annotations
 
