@@ -2,8 +2,8 @@
 
 Every format gets the same tensors (safetensors in shards, the others as they are written) and a
 process of its own, which copies each tensor into one stretch of memory as loading does. "read" is
-the same files read once into one buffer. Peak is resident memory above what the process had before; the
-bound is the model plus the largest file.
+the same files read once into one buffer. Peak is resident memory above what the process had
+before; the bound is the model plus the largest file.
 
     python benchmarks/loading.py [--mib 1024] [--shards 4] [--times 3] [--cold]
         [--only NAME ...] [--folder DIR]

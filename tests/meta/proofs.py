@@ -136,6 +136,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{WHOLE}::test_max_num_queued_reqs",
         f"{EDGES}::test_a_full_queue_refuses_at_once",
     ),
+    "max_parallel_loading_workers": (
+        "plugins/load_formats/test_ahead.py::test_the_flag_reaches_the_load_format",
+        "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
+    ),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
     "middleware": (f"{FRONTEND_WHOLE}::test_a_stream_is_not_held_back_by_middleware",),
     "model": (f"{WHOLE}::test_model_and_hf_overrides",),
@@ -202,6 +206,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "tokenizer_revision": (f"{WHOLE}::test_revisions_and_download_dir",),
     "tool_call_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "tool_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
+    "tool_server": (
+        "e2e/test_tool_server.py::test_the_server_calls_and_the_model_goes_on",
+        "e2e/test_tool_server.py::test_at_start",
+    ),
     "trust_request_chat_template": (f"{FRONTEND}::test_templates_of_requests",),
     "uds": (f"{FRONTEND_WHOLE}::test_a_unix_socket_answers",),
     "use_tqdm_on_load": (f"{WHOLE}::test_use_tqdm_on_load",),

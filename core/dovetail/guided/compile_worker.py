@@ -26,6 +26,7 @@ from dovetail.interfaces.spec import GuidedSpec
 
 LENGTH = struct.Struct("<I")
 PR_SET_PDEATHSIG = 1
+TRIED_TOKENS = 3
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +88,21 @@ def _limit_memory(more_bytes: int | None) -> None:
 
 
 def _fault(backend: GuidedBackend, artifact: bytes, vocabulary: Vocabulary) -> str | None:
-    """Return why no answer can begin. The first mask is tried here, where taking long is no harm."""
-    mask = np.zeros(vocabulary.mask_words, dtype=np.uint32)
-    backend.load(artifact).matcher().fill(mask)
-    return None if mask.any() else "nothing that this model can write has this form"
+    """Return why no answer can begin. The first masks are tried here, where taking long is no harm:
+    libraries have limits that they tell of then.
+    """
+    matcher = backend.load(artifact).matcher()
+    for _ in range(TRIED_TOKENS):
+        mask = np.zeros(vocabulary.mask_words, dtype=np.uint32)
+        matcher.fill(mask)
+        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not len(ids):
+            return "nothing that this model can write has this form"
+        if np.isin(ids, vocabulary.eos_ids).any():
+            return None
+        if not matcher.accept(int(ids[-1])):
+            return "it allows what it does not take"
+    return None
 
 
 def _end_with_parent() -> None:

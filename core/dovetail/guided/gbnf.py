@@ -4,35 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.guided.regex import Cat, Chars, Many, Node, Or, Rule
+from dovetail.guided.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
 from dovetail.interfaces.guided import InvalidForm
 
 
 def as_gbnf(rules: Mapping[str, Node]) -> str:
     """Return the text of a grammar, one rule a line. Raises: InvalidForm"""
-    return "\n".join(f"{name} ::= {_text(node)}" for name, node in rules.items())
+    writer = _Writer()
+    lines = [f"{name} ::= {writer.text(node)}" for name, node in rules.items()]
+    return "\n".join(lines + writer.lines)
 
 
-def _text(node: Node) -> str:
-    match node:
-        case Chars(ranges):
-            if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-                return f'"{_character(ranges[0][0])}"'
-            body = "".join(
-                _character(a) + ("" if a == b else "-" + _character(b)) for a, b in ranges
-            )
-            return f"[{body}]"
-        case Rule(name):
-            return name
-        case Cat(parts):
-            return " ".join(_joined(_flat(parts))) or '""'
-        case Or(()):
-            raise InvalidForm("a part matches nothing")
-        case Or(parts):
-            return "(" + " | ".join(map(_text, parts)) + ")"
-        case Many(part, least, most):
-            return f"({_text(part)}){_count(least, most)}"
-    raise InvalidForm("a grammar has no anchors")
+class _Writer:
+    """Writes trees. What repeats without end becomes a rule that ends in itself: readers make
+    their masks beforehand for such, not for groups with a star."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._names: dict[str, str] = {}
+
+    def text(self, node: Node) -> str:
+        """Return the text of a part."""
+        match node:
+            case Chars(ranges):
+                return _set_text(ranges)
+            case Rule(name):
+                return name
+            case Cat(parts):
+                return " ".join(_joined([self.text(part) for part in _flat(parts)])) or '""'
+            case Or(()):
+                raise InvalidForm("a part matches nothing")
+            case Or(parts):
+                return "(" + " | ".join(map(self.text, parts)) + ")"
+            case Many(part, least, most):
+                return self._many(part, least, most)
+        raise InvalidForm("a grammar has no anchors")
+
+    def _many(self, part: Node, least: int, most: int | None) -> str:
+        inner = self.text(part)
+        if isinstance(part, Chars):
+            return f"[{inner[1:-1]}]" + _count(least, most)
+        name = self._rule(inner) if isinstance(part, Or) else f"({inner})"
+        if most is not None:
+            return name + _count(least, most)
+        first = [name + _count(least, least)] if least else []
+        return " ".join([*first, self._tail(inner)])
+
+    def _rule(self, inner: str) -> str:
+        """Return a rule for a part that is repeated, the same for the same part."""
+        if inner not in self._names:
+            self._names[inner] = f"r{len(self._names)}"
+            self.lines.append(f"{self._names[inner]} ::= {inner}")
+        return self._names[inner]
+
+    def _tail(self, inner: str) -> str:
+        """Return a rule for a part any number of times."""
+        key = f"{inner}*"
+        if key not in self._names:
+            name = self._names[key] = f"r{len(self._names)}"
+            branches = inner[1:-1].split(" | ") if _is_flat_choice(inner) else [inner]
+            ways = " | ".join(f"{branch} {name}" for branch in branches)
+            self.lines.append(f'{name} ::= "" | {ways}')
+        return self._names[key]
+
+
+def _is_flat_choice(text: str) -> bool:
+    """Return whether a text is one group of alternatives without groups in it."""
+    return text.startswith("(") and text.endswith(")") and "(" not in text[1:]
+
+
+def _set_text(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return f'"{_character(ranges[0][0])}"'
+    body = "".join(_character(a) + ("" if a == b else "-" + _character(b)) for a, b in ranges)
+    return f"[{body}]"
 
 
 def _count(least: int, most: int | None) -> str:
@@ -46,16 +91,20 @@ def _flat(parts: tuple[Node, ...]) -> list[Node]:
     return [p for part in parts for p in (_flat(part.parts) if isinstance(part, Cat) else (part,))]
 
 
-def _joined(parts: list[Node]) -> list[str]:
-    """Return the texts of parts; characters one after the other become one text."""
+def _joined(texts: list[str]) -> list[str]:
+    """Return texts of which those in quotation marks that follow each other are one."""
     made: list[str] = []
-    for part in parts:
-        text = _text(part)
-        if text.startswith('"') and made and made[-1].startswith('"'):
+    for text in texts:
+        is_both = _is_quoted(text) and made and _is_quoted(made[-1])
+        if is_both:
             made[-1] = made[-1][:-1] + text[1:]
         else:
             made.append(text)
     return made
+
+
+def _is_quoted(text: str) -> bool:
+    return text.startswith('"') and text.endswith('"') and len(text) > 2
 
 
 def _character(code: int) -> str:

@@ -176,8 +176,8 @@ class Experts(WeightHolder):
     def pieces(self, leaf: str) -> set[str]:
         """Return one piece per expert and matrix."""
         parts = self.down if self._stored[leaf][0] == "down_proj" else self.gate_up
-        parts = held_parts(self.get_parameter(leaf), parts)
-        return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in parts}
+        held = held_parts(self.get_parameter(leaf), parts)
+        return {f"{expert}.{p.name}" for expert in range(self.num_experts) for p in held}
 
 
 def _behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tuple[Cut, ...]:

@@ -20,6 +20,7 @@ import httptools
 
 from dovetail.errors import ConfigError
 from dovetail.registry.known import reason_for
+from dovetail.server.translate import is_deep
 from dovetail.version import __version__
 
 FLAG = "--tool-server"
@@ -305,6 +306,8 @@ def _tool(given: Any) -> McpTool:
     name = _object(given).get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
         raise McpFault("one of its tools has no name, or one of no use.")
+    if is_deep(given):
+        raise McpFault(f"the schema of its tool {name} is nested too deep.")
     return McpTool(
         name=name,
         description=str(given.get("description") or ""),

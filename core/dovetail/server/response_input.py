@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.errors import RequestError
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.protocol.responses import Item, ResponsesRequest
-from dovetail.server.translate import as_chat, check_one
+from dovetail.server.translate import as_chat, check_one, is_deep
 
 NAMES = {
     "response_format.json_schema": "text.format",
@@ -49,6 +49,7 @@ def chat_of(
             raise RequestError(f"{why}.", where=name, code="unsupported_field")
     if "message.output_text.logprobs" in (body.include or ()):
         raise RequestError(f"{REFUSED['top_logprobs']}.", where="include", code="unsupported_field")
+    _check_depths(body)
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": [*_instructions(body), *messages],
@@ -242,6 +243,18 @@ def _part(part: Any, where: str) -> str:
             code="unsupported_field",
         )
     return _word(part, "refusal" if kind == "refusal" else "text", where)
+
+
+def _check_depths(body: ResponsesRequest) -> None:
+    """Raise RequestError for schemas that could not be told back."""
+    schemas = {
+        f"tools[{i}].parameters": t.get("parameters") for i, t in enumerate(body.tools or ())
+    }
+    if body.text is not None and body.text.format is not None:
+        schemas["text.format.schema"] = body.text.format.schema_
+    for where, schema in schemas.items():
+        if is_deep(schema):
+            raise RequestError("is nested too deep.", where=where)
 
 
 def _is_mcp(tool: Mapping[str, Any]) -> bool:

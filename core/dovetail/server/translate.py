@@ -16,6 +16,9 @@ from dovetail.errors import RequestError
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.protocol.common import SamplingFields
 
+MAX_DEPTH = 200
+"""What is told back stands within a response, and pydantic writes 255 levels."""
+
 
 def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
     """Return a chat request with the body's sampling fields and these. Raises: RequestError"""
@@ -37,6 +40,22 @@ def check_one(body: SamplingFields) -> None:
     """Raise RequestError where several answers are asked of a dialect that has one."""
     if (body.n or 1) > 1:
         raise RequestError("there is one answer here.", where="n", code="unsupported_field")
+
+
+def is_deep(value: Any) -> bool:
+    """Return whether lists and objects stand in each other deeper than an answer can tell."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 @contextlib.contextmanager

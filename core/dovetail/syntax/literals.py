@@ -16,6 +16,7 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCal
 from dovetail.syntax.json_text import skip_blanks
 
 MAX_DEPTH = 48
+MAX_ITEMS = 10_000
 MAX_NUMBER_CHARS = 400
 _WORD = re.compile(r"\w+")
 _BARE_KEY = re.compile(r"[^\s:{}\[\],<>\"']+")
@@ -111,6 +112,8 @@ class Literals:
             key, at = self.key(text, at) if opening == "{" else ("", at)
             part, at = self.value(text, at, depth + 1)
             parts.append(key + part)
+            if len(parts) > MAX_ITEMS:
+                raise MalformedToolCall("too many items")
             at = skip_blanks(text, at)
             if text[at : at + 1] == ",":
                 has_comma = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -77,7 +78,7 @@ class Weight:
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix that is meant. Shapes: index [M] -> [M, K] float32"""
         kept = {name: getattr(self, name) for name in _PER_OUTPUT}
-        picked = {name: None if t is None else _picked(t, index) for name, t in kept.items()}
+        picked: dict[str, Any] = {name: None if t is None else _picked(t, index) for name, t in kept.items()}
         return replace(self, **picked).dequantize()
 
     def dequantize(self) -> torch.Tensor:
@@ -126,7 +127,7 @@ def join(weights: Sequence[Weight]) -> Weight | None:
             return None
         if not _same(first.order, other.order) or not _same(first.table, other.table):
             return None
-    joined = {name: _cat([getattr(w, name) for w in weights]) for name in _PER_OUTPUT}
+    joined: dict[str, Any] = {name: _cat([getattr(w, name) for w in weights]) for name in _PER_OUTPUT}
     return replace(first, **joined)
 
 

@@ -139,10 +139,13 @@ class _Matcher:
         self._eos_ids = frozenset(vocabulary.eos_ids)
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token, if the form allows it."""
+        """Go on by a token, if the form allows it. Raises: InvalidForm at a limit"""
         if token_id in self._eos_ids:
             return bool(self._matcher.is_accepting())
-        return bool(self._matcher.try_consume_tokens([token_id]))
+        is_taken = bool(self._matcher.try_consume_tokens([token_id]))
+        if not is_taken and self._matcher.is_error():
+            raise InvalidForm(self._matcher.get_error())
+        return is_taken
 
     def fill(self, mask: np.ndarray) -> None:
         """Set the bits of tokens that may follow. Raises: InvalidForm at a limit. Mutates: mask"""
@@ -194,6 +197,10 @@ class _Lark:
                 return self._named("grammar", "%lark {\n" + as_lark(text, language) + "\n}")
             case forms.Sequence(parts):
                 return "( " + " ".join(self._in_order(parts)) + " )"
+            case forms.Choice(parts) if self._are_plain(parts):
+                # One terminal: as alternatives of a rule, many would pass the parser's limits.
+                texts = [json.dumps(part.text) for part in parts if isinstance(part, forms.Literal)]
+                return self._named("CHOICE", " | ".join(texts))
             case forms.Choice(parts):
                 return "( " + " | ".join(map(self._part, parts)) + " )"
             case forms.Repeat(part, least, most):
@@ -218,6 +225,15 @@ class _Lark:
                 case [part, *others]:
                     yield self._part(part)
                     rest = others
+
+    def _are_plain(self, parts: Sequence[forms.Form]) -> bool:
+        """Return whether parts are texts without special tokens, and not empty."""
+        return bool(parts) and all(
+            isinstance(part, forms.Literal)
+            and part.text
+            and not any(word in part.text for word in self._special)
+            for part in parts
+        )
 
     def _named(self, name: str, body: str) -> str:
         name, bracket, attribute = name.partition("[")

@@ -34,15 +34,15 @@ def read_tokenizer(file: Path) -> FastTokenizer:
     """Return the tokenizer of a file. Raises: ConfigError."""
     if file.name == _vocabulary.TEKKEN:
         tekken = _vocabulary.read_tekken(file)
-        backend, kind, version = from_tekken(tekken), "tekken", tekken.version
+        backend, version = from_tekken(tekken), tekken.version
     else:
         backend = from_pieces(_vocabulary.read_pieces(file))
-        kind, version = "sentencepiece", _vocabulary.version_of(file)
+        version = _vocabulary.version_of(file)
     for token in (BOS, EOS):
         if backend.token_to_id(token) is None:
             raise ConfigError(f"the vocabulary has no {token}", where=str(file))
     settings = {"bos_token": BOS, "eos_token": EOS, "unk_token": UNKNOWN}
-    template = template_of(kind, version)
+    template = template_of(version)
     return FastTokenizer(
         file.parent,
         content=backend.to_str(),

@@ -104,9 +104,20 @@ def read_pieces(path: Path) -> tuple[Piece, ...]:
         raise _malformed(path, f"it is no sentencepiece model: {error}") from error
     if not pieces:
         raise _malformed(path, "it holds no pieces")
+    _check_normalizer(path, [dict(_fields(value)) for number, value in fields if number == 3])
     if not trainers or trainers[0].get(3, 1) != 2:
         raise _malformed(path, "it is no model of byte pairs")
     return pieces
+
+
+def _check_normalizer(path: Path, settings: list[dict[int, Any]]) -> None:
+    """Raises: ConfigError unless text is left as it is, but for one space before it.
+
+    Fields: 2 a table of characters, 3 whether a space is added, 4 whether spaces are dropped.
+    """
+    found = settings[0] if settings else {}
+    if found.get(2) or not found.get(3, 1) or found.get(4, 1):
+        raise _malformed(path, "it changes texts in a way that is not built")
 
 
 def _special(path: Path, listed: Any, count: int) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Tool calls of gpt-oss: messages of the harmony format whose recipient is a function.
 
-Source: OpenAI's description of the harmony format. The recipient stands in the channel or the role;
-the arguments end with their JSON, as <|call|> mostly ends the answer. Knows no streaming, no HTTP.
+Source: OpenAI's description of the harmony format. The arguments end with their JSON, as <|call|>
+mostly ends the answer. Knows no streaming and no HTTP.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class OpenAi(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call in a region. Raises: MalformedToolCall"""
-        head = HEAD.match(body)
-        if head is None:
+        if (head := HEAD.match(body)) is None:
             raise MalformedToolCall("no name, or no arguments")
         return [ToolCall(name=head["name"], arguments=object_at(body.rstrip(), head.end()))]
 
@@ -79,8 +78,8 @@ class OpenAi(ToolParser):
         """Return the call as far as it is written. Raises: MalformedToolCall"""
         head = HEAD.match(body)
         if head is not None:
-            end = value_end(body, head.end())
-            return [ToolCall(name=head["name"], arguments=body[head.end() : end])]
+            arguments = body[head.end() : value_end(body, head.end())]
+            return [ToolCall(name=head["name"], arguments=arguments)]
         at = body.find(MESSAGE, 0, MAX_HEAD_CHARS)
         is_over = bool(body[at + len(MESSAGE) :].strip()) if at >= 0 else len(body) > MAX_HEAD_CHARS
         if is_over or body[:1].isspace():

@@ -1,8 +1,8 @@
 """200 damaged files per format: each is told by a ConfigError or read within its own bounds.
 
 Bytes are flipped, cut, added and overwritten with huge counts, anywhere in the file; headers in
-JSON are changed by meaning too. No file outside the folder is opened, nothing hangs or takes memory that
-the file does not have.
+JSON are changed by meaning too. No file outside the folder is opened, nothing hangs or takes
+memory that the file does not have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formats that packages read: their options reach the package, and errors are told, not passed on."""
+"""Formats that packages read: their options reach the package, and errors are told."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import base64
 import json
 import runpy
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from dovetail_plugins.tokenizers.hf import HfTokenizer
 from dovetail_plugins.tokenizers.mistral import MistralTokenizer
 
 LAYOUT: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("layout.py")))
+NOT_PAIRS = b"\x0a\x03\x0a\x01a\x12\x02\x18\x01"
+NORMALIZES = b"\x0a\x03\x0a\x01a\x12\x02\x18\x02\x1a\x02\x12\x00"
 TEXTS = (
     "the thin inn in the hé\n\n  ababab abababa aba",
     "ababaab" * 9 + "  \t x",
@@ -37,9 +40,7 @@ def by_rank(word: bytes, ranks: dict[bytes, int]) -> list[int]:
         return [ranks[word]]
     parts = [word[i : i + 1] for i in range(len(word))]
     while True:
-        pairs = [
-            (ranks.get(a + b), i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
-        ]
+        pairs = [(ranks.get(a + b), i) for i, (a, b) in enumerate(pairwise(parts))]
         joined = [(rank, i) for rank, i in pairs if rank is not None]
         if not joined:
             return [ranks[part] for part in parts]
@@ -81,7 +82,9 @@ def field(number: int, value: Any) -> bytes:
 def write_sentencepiece(folder: Path, kind: int = 2) -> Path:
     pieces = [field(1, text) + field(2, score) + field(3, kind) for text, score, kind in PIECES]
     path = folder / "tokenizer.model.v3"
-    path.write_bytes(b"".join(field(1, piece) for piece in pieces) + field(2, field(3, kind)))
+    falls_back = b"\x98\x02\x01"  # field 35 of the trainer's settings
+    settings = field(2, field(3, kind) + falls_back) + field(3, field(4, 0))
+    path.write_bytes(b"".join(field(1, piece) for piece in pieces) + settings)
     return path
 
 
@@ -135,7 +138,7 @@ def test_damage_is_told(tmp_path: Path, changes: dict[str, Any], told: str) -> N
     assert "tekken.json" in str(caught.value.where)
 
 
-@pytest.mark.parametrize("damage", [b"\x0a\x7f", b"\xff" * 30, b"", b"\x12\x02\x18\x01"])
+@pytest.mark.parametrize("damage", [b"\x0a\x7f", b"\xff" * 30, b"", NOT_PAIRS, NORMALIZES])
 def test_a_damaged_model_is_told(tmp_path: Path, damage: bytes) -> None:
     path = write_sentencepiece(tmp_path)
     path.write_bytes(damage if damage else path.read_bytes()[:200])

@@ -285,6 +285,7 @@ def test_kinds(schema: dict[str, object], found: set[str] | None) -> None:
 
 
 def test_what_holds_only_together_cannot_be_held_apart() -> None:
+    more: dict[str, object]
     for more in ({"minProperties": 1}, {"anyOf": []}, {"type": "array"}, {"properties": 1}):
         assert parameters_of(Tool(name="f", parameters={**SCHEMA, **more})) is None
     assert as_json("[1, 2", {"type": "array"}) == '"[1, 2"'
