@@ -22,7 +22,7 @@ import psutil
 from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.async_engine import AsyncEngine
-from dovetail.errors import RequestError
+from dovetail.errors import RequestError, RequestFault
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.form import Literal
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ async def ask_all(guides: GuideCompiler, engine: AsyncEngine, backend: str | Non
             try:
                 async for _ in engine.generate("x", params, f"hostile {word}"):
                     pass
-            except RequestError:
+            except RequestFault:
                 rows[-1] = (word, rows[-1][1], came + ", its answer ended with an error")
     return rows
 

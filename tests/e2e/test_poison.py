@@ -2,8 +2,9 @@
 
 A case is a file in poison/: `why` it is dangerous, the `source` where one is known, what is sent
 (`body`, `raw`, `raw_parts`, `raw_base64` or `wire`), and the allowed `status`. Long values are
-written as {"$repeat": [value, times]} and the like; see `expanded`. Cases with `server: replay`
-go to a model that emits scripts, some of which turn into NaN.
+written as {"$repeat": [value, times]} and the like; see `expanded`. Where an answer is allowed,
+`gives` is what its text must match. Cases with `server: replay` go to a model that emits scripts,
+some of which turn into NaN.
 """
 
 from __future__ import annotations
@@ -297,7 +298,11 @@ def check_reply(case: dict[str, Any], reply: Reply) -> None:
     elif "event-stream" in reply.headers["content-type"]:
         check_events([x[6:] for x in text.splitlines() if x.startswith("data: ")], case)
     else:
-        json.loads(text, parse_constant=_refuse_constant)
+        whole = json.loads(text, parse_constant=_refuse_constant)
+        if "gives" in case:
+            choice = whole["choices"][0]
+            given = choice["message"]["content"] if "message" in choice else choice["text"]
+            assert re.fullmatch(case["gives"], given), given
     assert "header" not in case or case["header"] in reply.headers
 
 
@@ -407,8 +412,8 @@ def test_the_corpus_is_large_and_explained() -> None:
     assert len(CASES) >= 60
     assert all(case["why"] for case in CASES.values())
     fields = {
-        "body", "chunked", "copies", "hangs_up", "header", "headers", "method", "or_closed",
-        "path", "raw", "raw_base64", "raw_parts", "says", "server", "source", "status",
+        "body", "chunked", "copies", "gives", "hangs_up", "header", "headers", "method",
+        "or_closed", "path", "raw", "raw_base64", "raw_parts", "says", "server", "source", "status",
         "stream_error", "why", "wire",
     }  # fmt: skip
     assert {key for case in CASES.values() for key in case} <= fields

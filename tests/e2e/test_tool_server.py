@@ -26,7 +26,7 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.errors import ConfigError
 from dovetail.server.checks import check_frontend
-from dovetail.server.mcp import MAX_RESULT_BYTES, McpServer, connected
+from dovetail.server.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 from dovetail.testing.models import write_replay_checkpoint
 from dovetail.testing.server_process import ServerProcess
@@ -392,7 +392,7 @@ def test_at_start(tools: Tools, tmp_path: Path) -> None:
             asyncio.run(connected([tools.label, label]))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = McpServer(f"127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(Exception, match=r"longer than 0\.1 s"):
+        with pytest.raises(McpFault, match=r"longer than 0\.1 s"):
             asyncio.run(server.connect(limit_s=0.1))
 
 

@@ -5,7 +5,7 @@ Looks at classes only: nothing is compiled and no vocabulary is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dovetail import registry
 from dovetail.errors import RequestError
@@ -29,13 +29,13 @@ NAMES_SHOWN = 3
 
 def choose_backend(spec: GuidedSpec, forms: Sequence[Form], asked: str | None, where: str) -> str:
     """Return the name of the backend to use. Raises: RequestError, as `choose_backends` does"""
-    return choose_backends(spec, forms, asked, where)[0]
+    return next(choose_backends(spec, forms, asked, where))
 
 
 def choose_backends(
     spec: GuidedSpec, forms: Sequence[Form], asked: str | None, where: str
-) -> list[str]:
-    """Return the names of the backends to try, best first. `asked` is the request's own wish.
+) -> Iterator[str]:
+    """Yield the names of the backends to try, best first. `asked` is the request's own wish.
 
     Raises: RequestError that points at what is not enforced.
     """
@@ -59,14 +59,19 @@ def choose_backends(
         if found and is_final:
             raise _refused(wish, found, where)
         if is_final:
-            return [wish]
+            yield wish
+            return
     ranked = sorted(classes, key=lambda name: (name != wish, -classes[name].auto_rank, name))
-    answers = {name: _refusals(classes[name], forms) for name in ranked}
-    fitting = [name for name in ranked if not answers[name]]
-    if fitting:
-        return fitting
-    least = min(ranked, key=lambda name: len(answers[name]))
-    raise _refused(least, answers[least], where)
+    answers = {}
+    for name in ranked:
+        found = _refusals(classes[name], forms)
+        if found:
+            answers[name] = found
+        else:
+            yield name
+    if len(answers) == len(ranked):
+        least = min(ranked, key=lambda name: len(answers[name]))
+        raise _refused(least, answers[least], where)
 
 
 def backend_class(name: str) -> type[GuidedBackend]:

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ logger = logging.getLogger("dovetail.server")
 
 START_LIMIT_S = 60.0
 MAX_FORM_BYTES = 512 << 10
+SHORT_FORM_BYTES = 16 << 10
 MAX_WAITING = 64
 """So many forms may wait to be compiled; beyond it requests are refused at once."""
 MAX_WAIT_S = 45.0
@@ -95,9 +96,11 @@ class GuideCompiler:
         the next. Raises: RequestError, the first one
         """
         first: RequestError | None = None
-        for name in choose_backends(self.spec, forms, backend, where):
+        written = [_written(form, where) for form in forms]
+        names = choose_backends(self.spec, forms, backend, where)
+        while (name := await _next(names, sum(map(len, written)))) is not None:
             try:
-                return name, tuple([await self._artifact(name, form, where) for form in forms])
+                return name, tuple([await self._artifact(name, data, where) for data in written])
             except RequestError as error:
                 first = first or error
                 if error.code != "invalid_grammar":
@@ -111,12 +114,7 @@ class GuideCompiler:
             self._restart.cancel()
         await self._kill()
 
-    async def _artifact(self, backend: str, form: Form, where: str) -> bytes:
-        data = encode_form(form)
-        if len(data) > MAX_FORM_BYTES:
-            raise RequestError(
-                f"has {len(data)} bytes; at most {MAX_FORM_BYTES} are taken.", where=where
-            )
+    async def _artifact(self, backend: str, data: bytes, where: str) -> bytes:
         if (backend, data) in self._refused:
             raise self._refused[backend, data]
         if self._num_waiting >= MAX_WAITING:
@@ -259,6 +257,22 @@ async def _asked(process: asyncio.subprocess.Process, message: msgspec.Struct) -
     await process.stdin.drain()
     (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
     return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer)
+
+
+def _written(form: Form, where: str) -> bytes:
+    """Return a form as bytes. Raises: RequestError for one that is too long"""
+    data = encode_form(form)
+    if len(data) > MAX_FORM_BYTES:
+        what = f"has {len(data)} bytes; at most {MAX_FORM_BYTES} are taken."
+        raise RequestError(what, where=where, code="grammar_too_complex")
+    return data
+
+
+async def _next(names: Iterator[str], num_bytes: int) -> str | None:
+    """Return the next name, or None. Looking through a long form is done beside the event loop."""
+    if num_bytes <= SHORT_FORM_BYTES:
+        return next(names, None)
+    return await asyncio.get_running_loop().run_in_executor(None, next, names, None)
 
 
 def _note_fault(done: asyncio.Future[None]) -> None:

@@ -31,7 +31,7 @@ class _Writer:
             case Rule(name):
                 return name
             case Cat(parts):
-                return " ".join(_joined([self.text(part) for part in _flat(parts)])) or '""'
+                return self._in_order(_flat(parts))
             case Or(()):
                 raise InvalidForm("a part matches nothing")
             case Or(parts):
@@ -39,6 +39,18 @@ class _Writer:
             case Many(part, least, most):
                 return self._many(part, least, most)
         raise InvalidForm("a grammar has no anchors")
+
+    def _in_order(self, parts: list[Node]) -> str:
+        """Return parts one after the other. What follows an endless repeat is its rule's way out:
+        so the reader knows beforehand what else may come."""
+        texts: list[str] = []
+        for part in reversed(parts):
+            match part:
+                case Many(Or() as inner, 0, None) if texts:
+                    texts = [self._tail(self.text(inner), " ".join(_joined(texts)))]
+                case _:
+                    texts.insert(0, self.text(part))
+        return " ".join(_joined(texts)) or '""'
 
     def _many(self, part: Node, least: int, most: int | None) -> str:
         inner = self.text(part)
@@ -57,14 +69,14 @@ class _Writer:
             self.lines.append(f"{self._names[inner]} ::= {inner}")
         return self._names[inner]
 
-    def _tail(self, inner: str) -> str:
-        """Return a rule for a part any number of times."""
-        key = f"{inner}*"
+    def _tail(self, inner: str, out: str = '""') -> str:
+        """Return a rule for a part any number of times, then what follows."""
+        key = f"{inner}* {out}"
         if key not in self._names:
             name = self._names[key] = f"r{len(self._names)}"
             branches = inner[1:-1].split(" | ") if _is_flat_choice(inner) else [inner]
             ways = " | ".join(f"{branch} {name}" for branch in branches)
-            self.lines.append(f'{name} ::= "" | {ways}')
+            self.lines.append(f"{name} ::= {out} | {ways}")
         return self._names[key]
 
 

@@ -96,8 +96,12 @@ def _turned(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _num_heads(model: Model, *, is_key: bool) -> int:
-    architecture = model.settings["general.architecture"]
-    heads = model.settings.get(f"{architecture}.attention.head_count")
+    """Return the heads of queries or of keys. Raises: ConfigError when the file does not tell."""
+    prefix = f"{model.settings['general.architecture']}.attention.head_count"
+    heads = model.settings.get(prefix)
     if is_key:
-        heads = model.settings.get(f"{architecture}.attention.head_count_kv", heads)
-    return int(heads[0] if isinstance(heads, list) else heads)
+        heads = model.settings.get(f"{prefix}_kv", heads)
+    heads = heads[0] if isinstance(heads, list) and heads else heads
+    if not isinstance(heads, int) or heads <= 0:
+        raise ConfigError(f"{prefix} is {heads!r}", where=str(model.path))
+    return heads

@@ -85,7 +85,11 @@ def test_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
+    whole = tmp_path / "model.gguf"
+    whole.write_text("x", encoding="utf-8")
+    assert find_model(str(whole)) == whole  # one file holds a whole model of this format
+    assert find_tokenizer(None, whole) == whole
+    file = tmp_path / "model.safetensors"
     file.write_text("x", encoding="utf-8")
     with pytest.raises(ConfigError, match="is a file"):
         find_model(str(file))
