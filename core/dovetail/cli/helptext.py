@@ -71,7 +71,7 @@ def first_screen(parser: Parser, common: Iterable[str] = ()) -> str:
     lines += ["groups, each with its number of flags:", *_group_columns(parser), ""]
     prog = parser.prog
     lines += [
-        f"more: {prog} --help=GROUP | --help=FLAG | --help=WORD (search) | --help=all or page",
+        f"more: {prog} --help=GROUP | --help=FLAG | --help=WORD (search) | --help=all|page",
         _FILE_HINT + _VERBOSE if any("--config" in a.option_strings for a in actions) else _VERBOSE,
     ]
     return "\n".join(lines)

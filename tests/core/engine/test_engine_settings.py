@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -122,20 +123,27 @@ def test_a_reset_empties_the_index_of_prefixes() -> None:
     core.shutdown()
 
 
-def test_the_socket_lies_where_it_is_wanted(tmp_path: Path) -> None:
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Return a folder whose path leaves room for a socket's, as pytest's own may not."""
+    with tempfile.TemporaryDirectory(prefix="d") as folder:
+        yield Path(folder).resolve()
+
+
+def test_the_socket_lies_where_it_is_wanted(short_path: Path) -> None:
     async def main() -> None:
-        async with running(spec_with(socket_dir=str(tmp_path)), in_process=False) as engine:
-            assert [path.name for path in tmp_path.glob("dovetail-*/*")] == ["engine.sock"]
+        async with running(spec_with(socket_dir=str(short_path)), in_process=False) as engine:
+            assert [path.name for path in short_path.glob("dovetail-*/*")] == ["engine.sock"]
             await finish(engine, 2)
 
     asyncio.run(main())
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("folder", "cause"), [("no/such", "no socket"), ("x" * 120, "too long")])
-def test_a_folder_that_cannot_hold_a_socket(folder: str, cause: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_hold_a_socket(folder: str, cause: str, short_path: Path) -> None:
     with pytest.raises(ConfigError, match=cause) as caught:
-        transport.make_socket_folder(str(tmp_path / folder))
+        transport.make_socket_folder(str(short_path / folder))
     assert caught.value.where == "--socket-dir"
 
 
