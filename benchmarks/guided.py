@@ -1,6 +1,6 @@
 """What structured output costs: compiling and masks at 128k tokens, and answers beside free ones.
 
-    PYTHONPATH=core:plugins:kernels python benchmarks/guided.py [--vocab 128000] [--only masks|answers]
+    PYTHONPATH=core:plugins:kernels python benchmarks/guided.py [--only masks|answers]
 
 The vocabulary is made up: every byte, then words, numbers and pieces of JSON as byte-level BPE
 would have them. Times are medians in one process with one thread. Answers are the demo model's:
@@ -53,11 +53,28 @@ def made_up(size: int) -> Vocabulary:
     """Return a vocabulary of so many tokens; 0 is the end."""
     chance = random.Random(0)
     tokens = dict.fromkeys(bytes([byte]) for byte in range(256))
-    pieces = ('":', '": ', '",', ', "', '"}', '{"', "[]", "{}", "]}", "},", "\\n", '\\"', "  ", "\n  ")
+    pieces = (
+        '":',
+        '": ',
+        '",',
+        ', "',
+        '"}',
+        '{"',
+        "[]",
+        "{}",
+        "]}",
+        "},",
+        "\\n",
+        '\\"',
+        "  ",
+        "\n  ",
+    )
     tokens |= dict.fromkeys(piece.encode() for piece in pieces)
     tokens |= dict.fromkeys(str(number).encode() for number in range(1000))
     while len(tokens) < size - 1:
-        word = "".join(chance.choices(string.ascii_lowercase, k=min(9, 2 + int(chance.expovariate(0.25)))))
+        word = "".join(
+            chance.choices(string.ascii_lowercase, k=min(9, 2 + int(chance.expovariate(0.25))))
+        )
         style = chance.random()
         word = word.capitalize() if style < 0.2 else word
         word = f" {word}" if chance.random() < 0.6 else word
@@ -98,7 +115,9 @@ def masks(size: int, names: list[str]) -> None:
         backend = plugin(plugin.Options(), vocabulary)
         print(f"{name}: vocabulary {time.perf_counter() - begun_s:.1f} s")
         for word, (form, text) in FORMS.items():
-            print(f"    {word:<14}{_one(backend, form, longest_first(text, vocabulary))}", flush=True)
+            print(
+                f"    {word:<14}{_one(backend, form, longest_first(text, vocabulary))}", flush=True
+            )
 
 
 def _one(backend: GuidedBackend, form: Form, ids: list[int]) -> str:
@@ -137,7 +156,10 @@ def _one(backend: GuidedBackend, form: Form, ids: list[int]) -> str:
 
 def applying(size: int) -> None:
     """Print what applying 16 masks costs in torch, on rows of logits of this size."""
-    masks_of = [np.random.default_rng(n).integers(0, 2**32, -(-size // 32), dtype=np.uint32) for n in range(16)]
+    masks_of = [
+        np.random.default_rng(n).integers(0, 2**32, -(-size // 32), dtype=np.uint32)
+        for n in range(16)
+    ]
     logits = torch.randn(16, size)
     times_s = []
     for _ in range(30):
@@ -161,7 +183,9 @@ def answers() -> None:
     free = statistics.median(rates["free"])
     for name, found in rates.items():
         spread = f"{min(found):.0f} to {max(found):.0f}"
-        print(f"{name:<20}{statistics.median(found):>8.0f} tokens/s ({spread}){statistics.median(found) / free:>7.2f}x")
+        print(
+            f"{name:<20}{statistics.median(found):>8.0f} tokens/s ({spread}){statistics.median(found) / free:>7.2f}x"
+        )
 
 
 def _rate(llm: LLM, backend: str | None) -> float:

@@ -54,8 +54,7 @@ async def with_streams(engine: AsyncEngine, work: Any) -> tuple[list[float], Any
     """Return the gaps of the streams while some work runs, and what the work brought."""
     stop, gaps_s = asyncio.Event(), []
     tasks = [
-        asyncio.create_task(stream(engine, f"stream {n}", stop, gaps_s))
-        for n in range(NUM_STREAMS)
+        asyncio.create_task(stream(engine, f"stream {n}", stop, gaps_s)) for n in range(NUM_STREAMS)
     ]
     await asyncio.sleep(2.0)
     gaps_s.clear()
@@ -65,7 +64,9 @@ async def with_streams(engine: AsyncEngine, work: Any) -> tuple[list[float], Any
     return list(gaps_s), found
 
 
-async def ask_all(guides: GuideCompiler, engine: AsyncEngine, backend: str | None) -> list[tuple[str, float, str]]:
+async def ask_all(
+    guides: GuideCompiler, engine: AsyncEngine, backend: str | None
+) -> list[tuple[str, float, str]]:
     """Return for every hostile form how long it took and what came of it; run those taken."""
     rows = []
     for word, form in HOSTILE.items():
@@ -90,7 +91,9 @@ async def ask_all(guides: GuideCompiler, engine: AsyncEngine, backend: str | Non
 async def measure(backend: str | None, limit_s: float) -> None:
     """Print the forms, then the ratio of the streams' gaps."""
     said = {"compile_limit_s": limit_s} | ({"backend": backend} if backend else {})
-    spec = resolve(Config.from_fields({"structured_outputs_config": said, "disable_log_stats": True}))
+    spec = resolve(
+        Config.from_fields({"structured_outputs_config": said, "disable_log_stats": True})
+    )
     engine = await AsyncEngine.start(spec)
     guides = engine.guides
     assert guides is not None

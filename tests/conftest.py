@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -30,11 +31,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-plugins", action="store_true", help="make dovetail_plugins unimportable"
     )
+    parser.addoption("--note-passed", metavar="FILE", help="write the names of tests that passed")
+    parser.addoption("--skip-noted", metavar="FILE", help="leave out the tests named in a file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--without-plugins"):
         sys.meta_path.insert(0, Absent())
+    noted = config.getoption("--note-passed")
+    if noted and not os.environ.get("PYTEST_XDIST_WORKER"):
+        config.pluginmanager.register(Noted(Path(noted)))
+
+
+class Noted:
+    """Writes the names of the tests that passed: what passes without the plugins need not run
+    again with them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.names.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text("\n".join(self.names), encoding="utf-8")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    noted = config.getoption("--skip-noted")
+    if not noted:
+        return
+    names = set(Path(noted).read_text(encoding="utf-8").split("\n"))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in names])
+    items[:] = [item for item in items if item.nodeid not in names]
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,10 @@ End = Literal["end", "long", "dead", "refused"]
 """How a walk went: to an end token; cut off; nothing was allowed; an allowed token was refused."""
 _CLOSERS = frozenset(b'"]}')
 _PIECES = (
-    '":|": |","|", "|"}|"]|{"|["|{}|[]|""|}}|]]|},|],|:{|:[|,\n|\n |  |\n\n|\\"|\\u|\\\\|\\n|00|000|12|'
-    "99|100|-1|1.|.5|0.|e+|E-|1e|true|false|null|tr|nul|ab|abc|bc|aa|xx|foo|bar|name|city|the| a| b|"
-    "a b|20|2024|-0|:0|T1|00Z|@a|.c|//|http|://|::|\u00e9|\u00e9t|\u4f60|\u4f60\u597d|\U0001f600|</|<|>"
+    '":|": |","|", "|"}|"]|{"|["|{}|[]|""|}}|]]|},|],|:{|:[|,\n|\n |  |\n\n|\\"|\\u|\\\\|\\n|00|000'
+    "|12|99|100|-1|1.|.5|0.|e+|E-|1e|true|false|null|tr|nul|ab|abc|bc|aa|xx|foo|bar|name|city|the"
+    "| a| b|a b|20|2024|-0|:0|T1|00Z|@a|.c|//|http|://|::|\u00e9|\u00e9t|\u4f60|\u4f60\u597d"
+    "|\U0001f600|</|<|>"
 )
 SPECIAL_WORDS = ("<|begin|>", "<|end|>", "<|call|>")
 
@@ -94,7 +95,7 @@ class Wanderer:
         return Walk(token_ids=tuple(taken), end="long")
 
     def _draw(self, may: np.ndarray, chance: random.Random, *, is_done: bool, is_even: bool) -> int:
-        """Return an allowed token. `is_even`: each first byte alike, however many tokens have it."""
+        """Return an allowed token; with `is_even` each first byte is as likely."""
         if is_done and chance.random() < 0.8:
             for preferred in (self._ends, self._closes):
                 ids = np.flatnonzero(may & preferred)

@@ -1,4 +1,4 @@
-"""Schemas to sample from: values for every keyword, alone and two on one node, in several places."""
+"""Schemas to sample from: values for every keyword, alone and two on one node, anywhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Samples a guided-decoding backend: schemas in, random answers and near misses out, judged.
 
 Two ways to be wrong are looked for: a walk that ends in a text that breaks the schema, and a text
-beside a right one (a changed number, a name twice, an escaped letter) that is taken and should not be.
+beside a right one (a changed number, a name twice, an escaped letter) that is taken nevertheless.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Samples every keyword and every pair of keywords of the guided-decoding backends; prints totals.
 
-    PYTHONPATH=core:plugins:kernels python tests/plugins/guided/sweep.py --samples 1000 [--backend NAME]
+    PYTHONPATH=core:plugins:kernels python tests/plugins/guided/sweep.py --samples 1000
 
-Nothing is asserted: the figures and the schemas at fault are printed, for whoever changes `keywords`
-or `refuses` of a backend.
+Nothing is asserted: the figures and the schemas at fault are printed, for whoever changes
+`keywords` or `refuses` of a backend.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ from dovetail.interfaces.form import Form, Json, Literal, Pattern
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.testing.walks import Wanderer
 
-HOSTILE: dict[str, Form] = runpy.run_path(str(Path(__file__).with_name("hostile_forms.py")))["HOSTILE"]  # fmt: skip
+HOSTILE: dict[str, Form] = runpy.run_path(str(Path(__file__).with_name("hostile_forms.py")))[
+    "HOSTILE"
+]
 WORST = ("twentieth from the end", "laughs", "required members", "itself by two", "list of itself")
 """Those asked of every backend here; benchmarks/guided_bounds.py asks all of all."""
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -41,21 +41,36 @@ GRAMMARS = {
     "gbnf": 'root ::= "a" [0-9]+ ("," root)?',
     "lark": 'start: "a" /[0-9]+/ ("," start)?',
 }
-FORMS: list[tuple[str, str, Form, str]] = [
-    ("json", "object", Json(PERSON), ""),
-    ("json", "list", Json(LISTS, ""), ""),
-    ("json", "number", Json({"type": "integer", "minimum": -3, "maximum": 120}), "-?[0-9]+"),
-    ("json", "anything", Json(), ""),
-    ("pattern", "digits", Pattern(r"\d{2,3}-[a-c]+ [^\s\d]?"), "[0-9]{2,3}-[a-c]+ [^ \\t\\n0-9]?"),
-    ("pattern", "anchored", Pattern("^(ab|c)*$"), "(ab|c)*"),
-    ("pattern", "letters", Pattern("[\u00e9-\u00fc]{2}\u4f60."), "[\u00e9-\u00fc]{2}\u4f60."),
-    ("pattern", "choice", Choice((Literal("yes"), Literal("yesterday"), Literal("no"))), "yes(terday)?|no"),
-    ("sequence", "parts", sequence("<", Pattern("[a-c]"), Json({"type": "boolean"}), ">"), "<[a-c](true|false)>"),
-    ("sequence", "repeat", Repeat(sequence("[", Pattern("[0-9]"), "]"), 1, 3), r"(\[[0-9]\]){1,3}"),
-    ("sequence", "choice", Choice((sequence("a", Pattern("b*")), Literal("c"))), "ab*|c"),
-    ("sequence", "optional", Sequence((Literal("a"), Repeat(Literal("b"), 0, 1))), "ab?"),
-    ("free", "until", sequence(Free(("}]",)), "}]", Pattern("[0-9]")), r"(?s:(?!.*}\].*}\]).*)}\][0-9]"),
-    *(("grammar", name, Grammar(text, name), "a[0-9]+(,a[0-9]+)*") for name, text in GRAMMARS.items()),
+
+
+class Case(NamedTuple):
+    """A form, the capability that it needs, and what every text of it matches."""
+
+    word: str
+    name: str
+    form: Form
+    regex: str = ""
+
+
+BOOL = Json({"type": "boolean"})
+ITEM = sequence("[", Pattern("[0-9]"), "]")
+UNTIL = sequence(Free(("}]",)), "}]", Pattern("[0-9]"))
+WORDS = tuple(map(Literal, ("yes", "yesterday", "no")))
+FORMS = [
+    Case("json", "object", Json(PERSON)),
+    Case("json", "list", Json(LISTS, "")),
+    Case("json", "number", Json({"type": "integer", "minimum": -3, "maximum": 120}), "-?[0-9]+"),
+    Case("json", "anything", Json()),
+    Case("pattern", "digits", Pattern(r"\d{2,3}-[a-c]+ \w?"), "[0-9]{2,3}-[a-c]+ [0-9a-zA-Z_]?"),
+    Case("pattern", "anchored", Pattern("^(ab|c)*$"), "(ab|c)*"),
+    Case("pattern", "letters", Pattern("[\u00e9-\u00fc]{2}\u4f60."), "[\u00e9-\u00fc]{2}\u4f60."),
+    Case("pattern", "choice", Choice(WORDS), "yes(terday)?|no"),
+    Case("sequence", "parts", sequence("<", Pattern("[a-c]"), BOOL, ">"), "<[a-c](true|false)>"),
+    Case("sequence", "repeat", Repeat(ITEM, 1, 3), r"(\[[0-9]\]){1,3}"),
+    Case("sequence", "choice", Choice((sequence("a", Pattern("b*")), Literal("c"))), "ab*|c"),
+    Case("sequence", "optional", Sequence((Literal("a"), Repeat(Literal("b"), 0, 1))), "ab?"),
+    Case("free", "until", UNTIL, r"(?s:(?!.*}\].*}\]).*)}\][0-9]"),
+    *(Case("grammar", k, Grammar(v, k), "a[0-9]+(,a[0-9]+)*") for k, v in GRAMMARS.items()),
 ]  # fmt: skip
 WRONG: list[tuple[str, Form]] = [
     ("pattern", Pattern("(a")),
@@ -111,11 +126,7 @@ def ends(may: np.ndarray, vocabulary: Vocabulary) -> bool:
     return bool(bits.all())
 
 
-CASES = pytest.mark.parametrize(
-    ("word", "form", "regex"),
-    [(word, form, regex) for word, _, form, regex in FORMS],
-    ids=[f"{word}-{name}" for word, name, _, _ in FORMS],
-)
+CASES = pytest.mark.parametrize("case", FORMS, ids=[f"{c.word}-{c.name}" for c in FORMS])
 
 
 class TestGuidedDecodingBackend:
@@ -125,34 +136,30 @@ class TestGuidedDecodingBackend:
 
     @CASES
     def test_walks_have_the_form(
-        self, backend: GuidedBackend, wanderer: Wanderer, word: str, form: Form, regex: str
+        self, backend: GuidedBackend, wanderer: Wanderer, case: Case
     ) -> None:
         """Random walks end, and what they write is of the form."""
-        compiled = loaded(backend, word, form)
+        compiled = loaded(backend, case.word, case.form)
         num_ended = 0
         for number in range(NUM_WALKS):
             walk = wanderer.walk(compiled.matcher(), random.Random(number))
             assert walk.end in ("end", "long")
-            text = (
-                wanderer.written(walk.token_ids).decode("utf-8", "strict")
-                if walk.end == "end"
-                else ""
-            )
             if walk.end == "long":
                 continue
+            text = wanderer.written(walk.token_ids).decode()
             num_ended += 1
-            if word == "json":
+            if case.word == "json":
                 json.loads(text)
-            if regex:
-                assert re.fullmatch(regex, text), text
+            if case.regex:
+                assert re.fullmatch(case.regex, text), text
         assert num_ended > NUM_WALKS // 2
 
     @CASES
     def test_mask_and_accept_agree(
-        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, case: Case
     ) -> None:  # fmt: skip
         """A token is accepted exactly where its bit is set; a refused one changes nothing."""
-        compiled = loaded(backend, word, form)
+        compiled = loaded(backend, case.word, case.form)
         chance = random.Random(7)
         matcher = compiled.matcher()
         for _ in range(6):
@@ -174,10 +181,10 @@ class TestGuidedDecodingBackend:
 
     @CASES
     def test_end_tokens(
-        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, case: Case
     ) -> None:  # fmt: skip
         """The end is allowed after whole answers; complete means that nothing else is."""
-        compiled = loaded(backend, word, form)
+        compiled = loaded(backend, case.word, case.form)
         for number in range(4):
             matcher = compiled.matcher()
             walk = wanderer.walk(matcher, random.Random(number))
@@ -195,10 +202,10 @@ class TestGuidedDecodingBackend:
 
     @CASES
     def test_rollback_restores(
-        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, case: Case
     ) -> None:  # fmt: skip
         """After going back by any number of tokens every mask is as it was."""
-        compiled = loaded(backend, word, form)
+        compiled = loaded(backend, case.word, case.form)
         chance = random.Random(3)
         ids = wanderer.walk(compiled.matcher(), chance).token_ids[:60]
         matcher = compiled.matcher()
@@ -219,10 +226,10 @@ class TestGuidedDecodingBackend:
 
     @CASES
     def test_matchers_are_apart(
-        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, case: Case
     ) -> None:  # fmt: skip
         """One answer's tokens do not move another's place."""
-        compiled = loaded(backend, word, form)
+        compiled = loaded(backend, case.word, case.form)
         fresh = allowed(compiled.matcher(), vocabulary)
         first, second = compiled.matcher(), compiled.matcher()
         wanderer.walk(first, random.Random(1))
@@ -232,11 +239,11 @@ class TestGuidedDecodingBackend:
 
     @CASES
     def test_compiling_twice_gives_the_same(
-        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, word: str, form: Form, regex: str
+        self, backend: GuidedBackend, vocabulary: Vocabulary, wanderer: Wanderer, case: Case
     ) -> None:  # fmt: skip
         """An artifact made again, or loaded twice, allows the same tokens."""
-        compiled = loaded(backend, word, form)
-        others = [backend.load(backend.compile(form)).matcher() for _ in range(2)]
+        compiled = loaded(backend, case.word, case.form)
+        others = [backend.load(backend.compile(case.form)).matcher() for _ in range(2)]
         matchers: list[Matcher] = [compiled.matcher(), *others]
         ids = wanderer.walk(compiled.matcher(), random.Random(5)).token_ids[:30]
         for token_id in ids:
@@ -269,7 +276,7 @@ class TestGuidedDecodingBackend:
 
     @requires("forced")
     def test_forced_tokens(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
-        """Tokens that must follow are allowed, one after the other, and their text is the only one."""
+        """Tokens that must follow are allowed one by one, and their text is the only one."""
         compiled = loaded(backend, "json", Json(PERSON, ""))
         matcher = compiled.matcher()
         forced = list(matcher.forced())
@@ -310,7 +317,7 @@ class TestGuidedDecodingBackend:
         assert [i for i in empty if may[i]] == list(vocabulary.eos_ids)
 
     def test_blanks_are_bounded(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
-        """Between the parts of JSON there are at most eight blanks, or none where none are asked."""
+        """Between parts of JSON there are at most eight blanks, none where none are asked."""
         compiled = loaded(backend, "json", Json(PERSON))
         for count, fits in ((0, True), (8, True), (9, False)):
             text = b'{%b"a": 1, "b": "x"}' % (b" " * count)
