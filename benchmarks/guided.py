@@ -83,8 +83,12 @@ def made_up(size: int) -> Vocabulary:
             word = "".join(chr(chance.randrange(0x4E00, 0x9FFF)) for _ in range(2))
         tokens[word.encode()] = None
     return Vocabulary(
-        tokens=[b"", *tokens], special={"<|end|>": 0}, special_ids=frozenset((0,)), eos_ids=(0,), size=size
-    )  # fmt: skip
+        tokens=[b"", *tokens],
+        special={"<|end|>": 0},
+        special_ids=frozenset((0,)),
+        eos_ids=(0,),
+        size=size,
+    )
 
 
 def longest_first(text: bytes, vocabulary: Vocabulary) -> list[int]:
@@ -182,10 +186,8 @@ def answers() -> None:
                 rates.setdefault(name or "free", []).append(found)
     free = statistics.median(rates["free"])
     for name, found in rates.items():
-        spread = f"{min(found):.0f} to {max(found):.0f}"
-        print(
-            f"{name:<20}{statistics.median(found):>8.0f} tokens/s ({spread}){statistics.median(found) / free:>7.2f}x"
-        )
+        median, spread = statistics.median(found), f"{min(found):.0f} to {max(found):.0f}"
+        print(f"{name:<20}{median:>8.0f} tokens/s ({spread}){median / free:>7.2f}x")
 
 
 def _rate(llm: LLM, backend: str | None) -> float:

@@ -114,8 +114,8 @@ async def measure(backend: str | None, limit_s: float) -> None:
     high = statistics.quantiles(hostile, n=100)[98]
     print(
         f"{backend or 'auto'}: p99 between tokens {base * 1e3:.1f} ms without, {high * 1e3:.1f} ms "
-        f"with hostile forms: {high / base:.2f}x (medians {statistics.median(plain + again) * 1e3:.1f}, "
-        f"{statistics.median(hostile) * 1e3:.1f} ms)"
+        f"with hostile forms: {high / base:.2f}x (medians "
+        f"{statistics.median(plain + again) * 1e3:.1f}, {statistics.median(hostile) * 1e3:.1f} ms)"
     )
     await guides.close()
     await engine.shutdown()

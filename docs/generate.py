@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,65 @@ def _anchor(group: type[object]) -> str:
     return "".join(c for c in heading if c.isalnum() or c in " -_").replace(" ", "-")
 
 
+def structured_output_page() -> str:
+    """Return which backend enforces what: capabilities, keywords of JSON schemas, formats."""
+    from dovetail import registry
+    from dovetail.guided.formats import FORMATS
+
+    kind = "guided_decoding_backend"
+    names = [e["name"] for k in registry.describe() if k["kind"] == kind for e in k["entries"]]
+    found = {name: registry.find(kind, name) for name in names}
+    # Not by registry.load: what a library can do is told where it is not installed, too.
+    classes = {
+        name: pkgutil.resolve_name(entry.target)
+        for name, entry in found.items()
+        if entry.distribution == "dovetail-llm"
+    }
+    first = next(iter(classes.values()))
+    head = " | ".join(f"`{name}`" for name in classes)
+    line = "---|" * len(classes)
+    parts = [
+        "# Structured output\n",
+        NOTE,
+        "\nWhat each backend enforces, as its class says and as sampling has proved "
+        "(`tests/plugins/guided/sweep.py`). Whatever is not in the tables is refused with status "
+        "400 and a JSON Pointer. `auto` takes the first backend by rank that enforces all of a "
+        "request's form. [structured_output.md](../explanation/structured_output.md) says how it "
+        "works.\n",
+        f"| can | {head} |",
+        f"|---|{line}",
+    ]
+    for word, meaning in first.known_capabilities.items():
+        cells = " | ".join("yes" if word in c.capabilities else "" for c in classes.values())
+        parts.append(f"| {meaning} | {cells} |")
+    cells = " | ".join(", ".join(c.languages) for c in classes.values())
+    parts.append(f"| languages of grammars | {cells} |")
+    ranks = " | ".join(str(c.auto_rank) for c in classes.values())
+    parts += [f"| rank for `auto` | {ranks} |", "", f"| keyword | {head} |", f"|---|{line}"]
+    keywords = sorted(set().union(*(c.keywords for c in classes.values())))
+    for word in keywords:
+        cells = " | ".join(_enforced(c, word, keywords) for c in classes.values())
+        parts.append(f"| `{word}` | {cells} |")
+    formats = ", ".join(f"`{name}`" for name in FORMATS)
+    parts += ["", f"Formats: {formats}; each is enforced as a pattern. A format stands without a "]
+    parts[-1] += "pattern beside it.\n"
+    return "\n".join(parts)
+
+
+def _enforced(backend: Any, word: str, keywords: list[str]) -> str:
+    """Return "yes", or beside which other keywords a keyword is refused."""
+    if word not in backend.keywords:
+        return ""
+    values: dict[str, Any] = {"minProperties": 2, "required": ["a"], "enum": [1], "format": "date"}
+    node = {word: values.get(word, 1)}
+    if backend.refuses(node, word):
+        return "in part"
+    others = [k for k in keywords if backend.refuses(node | {k: values.get(k, 1)}, word)]
+    if len(others) > 6:
+        return "alone or beside `type`"
+    return "yes" if not others else "not beside " + ", ".join(f"`{k}`" for k in others)
+
+
 def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
     from dovetail.config.docs import flags_page, variables_page
@@ -244,6 +304,7 @@ def pages() -> dict[str, str]:
         "bench.md": bench_page(),
         "batch.md": batch_page(),
         "plugins.md": plugins_page(),
+        "structured_output.md": structured_output_page(),
         "http.md": http_page(),
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),

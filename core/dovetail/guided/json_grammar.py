@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -413,7 +413,7 @@ def _both_members(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {**one, **other, **shared}
 
 
-_JOINED = {
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "type": _both_types,
     "required": lambda a, b: sorted({*a, *b}),
     "minimum": max,

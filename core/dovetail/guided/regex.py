@@ -1,8 +1,8 @@
 """Regular expressions in one meaning for every backend: read into a tree, written in plain words.
 
 Libraries differ in what \\d, ., anchors and flags mean, and some pass over what they cannot do.
-Here the common part of ECMA-262 and Python is read, with ASCII \\d and \\w, and written as sets, groups
-and counts alone, to match a whole text. Anything else (looking around, back references, word
+Here the common part of ECMA-262 and Python is read, with ASCII \\d and \\w, and written as sets,
+groups and counts alone, to match a whole text. Anything else (looking around, back references, word
 boundaries) is refused. White space is ASCII where it must stand, Unicode's where it must not.
 """
 
@@ -97,8 +97,10 @@ DIGITS = ((48, 57),)
 WORDS = union([(48, 57), (65, 90), (95, 95), (97, 122)])
 BLANKS = ranges(" \t\n\r\f\v")
 ALL_BLANKS = union(
-    (*BLANKS, (0x1C, 0x1F), (0x2000, 0x200A))
-    + ranges("\x85\xa0\u1680\u180e\u2028\u2029\u202f\u205f\u3000\ufeff")
+    [
+        *ranges("\x85\xa0\u1680\u180e\u2028\u2029\u202f\u205f\u3000\ufeff"),
+        *(*BLANKS, (0x1C, 0x1F), (0x2000, 0x200A)),
+    ]
 )
 ANY = outside(())
 IN_LINE = outside(ranges("\n\r\u2028\u2029"))

@@ -17,8 +17,8 @@ def in_bytes(node: Node) -> Node:
                 return node
             plain = tuple((a, min(b, 127)) for a, b in ranges if a < 128)
             longer = [seq for a, b in ranges if b > 127 for seq in _sequences(max(a, 128), b)]
-            parts: list[Node] = [Cat(tuple(Chars((pair,)) for pair in seq)) for seq in longer]
-            return Or(tuple([Chars(plain), *parts] if plain else parts))
+            runs: list[Node] = [Cat(tuple(Chars((pair,)) for pair in seq)) for seq in longer]
+            return Or(tuple([Chars(plain), *runs] if plain else runs))
         case Cat(parts):
             return Cat(tuple(map(in_bytes, parts)))
         case Or(parts):

@@ -89,9 +89,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
     torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
     `pins_threads` keeps each on one core; `processors` are all that the engine may run on (none: no
-    such limit). `is_eager` forbids recording or capturing steps. `async_steps` says that a plan may arrive before the previous result was read. `logprobs_stage`
-    is "raw" (the model's own logits are reported) or "processed" (those that tokens are drawn
-    from), `logprobs_scale` "logprobs" or "logits".
+    such limit). `is_eager` forbids recording or capturing steps. `async_steps` says that a plan may
+    arrive before the previous result was read. `logprobs_stage` is "raw" (the model's own logits
+    are reported) or "processed" (those that tokens are drawn from), `logprobs_scale` "logprobs" or
+    "logits".
     """
 
     model: ModelSpec

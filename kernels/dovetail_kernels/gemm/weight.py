@@ -78,7 +78,9 @@ class Weight:
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix that is meant. Shapes: index [M] -> [M, K] float32"""
         kept = {name: getattr(self, name) for name in _PER_OUTPUT}
-        picked: dict[str, Any] = {name: None if t is None else _picked(t, index) for name, t in kept.items()}
+        picked: dict[str, Any] = {
+            name: None if t is None else _picked(t, index) for name, t in kept.items()
+        }
         return replace(self, **picked).dequantize()
 
     def dequantize(self) -> torch.Tensor:
@@ -127,7 +129,9 @@ def join(weights: Sequence[Weight]) -> Weight | None:
             return None
         if not _same(first.order, other.order) or not _same(first.table, other.table):
             return None
-    joined: dict[str, Any] = {name: _cat([getattr(w, name) for w in weights]) for name in _PER_OUTPUT}
+    joined: dict[str, Any] = {
+        name: _cat([getattr(w, name) for w in weights]) for name in _PER_OUTPUT
+    }
     return replace(first, **joined)
 
 

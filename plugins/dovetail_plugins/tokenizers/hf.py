@@ -1,5 +1,5 @@
 """Tokenizers of checkpoint folders: by `tokenizers` where there is a tokenizer.json or Mistral's
-own file, by transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned up.
+own file, by transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned.
 """
 
 from __future__ import annotations

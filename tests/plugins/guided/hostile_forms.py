@@ -47,6 +47,8 @@ def apart(depth: int) -> Any:
     return {"oneOf": inner}
 
 
+AROUND = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
+LONG_ITEM = {"type": "string", "pattern": "^(a|b){900}$"}
 HOSTILE: dict[str, Form] = {
     "oneOf in oneOf": Json(nested("oneOf", 40)),
     "oneOf apart": Json(apart(12)),
@@ -55,12 +57,12 @@ HOSTILE: dict[str, Form] = {
     "members": Json(members(8_000, are_required=False)),
     "required members": Json(members(8_000, are_required=True)),
     "itself": Json({"$ref": "#"}),
-    "itself by two": Json({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+    "itself by two": Json({"$ref": "#/$defs/a", "$defs": AROUND}),
     "itself in anyOf": Json({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}),
     "list of itself": Json({"type": "array", "items": {"$ref": "#"}, "minItems": 1}),
     "laughs": Json(laughs(14, 10)),
     "long string": Json({"type": "string", "minLength": 90_000, "maxLength": 100_000}),
-    "long list": Json({"type": "array", "items": {"type": "string", "pattern": "^(a|b){900}$"}, "minItems": 5000}),
+    "long list": Json({"type": "array", "items": LONG_ITEM, "minItems": 5000}),
     "count": Pattern("a{0,100000}b"),
     "counts": Pattern("((a{0,300}){0,300}){0,300}"),
     "same ways": Pattern("(a|a)*b"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dovetail import registry
+from dovetail.errors import PluginError
 from dovetail.guided.rows import GuideRows
 from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Json
@@ -58,7 +59,10 @@ PERSON = {
 @cache
 def backend(name: str) -> GuidedBackend:
     """Return a backend over the kit's vocabulary."""
-    plugin = registry.load("guided_decoding_backend", name)
+    try:
+        plugin = registry.load("guided_decoding_backend", name)
+    except PluginError as error:
+        pytest.skip(str(error))
     made: GuidedBackend = plugin(plugin.Options(), VOCABULARY)
     return made
 
