@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -226,6 +226,11 @@ class SecretFormat(Safetensors):
     def why_not(cls, query: Any) -> list[str]:
         """Return that nothing fits."""
         return ["never"] if query is not None else []
+
+    @classmethod
+    def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write nothing."""
+        raise NotImplementedError
 
 
 class DoubleBias(Unquantized):

@@ -119,6 +119,20 @@ def loaded(backend: GuidedBackend, word: str, form: Form) -> Compiled:
     return backend.load(backend.compile(form))
 
 
+def takes(
+    backend: GuidedBackend,
+    vocabulary: Vocabulary,
+    word: str,
+    form: Form,
+    right: list[str],
+    wrong: list[str],
+) -> None:
+    """Check that a form takes the right texts whole and none of the wrong ones."""
+    compiled = loaded(backend, word, form)
+    assert [t for t in right if not follows(compiled.matcher(), vocabulary, t.encode())] == []
+    assert [t for t in wrong if follows(compiled.matcher(), vocabulary, t.encode())] == []
+
+
 def ends(may: np.ndarray, vocabulary: Vocabulary) -> bool:
     """Return whether the answer may end; all end tokens are alike in that."""
     bits = may[list(vocabulary.eos_ids)]
@@ -316,13 +330,50 @@ class TestGuidedDecodingBackend:
         empty = [i for i, text in enumerate(vocabulary.tokens) if not text]
         assert [i for i in empty if may[i]] == list(vocabulary.eos_ids)
 
+    @requires("json")
     def test_blanks_are_bounded(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
-        """Between parts of JSON there are at most eight blanks, none where none are asked."""
+        """Between parts of JSON there are at most eight blanks."""
         compiled = loaded(backend, "json", Json(PERSON))
         for count, fits in ((0, True), (8, True), (9, False)):
             text = b'{%b"a": 1, "b": "x"}' % (b" " * count)
             assert follows(compiled.matcher(), vocabulary, text) is fits
-        if "blanks" in backend.capabilities:
-            compact = loaded(backend, "json", Json(PERSON, ""))
-            assert follows(compact.matcher(), vocabulary, b'{"a":1,"b":"x"}')
-            assert not follows(compact.matcher(), vocabulary, b'{"a": 1,"b":"x"}')
+
+    @requires("blanks")
+    def test_no_blanks_where_none_are_asked(
+        self, backend: GuidedBackend, vocabulary: Vocabulary
+    ) -> None:
+        """White space is written as the form says."""
+        compact = loaded(backend, "json", Json(PERSON, ""))
+        assert follows(compact.matcher(), vocabulary, b'{"a":1,"b":"x"}')
+        assert not follows(compact.matcher(), vocabulary, b'{"a": 1,"b":"x"}')
+        spaced = loaded(backend, "json", Json(PERSON, " ?"))
+        assert follows(spaced.matcher(), vocabulary, b'{"a": 1, "b":"x" }')
+        assert not follows(spaced.matcher(), vocabulary, b'{"a":  1,"b":"x"}')
+
+    @requires("choice")
+    def test_choices(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
+        """One of the words is taken whole, even where another begins with it."""
+        takes(backend, vocabulary, "choice", Choice(WORDS), ["yes", "yesterday"], ["yest", "noyes"])
+
+    @requires("pattern")
+    def test_patterns(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
+        """Classes are ASCII, a pattern matches the whole text."""
+        form = Pattern(r"\d+|a.c")
+        takes(backend, vocabulary, "pattern", form, ["07", "abc"], ["\u0663", "7a", "a\nc", "xabc"])
+
+    @requires("sequence")
+    def test_sequences(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
+        """Repeats are counted."""
+        takes(backend, vocabulary, "sequence", Repeat(ITEM, 1, 2), ["[1]", "[1][2]"], ["[1][2][3]"])
+
+    @requires("grammar")
+    def test_grammars(self, plugin: Any, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
+        """Each of its languages is read."""
+        for name in plugin.languages:
+            form = Grammar(GRAMMARS[name], name)
+            takes(backend, vocabulary, "grammar", form, ["a1", "a1,a22"], ["a", "a1,"])
+
+    @requires("free")
+    def test_free_text(self, backend: GuidedBackend, vocabulary: Vocabulary) -> None:
+        """Free text ends where its word was written."""
+        takes(backend, vocabulary, "free", UNTIL, ["a\nb}]1", "}]2"], ["}]}]1", "a1", "}]1}]2"])
