@@ -25,6 +25,9 @@ MAX_DEPTH = 1
 MAX_REGEX_CHARS = 60_000
 MAX_MASKS = 256
 NUM_BYTES_PER_EDGE = 12
+END = "\U0010ffff"
+"""What the end tokens write as far as the library knows, and nothing else can: an index loses ways
+on from where a text may end, so here it never may, but for this behind it."""
 
 
 class Outlines(GuidedBackend):
@@ -46,9 +49,9 @@ class Outlines(GuidedBackend):
         self.vocabulary = vocabulary
         ids: dict[bytes, list[int]] = {}
         for token_id, text in enumerate(vocabulary.tokens):
-            if text:
+            if text and END.encode()[0] not in text:
                 ids.setdefault(text, []).append(token_id)
-        self._words = Words(vocabulary.eos_ids[0], ids)
+        self._words = Words(vocabulary.size, {**ids, END.encode(): list(vocabulary.eos_ids)})
 
     @classmethod
     def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
@@ -64,7 +67,7 @@ class Outlines(GuidedBackend):
         if len(regex) > MAX_REGEX_CHARS:
             raise InvalidForm("the form is too long as a regular expression")
         try:
-            index = Index(regex, self._words)
+            index = Index(f"(?:{regex}){END}", self._words)
         except (ValueError, RuntimeError) as error:
             raise InvalidForm(f"no index can be made: {str(error)[:300]}") from error
         # The library hands its bytes out here; nothing is pickled.
@@ -87,23 +90,27 @@ class _Loaded:
         self.num_bytes = NUM_BYTES_PER_EDGE * num_bytes + MAX_MASKS * 4 * vocabulary.mask_words
         self._num_words = vocabulary.mask_words
         self._masks: dict[int, np.ndarray] = {}
+        self.end_mask = self._mask_of(vocabulary.eos_ids)
 
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning."""
         return _Matcher(self)
 
     def mask(self, state: int) -> np.ndarray:
-        """Return the mask of a state, end tokens not among it."""
+        """Return the mask of a state."""
         found = self._masks.get(state)
         if found is None:
-            found = np.zeros(self._num_words, dtype=np.uint32)
-            ids = np.array(self.index.get_allowed_tokens(state) or [], dtype=np.int64)
-            ids = ids[~np.isin(ids, self.eos_ids)]
-            np.bitwise_or.at(found, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+            found = self._mask_of(self.index.get_allowed_tokens(state) or ())
             if len(self._masks) >= MAX_MASKS:
                 self._masks.pop(next(iter(self._masks)))
             self._masks[state] = found
         return found
+
+    def _mask_of(self, token_ids: Sequence[int]) -> np.ndarray:
+        ids = np.array(token_ids, dtype=np.int64)
+        made = np.zeros(self._num_words, dtype=np.uint32)
+        np.bitwise_or.at(made, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return made
 
 
 class _Matcher:
@@ -113,26 +120,21 @@ class _Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token, if the form allows it."""
-        if token_id in self._loaded.eos_ids:
-            return bool(self._loaded.index.is_final_state(self._states[-1]))
         following = self._loaded.index.get_next_state(self._states[-1], token_id)
         if following is None:
             return False
+        if token_id in self._loaded.eos_ids:
+            return True
         self._states.append(following)
         return True
 
     def fill(self, mask: np.ndarray) -> None:
         """Set the bits of tokens that may follow. Mutates: mask"""
         mask |= self._loaded.mask(self._states[-1])
-        if self._loaded.index.is_final_state(self._states[-1]):
-            for token_id in self._loaded.eos_ids:
-                mask[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
 
     def is_complete(self) -> bool:
         """Return whether nothing but the end may follow."""
-        state = self._states[-1]
-        is_final = bool(self._loaded.index.is_final_state(state))
-        return is_final and not self._loaded.mask(state).any()
+        return bool((self._loaded.mask(self._states[-1]) == self._loaded.end_mask).all())
 
     def forced(self) -> Sequence[int]:
         """Return nothing: what must follow is not looked for."""
