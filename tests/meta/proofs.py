@@ -214,7 +214,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "uds": (f"{FRONTEND_WHOLE}::test_a_unix_socket_answers",),
     "use_tqdm_on_load": (f"{WHOLE}::test_use_tqdm_on_load",),
     "uvicorn_log_level": (
-        f"{FRONTEND_WHOLE}::test_requests_and_answers_are_in_the_log",
+        f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",
         "core/server/test_logs.py::test_uvicorns_level",
     ),
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),

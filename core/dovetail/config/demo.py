@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.config.engine import Config
+from dovetail.config.engine import DEMO_ORIGIN, Config
 
-ORIGIN = "demo model"
+ORIGIN = DEMO_ORIGIN
 DEMO_FIELDS = {
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",

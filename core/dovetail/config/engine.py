@@ -34,6 +34,9 @@ from dovetail.config.speculative import SpeculativeConfig
 from dovetail.config.structured import StructuredOutputsConfig
 from dovetail.errors import ConfigError
 
+DEMO_ORIGIN = "demo model"
+"""Where fields come from that nobody gave and the bundled demo model was trained for."""
+
 GROUPS: dict[str, type[object]] = {
     "model": ModelConfig,
     "load": LoadConfig,
@@ -137,8 +140,9 @@ class Config:
         return getattr(getattr(self, part_of(name)), name)
 
     def shown(self) -> dict[str, Any]:
-        """Return the given fields as they may be printed: secrets become ***."""
-        return {name: shown(flags()[name], self.value(name)) for name in sorted(self.origins)}
+        """Return the fields that the user gave as they may be printed: secrets become ***."""
+        given = sorted(name for name, origin in self.origins.items() if origin != DEMO_ORIGIN)
+        return {name: shown(flags()[name], self.value(name)) for name in given}
 
 
 @contextmanager
