@@ -51,7 +51,7 @@ INT8_TOLERANCE = 2e-4
 """The kernel multiplies int8 by numbers of 16 bits."""
 ROUNDED_TOLERANCE = 8e-3
 """bfloat16 keeps 8 bits: q and the weights are off by up to 2^-9 of themselves, a score of size 4
-by up to 2^-7 where all its terms agree. 5e-3 was seen, of values up to 4."""
+by up to 2^-7 where all its terms agree. 8e-3 was seen, of values up to 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
