@@ -24,6 +24,8 @@ PLUGINS = (
     "tool_parser:bracket_calls",
     "guided_decoding_backend:word_list",
 )
+
+pytestmark = pytest.mark.timeout(900)  # one run of the whole kit serves them all
 SKIPPED = shutil.ignore_patterns(".git", "__pycache__", "dist", "build", ".venv", "*_cache")
 
 

@@ -17,6 +17,8 @@ from dovetail import registry
 from dovetail.registry.kinds import interface_of
 from dovetail.testing.contract import files_of, gates_of
 
+pytestmark = pytest.mark.timeout(900)  # one run of the whole kit serves them all
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
