@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.guided import json_grammar
-from dovetail.guided.regex import written
+from dovetail.guided.regex import Cat, Chars, Many, Node, Or, written
 from dovetail.guided.tree import rules_of
 from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
@@ -28,6 +28,7 @@ NUM_BYTES_PER_EDGE = 12
 END = "\U0010ffff"
 """What the end tokens write as far as the library knows, and nothing else can: an index loses ways
 on from where a text may end, so here it never may, but for this behind it."""
+FIRST_LIKE_END = 0x100000
 
 
 class Outlines(GuidedBackend):
@@ -63,7 +64,7 @@ class Outlines(GuidedBackend):
         from outlines_core import Index
 
         rules = rules_of(form, self.vocabulary.special, MAX_DEPTH)
-        regex = written(rules[json_grammar.ROOT])
+        regex = written(_without_end(rules[json_grammar.ROOT]))
         if len(regex) > MAX_REGEX_CHARS:
             raise InvalidForm("the form is too long as a regular expression")
         try:
@@ -79,6 +80,22 @@ class Outlines(GuidedBackend):
         from outlines_core import Index
 
         return _Loaded(Index.from_binary(artifact), len(artifact), self.vocabulary)
+
+
+def _without_end(node: Node) -> Node:
+    """Return a tree without the characters that begin as END does, the last private ones."""
+    match node:
+        case Chars(ranges) if ranges[-1][1] >= FIRST_LIKE_END:
+            kept = tuple((a, min(b, FIRST_LIKE_END - 1)) for a, b in ranges if a < FIRST_LIKE_END)
+            return Chars(kept) if kept else Or(())
+        case Cat(parts):
+            return Cat(tuple(map(_without_end, parts)))
+        case Or(parts):
+            kept_parts = [made for made in map(_without_end, parts) if made != Or(())]
+            return Or(tuple(kept_parts))
+        case Many(part, least, most):
+            return Many(_without_end(part), least, most)
+    return node
 
 
 class _Loaded:

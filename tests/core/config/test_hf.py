@@ -14,6 +14,8 @@ from dovetail.config.hf_defaults import CLASS_DEFAULTS
 from dovetail.config.lengths import checkpoint_tokens, model_tokens
 from dovetail.errors import ConfigError
 
+pytest.importorskip("dovetail_plugins")
+
 SMALL: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 64,
