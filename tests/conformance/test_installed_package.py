@@ -23,6 +23,8 @@ PLUGINS = (
     "logits_processor:repeat_guard",
     "tool_parser:bracket_calls",
     "guided_decoding_backend:word_list",
+    "quantization:bitnet",
+    "load_format:npz",
 )
 
 pytestmark = pytest.mark.timeout(900)  # one run of the whole kit serves them all

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
 
@@ -171,9 +172,24 @@ class QuantMethod(Plugin):
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method for one linear layer (an unquantized one for layers left alone)."""
 
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer of the checkpoint becomes in memory, told by headers and without
+        torch; None: what it is in the files. `packs`: products read packed weights (4 bits are 4
+        bits then, and a byte elsewhere)."""
+        return None
+
     def table(self, spec: LinearSpec) -> LinearMethod | None:
         """Return the method for a token table that no head shares, one that looks rows up.
 
         None, the default: the checkpoint holds it in full precision.
         """
         return None
+
+
+def stored_method(query: Any) -> str | None:
+    """Return the method that config.json says the checkpoint was stored with, "?" for one without
+    a name, or None. `query` is a ModelSpec or None."""
+    config = query.hf_config.get("quantization_config") if query is not None else None
+    if not config:
+        return None
+    return str(config.get("quant_method", "?")) if isinstance(config, dict) else "?"

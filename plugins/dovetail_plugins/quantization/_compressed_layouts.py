@@ -21,13 +21,13 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor, weight_tensor
+from dovetail.layers.checkpoint_method import Layout
+from dovetail.layers.matrix_linear import as_stored
 from dovetail_kernels.gemm.weight import Weight
-from dovetail_plugins.quantization._checkpoint_method import Layout
 from dovetail_plugins.quantization._float8_layouts import BlockScale
 from dovetail_plugins.quantization._float_formats import e2m1_weight, e8m0, float8_weight
 from dovetail_plugins.quantization._grouped import group_order, grouped_weight
 from dovetail_plugins.quantization._int32 import unpack
-from dovetail_plugins.quantization._linear import as_stored
 from dovetail_plugins.quantization._marlin import SparseMarlinLayout
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail_plugins.quantization._checkpoint_method import ROUTERS, StoredMethod
-from dovetail_plugins.quantization._stored import stored_method
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, stored_method
+from dovetail.layers.checkpoint_method import ROUTERS, StoredMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class EitherMethod(StoredMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer."""
-        from dovetail_plugins.quantization._linear import plain_linear
+        from dovetail.layers.matrix_linear import plain_linear
 
         if self.is_stored:
             return super().linear(spec)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._stored import stored_method
 
 ROUTER = ".gate"
 
@@ -34,7 +33,7 @@ class WhileLoading(QuantMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the quantized method, or the plain one for a layer that is skipped."""
-        from dovetail_plugins.quantization._linear import plain_linear
+        from dovetail.layers.matrix_linear import plain_linear
 
         if spec.name.endswith(ROUTER) or any(part in spec.name for part in self._skipped()):
             return plain_linear(spec)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import CheckpointMethod
+from dovetail.layers.checkpoint_method import CheckpointMethod
 
 if TYPE_CHECKING:
     import torch

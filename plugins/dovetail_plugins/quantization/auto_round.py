@@ -16,9 +16,9 @@ from typing import Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import HEAD, StoredMethod
+from dovetail.layers.checkpoint_method import HEAD, StoredMethod
+from dovetail.layers.layer_names import one_for_parts
 from dovetail_plugins.quantization._grouped import GroupedOptions
-from dovetail_plugins.quantization._names import one_for_parts
 from dovetail_plugins.quantization.awq import AwqLayout
 from dovetail_plugins.quantization.gptq import GptqLayout
 

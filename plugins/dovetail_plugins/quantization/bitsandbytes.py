@@ -24,7 +24,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import Layout
+from dovetail.layers.checkpoint_method import Layout
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ class BitsAndBytes(EitherMethod):
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight 4-bit or int8."""
+        from dovetail.layers.matrix_linear import MatrixLinear
         from dovetail_plugins.quantization._int8_formats import quantize_outputs
-        from dovetail_plugins.quantization._linear import MatrixLinear
 
         if self.options.kind == "int8":
             return MatrixLinear(partial(quantize_outputs, activations=self.options.activations))

@@ -23,9 +23,9 @@ from typing import Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
+from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail.layers.layer_names import is_listed, one_for_parts
 from dovetail_plugins.quantization._grouped import GroupedOptions
-from dovetail_plugins.quantization._names import is_listed, one_for_parts
 
 log = logging.getLogger(__name__)
 

@@ -55,8 +55,8 @@ class DeepSpeedFp(WhileLoading):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight small floats."""
+        from dovetail.layers.matrix_linear import MatrixLinear
         from dovetail_kernels.gemm.weight import quantize_float8
-        from dovetail_plugins.quantization._linear import MatrixLinear
 
         if self.bits == 8:
             return MatrixLinear(partial(quantize_float8, group=self.group))

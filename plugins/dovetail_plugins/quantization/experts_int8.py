@@ -19,6 +19,6 @@ class ExpertsInt8(Int8):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the 8-bit method for experts, the plain one for the rest."""
-        from dovetail_plugins.quantization._linear import plain_linear
+        from dovetail.layers.matrix_linear import plain_linear
 
         return super().linear(spec) if EXPERTS in spec.name else plain_linear(spec)

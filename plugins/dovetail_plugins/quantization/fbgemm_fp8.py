@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
+from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._float8_layouts import OutputScale
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import Layout
+from dovetail.layers.checkpoint_method import Layout
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
 
@@ -59,7 +59,7 @@ class Fp8(EitherMethod):
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight float8."""
+        from dovetail.layers.matrix_linear import MatrixLinear
         from dovetail_kernels.gemm.weight import quantize_float8
-        from dovetail_plugins.quantization._linear import MatrixLinear
 
         return MatrixLinear(quantize_float8)

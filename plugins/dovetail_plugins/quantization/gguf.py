@@ -15,11 +15,11 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail.layers.layer_names import FUSED
 from dovetail_plugins.gguf._names import HEAD, TABLE
 from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, QUANTIZED
-from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._grouped import GroupedOptions
-from dovetail_plugins.quantization._names import FUSED
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ class Gguf(StoredMethod):
 
     def table(self, spec: LinearSpec) -> LinearMethod | None:
         """Return the method of the token table, if it is stored quantized."""
-        from dovetail_plugins.quantization._from_checkpoint import StoredLinear
+        from dovetail.layers.stored_linear import StoredLinear
 
         named = replace(spec, name=TABLE)
         if TABLE not in self.types or self.is_plain(named):

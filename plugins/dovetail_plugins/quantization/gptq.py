@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import HEAD, Layout, StoredMethod
+from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod
+from dovetail.layers.layer_names import one_for_parts, parts_of
 from dovetail_plugins.quantization._grouped import GroupedOptions
-from dovetail_plugins.quantization._names import one_for_parts, parts_of
 
 if TYPE_CHECKING:
     import torch

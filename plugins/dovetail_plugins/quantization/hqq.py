@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._checkpoint_method import Layout, StoredMethod
-from dovetail_plugins.quantization._names import one_for_parts
+from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail.layers.layer_names import one_for_parts
 
 if TYPE_CHECKING:
     import torch

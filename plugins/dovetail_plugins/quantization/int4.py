@@ -55,8 +55,8 @@ class Int4(WhileLoading):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 4-bit method, or the head's."""
+        from dovetail.layers.matrix_linear import MatrixLinear
         from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8
-        from dovetail_plugins.quantization._linear import MatrixLinear
 
         options: Any = self.options
         if spec.name == HEAD and options.head == "int8":

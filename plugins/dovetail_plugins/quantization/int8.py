@@ -35,8 +35,8 @@ class Int8(WhileLoading):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 8-bit method."""
+        from dovetail.layers.matrix_linear import MatrixLinear
         from dovetail_kernels.gemm.weight import quantize_int8
-        from dovetail_plugins.quantization._linear import MatrixLinear
 
         return MatrixLinear(quantize_int8)
 

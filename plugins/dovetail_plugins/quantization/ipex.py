@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.quantization._grouped import GroupedOptions
-from dovetail_plugins.quantization._stored import stored_method
 from dovetail_plugins.quantization.awq import Awq
 from dovetail_plugins.quantization.gptq import Gptq
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._stored import stored_method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class Unquantized(QuantMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the plain method of a layer."""
-        from dovetail_plugins.quantization._linear import plain_linear
+        from dovetail.layers.matrix_linear import plain_linear
 
         options: Any = self.options
         return plain_linear(spec, rounds_activations=options.round_activations)

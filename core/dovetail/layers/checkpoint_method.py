@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, StoredTensor
+from dovetail.interfaces.quantization import (
+    LinearMethod,
+    LinearSpec,
+    QuantMethod,
+    StoredTensor,
+    stored_method,
+)
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._names import is_listed
-from dovetail_plugins.quantization._stored import stored_method
+from dovetail.layers.layer_names import is_listed
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +66,8 @@ class StoredMethod(QuantMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer. Heads and routers are usually left alone."""
-        from dovetail_plugins.quantization._from_checkpoint import StoredLinear
-        from dovetail_plugins.quantization._linear import plain_linear
+        from dovetail.layers.matrix_linear import plain_linear
+        from dovetail.layers.stored_linear import StoredLinear
 
         layout = None if self.is_plain(spec) else self.layout(spec)
         if layout is None:
