@@ -1,0 +1,56 @@
+"""Headers: what weight files say of their tensors before any is read, and what becomes of layers.
+
+Load formats give headers, quantization methods say in which form a layer stays in memory. Plain
+data; imports no torch. Shape letters: O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorHeader:
+    """One tensor of a checkpoint, under the name that a load format yields it by.
+
+    `dtype` is torch's name ("bfloat16") or, for blocks that torch has no type for, the format's own
+    ("Q4_K"); `shape` counts numbers, not bytes. `file` is the name of the file it lies in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    file: str
+
+    @property
+    def num_values(self) -> int:
+        """Return how many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLayer:
+    """The tensors of one layer of a checkpoint by their last word ("weight", "qweight", ...)."""
+
+    name: str
+    tensors: Mapping[str, TensorHeader]
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that it takes in the files."""
+        return sum(header.num_bytes for header in self.tensors.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A layer's matrix as it stays in memory: `num_values` weights in `num_bytes`, all told.
+
+    `format` is a word for people ("int4, groups of 128").
+    """
+
+    num_values: int
+    format: str
+    num_bytes: int

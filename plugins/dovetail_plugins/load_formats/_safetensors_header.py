@@ -1,0 +1,141 @@
+"""The header of a safetensors file, checked against the file's length. Imports no torch.
+
+Format: 8 bytes little-endian header length, a JSON header (name -> dtype, shape, data_offsets),
+then the data. Source: https://github.com/huggingface/safetensors (README, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import TensorHeader
+from dovetail_plugins.load_formats._files import check_is_content
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+METADATA = "__metadata__"
+"""The header's entry that is no tensor."""
+
+TYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+    "U16": ("uint16", 2),
+    "U32": ("uint32", 4),
+    "U64": ("uint64", 8),
+}
+"""The format's word for a type -> torch's name of it, and the bytes of a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One tensor; `dtype` is torch's name, `start` and `end` count bytes from the file's start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_entries(path: Path) -> tuple[Entry, ...]:
+    """Return the tensors of a file. Raises: ConfigError when it and its header cannot belong
+    together."""
+    told, data_start, size_bytes = _told(path)
+    told.pop(METADATA, None)
+    entries = tuple(_entry(path, name, fields, data_start) for name, fields in told.items())
+    _check_cover(path, entries, data_start, size_bytes)
+    return entries
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what the file says about itself. Raises: ConfigError when it has no valid header."""
+    found = _told(path)[0].get(METADATA)
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def read_headers(files: Sequence[Path]) -> Iterator[TensorHeader]:
+    """Yield the tensors of several files. Raises: ConfigError for a file that is not valid."""
+    for path in files:
+        for entry in read_entries(path):
+            yield TensorHeader(
+                name=entry.name,
+                shape=entry.shape,
+                dtype=entry.dtype,
+                num_bytes=entry.end - entry.start,
+                file=path.name,
+            )
+
+
+def malformed(path: Path, reason: str) -> ConfigError:
+    """Return the error for a file that is no safetensors file."""
+    return ConfigError(
+        f"not a valid safetensors file: {reason}", where=str(path), fix="download the file again"
+    )
+
+
+def _told(path: Path) -> tuple[dict[str, Any], int, int]:
+    """Return (the header's JSON, where the data begin, the file's bytes). Raises: ConfigError."""
+    size_bytes = check_is_content(path)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size_bytes < 8 or length > MAX_HEADER_BYTES or 8 + length > size_bytes:
+            raise malformed(path, f"a header of {length} bytes cannot lie in {size_bytes} bytes")
+        raw = file.read(length)
+    try:
+        told = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise malformed(path, f"the header is no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise malformed(path, "the header is no JSON object")
+    return told, 8 + length, size_bytes
+
+
+def _entry(path: Path, name: str, told: Any, data_start: int) -> Entry:
+    """Return one checked header entry."""
+    fields = told if isinstance(told, dict) else {}
+    known = TYPES.get(str(fields.get("dtype")))
+    if known is None:
+        raise malformed(path, f'tensor "{name}" has the unknown dtype {fields.get("dtype")}')
+    shape, offsets = fields.get("shape"), fields.get("data_offsets")
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        raise malformed(path, f'tensor "{name}" has no valid shape or data_offsets')
+    if offsets[1] - offsets[0] != math.prod(shape) * known[1]:
+        raise malformed(path, f'tensor "{name}" spans {offsets} but has shape {shape}')
+    start, end = data_start + offsets[0], data_start + offsets[1]
+    return Entry(name=name, dtype=known[0], shape=tuple(shape), start=start, end=end)
+
+
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def _check_cover(path: Path, entries: tuple[Entry, ...], start: int, size_bytes: int) -> None:
+    """Raises: ConfigError unless the tensors fill the rest of the file without gap or overlap."""
+    end = max((e.end for e in entries), default=start)
+    if end > size_bytes:
+        raise malformed(path, f"the file is cut short: {size_bytes} of {end} bytes are there")
+    if end < size_bytes:
+        raise malformed(path, f"{size_bytes - end} bytes follow the last tensor")
+    place = start
+    for entry in sorted(entries, key=lambda e: (e.start, e.end)):
+        if entry.start != place:
+            raise malformed(path, f'tensor "{entry.name}" overlaps another or leaves a gap')
+        place = entry.end
