@@ -120,6 +120,9 @@ DT_INLINE void store_f16(f16* p, Vec x) {
 DT_INLINE Vec load_s8(const int8_t* p) {
   return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+DT_INLINE IVec iload_s8(const int8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 
 #elif defined(__AVX2__)
 
@@ -174,6 +177,9 @@ DT_INLINE void store_f16(f16* p, Vec x) {
 }
 DT_INLINE Vec load_s8(const int8_t* p) {
   return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+DT_INLINE IVec iload_s8(const int8_t* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
 #else
@@ -243,6 +249,7 @@ DT_INLINE void store_f16(f16* p, Vec x) {
 DT_INLINE Vec load_s8(const int8_t* p) {
   return Vec{float(p[0]), float(p[1]), float(p[2]), float(p[3])};
 }
+DT_INLINE IVec iload_s8(const int8_t* p) { return IVec{p[0], p[1], p[2], p[3]}; }
 
 #endif
 

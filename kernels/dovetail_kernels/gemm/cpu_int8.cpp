@@ -53,7 +53,8 @@ using Int8Rows = Bytes;
 struct Rows {
   void* values;     // tiles, one after the other
   float* scales;    // [rows]
-  int32_t* sums;    // [rows, groups]: sums of the quantized inputs
+  float* sums;      // [groups, R] for a tile, as the values lie: sums of the quantized inputs
+  int32_t* starts;  // likewise: what the sums of products begin at, minus the zero point times these
   int64_t inputs;   // K padded
   int64_t groups;
   int64_t group;
@@ -108,10 +109,12 @@ DT_INLINE int32_t isum(IVec x) {
   return total;
 }
 
-// One row of x becomes row `row` of a tile of `rows` rows, with its scale and its groups' sums.
+// One row of x becomes row `row` of a tile of `rows` rows, with its scale and its groups' sums;
+// `sums` and `starts` are the tile's, `zero` the weights' zero point.
 template <class Kind>
 DT_INLINE void quantize_row(const float* x, int64_t size, int rows, int row, const Rows& to,
-                            float* scale, int32_t* sums, typename Kind::T* values) {
+                            float* scale, float* sums, int32_t* starts, int32_t zero,
+                            typename Kind::T* values) {
   constexpr int step = Kind::step;
   const RowScale found = row_scale(x, size);
   *scale = found.scale;
@@ -128,23 +131,28 @@ DT_INLINE void quantize_row(const float* x, int64_t size, int rows, int row, con
         memcpy(values + ((k + i) / step * rows + row) * step, narrowed + i,
                step * sizeof(typename Kind::T));
     }
-    sums[g] = isum(total);
+    const int32_t sum = isum(total);
+    sums[g * rows + row] = static_cast<float>(sum);
+    starts[g * rows + row] = -zero * sum;
   }
 }
 
 template <class Kind>
-bool quantize(const GemmArgs& args, int64_t row0, int64_t rows, const Tiling& tiling, Rows& to) {
+bool quantize(const GemmArgs& args, int64_t row0, int64_t rows, const Tiling& tiling, int32_t zero,
+              Rows& to) {
   to.inputs = divide_up(args.in_size, kInputs) * kInputs;
   to.group = args.format == kInt8 ? to.inputs : args.group;
   to.groups = divide_up(to.inputs, to.group);
   to.values = scratch(3, rows * to.inputs * sizeof(typename Kind::T));
-  to.scales = static_cast<float*>(scratch(4, rows * (1 + to.groups) * 4));
+  to.scales = static_cast<float*>(scratch(4, rows * (1 + 2 * to.groups) * 4));
   if (!to.values || !to.scales) return false;
-  to.sums = reinterpret_cast<int32_t*>(to.scales + rows);
+  to.sums = to.scales + rows;
+  to.starts = reinterpret_cast<int32_t*>(to.sums + rows * to.groups);
   const auto one = [&](int64_t t, int i) {
     const int64_t row = tiling.first_row(t) + i;
     quantize_row<Kind>(args.x + (row0 + row) * args.x_stride, args.in_size, tiling.rows(t), i, to,
-                       to.scales + row, to.sums + row * to.groups,
+                       to.scales + row, to.sums + (row - i) * to.groups,
+                       to.starts + (row - i) * to.groups, zero,
                        static_cast<typename Kind::T*>(to.values) + (row - i) * to.inputs);
   };
   if (rows * args.in_size < kAloneInputs) {
@@ -187,7 +195,8 @@ struct Int8 {
   static constexpr bool widens = false;
   using Wide = int8_t;
 #endif
-  static constexpr int64_t kDepth = 512 / kInt8Step;
+  static int64_t depth(const GemmArgs&) { return 512 / kInt8Step; }
+  static int32_t usual_zero(const GemmArgs&) { return kInt8Offset; }
   static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, kInt8Step); }
   static int64_t panel_bytes(const GemmArgs& args) { return units(args) * kInt8Step * kPanel; }
   template <int R>
@@ -203,7 +212,7 @@ struct Int8 {
     for (int i = 0; i < R; ++i)
       for (int j = 0; j < 2; ++j)
         sums[i][j] = unit0 ? iload(kept + i * kPanel + j * kLanes)
-                           : iset1(-kInt8Offset * rows.sums[first + i]);
+                           : iset1(rows.starts[first + i]);
 #if defined(__AVX2__) && !defined(__AVX512F__)
     if (wide) {
       for (int64_t k = 0; k < units; ++k, a += R * Kind::step, wide += 2 * kPanel) {
@@ -256,7 +265,8 @@ struct Int8 {
 // Weights whose groups of inputs have a scale each. `Own` knows how they lie.
 struct Nibbles {
   using Kind = Bytes;
-  static constexpr int kStep = 8, kUsualZero = 8, kInputsAByte = 2;
+  static constexpr int kStep = 8, kInputsAByte = 2;
+  static int32_t usual_zero(bool is_added) { return is_added ? 0 : 8; }
   // The integer sums of one group: 8 inputs a 32-bit lane, the first four in the lower nibbles.
   template <int R>
   static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes,
@@ -307,7 +317,8 @@ struct Nibbles {
 
 struct GroupedBytes {
   using Kind = Int8Rows;
-  static constexpr int kStep = kInt8Step, kUsualZero = kInt8Offset, kInputsAByte = 1;
+  static constexpr int kStep = kInt8Step, kInputsAByte = 1;
+  static int32_t usual_zero(bool) { return kInt8Offset; }
   template <int R>
   static DT_INLINE void add_group(const Kind::T* a, const uint8_t* w, int64_t lanes,
                                   IVec (&sums)[R][2]) {
@@ -335,26 +346,30 @@ struct GroupedBytes {
   }
 };
 
-template <class Own>
+// How a group's scale is found: among scales of any kind, among floats of one with nothing added, or
+// as a small integer times a half that its run of groups shares, offsets likewise.
+enum Way { kAnyScale, kBfloat16Scale, kFloat16Scale, kCodes };
+
+constexpr int64_t kMostInputsARun = 512;  // integer sums of so many inputs fit into 32 bits
+
+template <class Own, Way way>
 struct Grouped {
   using Kind = typename Own::Kind;
   // Integer sums of the group and float totals: fewer rows fit into the registers.
 #if defined(__AVX512F__)
-  static constexpr int kRows = 6;
+  static constexpr int kRows = way == kCodes ? 4 : 6;
 #else
   static constexpr int kRows = 4;
 #endif
   static constexpr bool widens = false;
   using Wide = int8_t;
-  static constexpr int64_t kDepth = 8;
+  static int64_t depth(const GemmArgs& args) {
+    return args.run_shift > 3 ? int64_t{1} << args.run_shift : 8;
+  }
+  static int32_t usual_zero(const GemmArgs& args) { return Own::usual_zero(args.zeros || args.offsets); }
   static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, args.group); }
   static int64_t panel_bytes(const GemmArgs& args) {
     return divide_up(args.in_size, Own::kStep) * Own::kStep * kPanel / Own::kInputsAByte;
-  }
-  // A stored value is the integer plus what makes its sums, in integers, those of the zero point:
-  // kUsualZero, unless nibbles have one of their own or something is added.
-  static DT_INLINE int32_t start(bool is_added, int32_t sum) {
-    return is_added && Own::kInputsAByte == 2 ? 0 : -Own::kUsualZero * sum;
   }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
@@ -369,25 +384,66 @@ struct Grouped {
     for (int i = 0; i < R; ++i)
       for (int j = 0; j < 2; ++j)
         totals[i][j] = unit0 ? load(kept + i * kPanel + j * kLanes) : zero();
-    for (int64_t g = unit0; g < unit0 + units; ++g) {
+    const auto sum_group = [&](int64_t g, IVec (&sums)[R][2]) __attribute__((always_inline)) {
       const int64_t done = g * rows.group, left = args.in_size - done;
       const int64_t lanes = divide_up(left < rows.group ? left : rows.group, Own::kStep);
-      IVec sums[R][2];
+      const int32_t* starts = rows.starts + first * rows.groups + g * R;
 #pragma GCC unroll 12
-      for (int i = 0; i < R; ++i)
-        sums[i][0] = sums[i][1] =
-            iset1(start(is_added, rows.sums[(first + i) * rows.groups + g]));
+      for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(starts[i]);
       Own::template add_group<R>(a + done * R, w + done * kPanel / Own::kInputsAByte, lanes, sums);
+    };
+    const int64_t shift = way == kCodes ? args.run_shift : 0, last = unit0 + units;
+    for (int64_t g = unit0; g < last; g += int64_t{1} << shift) {
+      const float* row_sums = rows.sums + first * rows.groups;
+      IVec sums[R][2];
+      if constexpr (way == kCodes) {
+        const int64_t stop = g + (int64_t{1} << shift) < last ? g + (int64_t{1} << shift) : last;
+        IVec runs[R][2];
+        for (int i = 0; i < R; ++i) runs[i][0] = runs[i][1] = iset1(0);
+        for (int64_t h = g; h < stop; ++h) {
+          sum_group(h, sums);
+          for (int j = 0; j < 2; ++j) {
+            const IVec code = scales.code(h, j * kLanes);
+#pragma GCC unroll 12
+            for (int i = 0; i < R; ++i) runs[i][j] = iadd(runs[i][j], imul(sums[i][j], code));
+          }
+        }
+        for (int j = 0; j < 2; ++j) {
+          const Vec step = scales.step(g >> shift, j * kLanes);
+#pragma GCC unroll 12
+          for (int i = 0; i < R; ++i) totals[i][j] = fma(to_float(runs[i][j]), step, totals[i][j]);
+        }
+        if (!is_added) continue;
+        for (int i = 0; i < R; ++i) runs[i][0] = runs[i][1] = iset1(0);
+        for (int64_t h = g; h < stop; ++h) {
+          const IVec low = added.offsets.code(h, 0), high = added.offsets.code(h, kLanes);
+#pragma GCC unroll 12
+          for (int i = 0; i < R; ++i) {
+            const IVec sum = iset1(static_cast<int32_t>(row_sums[h * R + i]));
+            runs[i][0] = iadd(runs[i][0], imul(low, sum));
+            runs[i][1] = iadd(runs[i][1], imul(high, sum));
+          }
+        }
+        for (int j = 0; j < 2; ++j) {
+          const Vec step = added.offsets.step(g >> shift, j * kLanes);
+#pragma GCC unroll 12
+          for (int i = 0; i < R; ++i) totals[i][j] = fma(to_float(runs[i][j]), step, totals[i][j]);
+        }
+        continue;
+      }
+      sum_group(g, sums);
       for (int j = 0; j < 2; ++j) {
-        const Vec scale = scales.load(g, j * kLanes);
+        Vec scale;
+        if constexpr (way == kBfloat16Scale) scale = scales.template plain<kBfloat16>(g, j * kLanes);
+        else if constexpr (way == kFloat16Scale) scale = scales.template plain<kFloat16>(g, j * kLanes);
+        else scale = scales.load(g, j * kLanes);
 #pragma GCC unroll 12
         for (int i = 0; i < R; ++i) totals[i][j] = fma(to_float(sums[i][j]), scale, totals[i][j]);
-        if (!is_added) continue;
+        if (way != kAnyScale || !is_added) continue;
         const Vec more = added.load(g, j * kLanes, scale, zero());
-        for (int i = 0; i < R; ++i) {
-          const float total = static_cast<float>(rows.sums[(first + i) * rows.groups + g]);
-          totals[i][j] = fma(set1(total), more, totals[i][j]);
-        }
+#pragma GCC unroll 12
+        for (int i = 0; i < R; ++i)
+          totals[i][j] = fma(set1(row_sums[g * R + i]), more, totals[i][j]);
       }
     }
 #pragma GCC unroll 12
@@ -402,12 +458,12 @@ struct Grouped {
   }
 };
 
-// One panel for all tiles: kDepth units at a time, so that what tiles share stays near.
+// One panel for all tiles: some units at a time, so that what tiles share stays near.
 template <class Weight>
 DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t row0,
                               const Tiling& tiling, int64_t panel) {
   auto* kept = static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
-  const int64_t units = Weight::units(args), depth = tiling.count < 3 ? units : Weight::kDepth;
+  const int64_t units = Weight::units(args), depth = tiling.count < 3 ? units : Weight::depth(args);
   for (int64_t unit = 0; unit < units; unit += depth) {
     const int64_t some = units - unit < depth ? units - unit : depth;
     typename Weight::Wide* wide = nullptr;
@@ -440,7 +496,8 @@ int multiply(const GemmArgs& args) {
     const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
     const Tiling tiling(count, Weight::kRows);
     Rows rows;
-    if (!quantize<typename Weight::Kind>(args, row0, count, tiling, rows)) return 1;
+    if (!quantize<typename Weight::Kind>(args, row0, count, tiling, Weight::usual_zero(args), rows))
+      return 1;
     each_panel(args, Weight::panel_bytes(args), count, [&](int64_t panel) {
       multiply_panel<Weight>(args, rows, row0, tiling, panel);
     });
@@ -448,11 +505,24 @@ int multiply(const GemmArgs& args) {
   return 0;
 }
 
+template <class Own>
+int multiply_grouped(const GemmArgs& args) {
+  const bool has_codes = args.steps && args.scale_format == kInt8 && args.step_format == kFloat16 &&
+                         !args.zeros && !args.offsets == !args.offset_steps &&
+                         args.group << args.run_shift <= kMostInputsARun;
+  if (has_codes) return multiply<Grouped<Own, kCodes>>(args);
+  if (!args.steps && !args.zeros && !args.offsets) {
+    if (args.scale_format == kBfloat16) return multiply<Grouped<Own, kBfloat16Scale>>(args);
+    if (args.scale_format == kFloat16) return multiply<Grouped<Own, kFloat16Scale>>(args);
+  }
+  return multiply<Grouped<Own, kAnyScale>>(args);
+}
+
 int multiply_any(const GemmArgs& args) {
   switch (args.format) {
     case kInt8: return multiply<Int8>(args);
-    case kInt4Int8: return multiply<Grouped<Nibbles>>(args);
-    case kInt8Int8: return multiply<Grouped<GroupedBytes>>(args);
+    case kInt4Int8: return multiply_grouped<Nibbles>(args);
+    case kInt8Int8: return multiply_grouped<GroupedBytes>(args);
     default: return 2;
   }
 }

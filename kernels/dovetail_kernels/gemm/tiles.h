@@ -85,6 +85,16 @@ struct Factors {
     const Vec x = own.load(first + g * kPanel + column);
     return steps.at ? mul(x, steps.load(first_step + (g >> shift) * kPanel + column)) : x;
   }
+  // Loads of one kind: a group's number as an integer, its float, or its run's step.
+  DT_INLINE IVec code(int64_t g, int column) const {
+    return iload_s8(static_cast<const int8_t*>(own.at) + first + g * kPanel + column);
+  }
+  template <int32_t format> DT_INLINE Vec plain(int64_t g, int column) const {
+    return Scales{own.at, format}.load(first + g * kPanel + column);
+  }
+  DT_INLINE Vec step(int64_t run, int column) const {
+    return Scales{steps.at, kFloat16}.load(first_step + run * kPanel + column);
+  }
   DT_INLINE float one(int64_t g, int column) const {
     const float x = own.one(first + g * kPanel + column);
     return steps.at ? x * steps.one(first_step + (g >> shift) * kPanel + column) : x;
