@@ -72,7 +72,7 @@ def cases() -> list[Case]:
             f, m, 200, 64, {"group": group, "is_symmetric": even}, f"G{group}{'' if even else 'z'}"
         )
         for f in ("int4", "int4_int8", "int8_float32", "int8_int8")
-        for group in (32, 64, 128)
+        for group in (24, 32, 64, 128)
         for even in (True, False)
         for m in (1, 7)
     ]

@@ -121,13 +121,14 @@ DT_INLINE void quantize_row(const float* x, int64_t size, int rows, int row, con
   const Vec inverse = set1(found.inverse);
   for (int64_t g = 0; g < to.groups; ++g) {
     const int64_t stop = (g + 1) * to.group < to.inputs ? (g + 1) * to.group : to.inputs;
+    const int64_t end = stop < size ? stop : size;  // a register may reach into the next group
     IVec total = iset1(0);
     for (int64_t k = g * to.group; k < stop; k += kLanes) {
-      const IVec q = to_int(mul(load_up_to(x + k, size - k), inverse));
+      const IVec q = to_int(mul(load_up_to(x + k, end - k), inverse));
       total = iadd(total, q);
       typename Kind::T narrowed[kLanes];
       narrow(q, narrowed);
-      for (int i = 0; i < kLanes; i += step)
+      for (int i = 0; i < kLanes && k + i < stop; i += step)
         memcpy(values + ((k + i) / step * rows + row) * step, narrowed + i,
                step * sizeof(typename Kind::T));
     }
