@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, UnavailablePlugin
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RankSpec
@@ -105,11 +105,12 @@ class Tensorizer(LoadFormat):
     def write(
         cls, folder: str, tensors: Iterable[tuple[str, torch.Tensor]], *, rank: RankSpec
     ) -> int:
-        """Write one file with the package; return its bytes. Raises: ConfigError."""
+        """Write one file with the package; return its bytes. Raises: UnavailablePlugin without it,
+        ConfigError."""
         try:
             from dovetail_plugins.load_formats._tensorizer_write import write_file
         except ModuleNotFoundError as error:
-            raise ConfigError(
+            raise UnavailablePlugin(
                 "the tensorizer package is not installed",
                 where="--to tensorizer",
                 fix='pip install "dovetail-llm[tensorizer]"',

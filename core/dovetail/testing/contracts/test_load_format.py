@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, UnavailablePlugin
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
+from dovetail.interfaces.spec import RankSpec
 from dovetail.testing.checkpoints import (
     code_running_pickle,
     readable_folders,
@@ -31,8 +32,11 @@ def load_format(plugin: Any) -> LoadFormat:
 
 @pytest.fixture
 def folders(plugin: Any, tmp_path: Path) -> dict[str, Path]:
-    """Return checkpoints of every layout the format reads."""
-    return readable_folders(plugin, tmp_path, sample_tensors())
+    """Return checkpoints of every layout the format reads; skip without what writes them."""
+    try:
+        return readable_folders(plugin, tmp_path, sample_tensors())
+    except UnavailablePlugin as error:
+        pytest.skip(str(error))
 
 
 def read(load_format: LoadFormat, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
@@ -68,6 +72,21 @@ class TestLoadFormat:
         for folder in folders.values():
             for _ in range(2):
                 assert_same(read(load_format, folder), sample_tensors())
+
+    @without("invents")
+    def test_headers_tell_what_is_read(
+        self, load_format: LoadFormat, folders: dict[str, Path]
+    ) -> None:
+        """Headers, where the format has them, are those of the tensors it yields."""
+        for folder in folders.values():
+            headers = load_format.headers(Checkpoint(path=str(folder)))
+            if headers is None:
+                continue
+            told = {h.name: (f"torch.{h.dtype}", h.shape, h.num_bytes) for h in headers}
+            assert told == {
+                name: (str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+                for name, tensor in read(load_format, folder).items()
+            }
 
     @without("invents")
     def test_truncated_file(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
@@ -172,6 +191,33 @@ class TestLoadFormat:
             read(load_format, folder)
             assert set(folder.rglob("*")) > before
             assert_same(read(load_format, folder), sample_tensors())
+
+    @requires("writes")
+    def test_reads_what_it_writes(
+        self, plugin: Any, load_format: LoadFormat, tmp_path: Path
+    ) -> None:
+        """The tensors come back, and the bytes it tells are those of its files."""
+        try:
+            size_bytes = plugin.write(str(tmp_path), sample_tensors().items(), rank=RankSpec())
+        except UnavailablePlugin as error:
+            pytest.skip(str(error))
+        assert size_bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+        assert_same(read(load_format, tmp_path), sample_tensors())
+
+    @requires("divided")
+    @requires("writes")
+    def test_ranks_read_their_own(
+        self, plugin: Any, load_format: LoadFormat, tmp_path: Path
+    ) -> None:
+        """Each rank's tensors, written side by side, come back to that rank alone."""
+        for number in range(2):
+            rank = RankSpec(rank=number, world_size=2, tensor_rank=number, tensor_size=2)
+            mine = {name: t + number for name, t in sample_tensors().items()}
+            plugin.write(str(tmp_path), mine.items(), rank=rank)
+        for number in range(2):
+            rank = RankSpec(rank=number, world_size=2, tensor_rank=number, tensor_size=2)
+            mine = {name: t + number for name, t in sample_tensors().items()}
+            assert_same(read(load_format, tmp_path, rank=rank), mine)
 
     @requires("invents")
     def test_invents_what_is_wanted(self, load_format: LoadFormat, tmp_path: Path) -> None:
