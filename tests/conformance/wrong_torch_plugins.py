@@ -12,10 +12,12 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.interfaces.quantizer import Inputs, Quantized
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.step import StepPlan, StepResult
@@ -24,6 +26,7 @@ from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.load_formats.safetensors import Safetensors
 from dovetail_plugins.models import llama, qwen3
 from dovetail_plugins.quantization.none import Unquantized
+from dovetail_plugins.quantizers.int4 import Int4
 from dovetail_plugins.schedulers.continuous import ContinuousScheduler
 from dovetail_plugins.tokenizers.hf import HfTokenizer
 from dovetail_plugins.workers.cpu import CpuWorker
@@ -62,6 +65,24 @@ class WindowlessAttention(ReferenceAttention):
     ) -> torch.Tensor:
         """Attend to everything."""
         spec = replace(spec, window_tokens=None)
+        return super().forward(spec, q, k, v, cache, prepared, sinks)
+
+
+class ScalelessAttention(ReferenceAttention):
+    """Takes caches of 8-bit floats and ignores their scales."""
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Store what comes as it is."""
+        spec = replace(spec, k_scale=1.0, v_scale=1.0)
         return super().forward(spec, q, k, v, cache, prepared, sinks)
 
 
@@ -198,6 +219,15 @@ class WideFormat(Safetensors):
         """Yield wide tensors."""
         for name, tensor in super().tensors(checkpoint):
             yield name, tensor.float()
+
+
+class LyingFormat(Safetensors):
+    """Says of every tensor that it is as wide as can be."""
+
+    def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
+        """Yield headers of another type."""
+        for header in super().headers(checkpoint):
+            yield replace(header, dtype="float64")
 
 
 class ForgivingFormat(Safetensors):
@@ -400,3 +430,21 @@ class _HastyStream:
 
     def flush(self) -> str:
         return ""
+
+
+class ScribblingQuantizer(Int4):
+    """Rounds in the memory of the matrix it was given."""
+
+    def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
+        """Overwrite the matrix with what is meant."""
+        done = super().quantize(name, weight, inputs)
+        weight.copy_(done.meant)
+        return done
+
+
+class NamelessQuantizer(Int4):
+    """Writes settings that no reader knows as its own."""
+
+    def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
+        """Leave the method's name out."""
+        return {k: v for k, v in super().settings(whole).items() if k != "quant_method"}

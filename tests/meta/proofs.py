@@ -15,6 +15,7 @@ OBSERVERS = "core/config/test_observers.py"
 WHOLE = "e2e/test_honoured.py"
 CHAT = "core/server/test_chat.py"
 EDGES = "core/server/test_edges.py"
+FP8_CACHE = "e2e/test_fp8_cache.py"
 FRONTEND = "core/server/test_frontend.py"
 FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
 LIFE = "e2e/test_server_life.py"
@@ -47,6 +48,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",
     ),
     "configure_logging": ("e2e/test_variables.py::test_a_log_that_others_set_up",),
+    "calculate_kv_scales": (f"{FP8_CACHE}::test_calculated_scales",),
     "cpu_cores": (
         f"{WHOLE}::test_settings_of_the_engine_reach_it",
         f"{SETTINGS}::test_the_engine_keeps_to_its_processors",
@@ -103,6 +105,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "kv_cache_dtype": (
         SPEC,
         "plugins/attention/test_native_cpu.py::test_auto_takes_it_where_it_fits",
+        f"{FP8_CACHE}::test_without_scales_they_are_one",
     ),
     "kv_cache_memory_bytes": (f"{WHOLE}::test_size_of_the_cache",),
     "load_format": (
@@ -161,6 +164,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "core/engine/test_prefix_hash.py::test_equal_prefixes_meet_and_others_do_not",
     ),
     "quantization": ("e2e/test_native_equals_torch.py::test_company_changes_no_bit",),
+    "quantization_param_path": (f"{FP8_CACHE}::test_scales_of_a_file_come_first",),
     "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
     "response_role": (f"{FRONTEND}::test_the_response_role_in_streams_and_whole",),

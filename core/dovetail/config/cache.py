@@ -46,7 +46,14 @@ class CacheConfig:
     swap_space: float = flag(
         4.0, ge=0, unit="GiB", help="host memory for the caches of preempted requests"
     )
-    calculate_kv_scales: bool = flag(False, help="measure the scales of an fp8 cache while serving")
+    calculate_kv_scales: bool = flag(
+        False, help="measure the scales of an fp8 cache at the start, on random tokens"
+    )
+    quantization_param_path: str | None = flag(
+        None,
+        metavar="FILE",
+        help="JSON file with the scales of an fp8 cache, instead of the checkpoint's own",
+    )
     mamba_cache_dtype: str = flag(
         "auto", kind="mamba_cache_dtype", help="number type of the states of Mamba layers"
     )

@@ -12,7 +12,14 @@ log = logging.getLogger(__name__)
 
 _KNOWN = ("float32", "bfloat16", "float16")
 _OVERFLOWS_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text")
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+BYTES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
 """Bytes of one element."""
 
 

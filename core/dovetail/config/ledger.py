@@ -38,7 +38,6 @@ _GRAPHS = Refused("CUDA graphs are not built yet.")
 _TRANSFER = Refused("caches do not move between engines yet.")
 
 REFUSED: dict[str, Refused] = {
-    "calculate_kv_scales": Refused("the KV cache has no fp8 type yet.", "leave the flag out."),
     "code_revision": Refused(
         "dovetail never runs code that comes with a checkpoint.",
         "leave the flag out; --revision chooses the checkpoint itself.",

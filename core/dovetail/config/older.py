@@ -89,7 +89,6 @@ class OlderFlags:
     max_prompt_adapter_token: int = flag(0, ge=0, unit="tokens", help="longest prompt adapter")
     qlora_adapter_name_or_path: str | None = flag(None, help="a QLoRA adapter")
     long_lora_scaling_factors: tuple[str, ...] = flag((), metavar="X", help="scales of long LoRAs")
-    quantization_param_path: str | None = flag(None, metavar="FILE", help="scales of an fp8 cache")
     override_neuron_config: Mapping[str, Any] = flag({}, help="settings of AWS Neuron devices")
     preemption_mode: str | None = flag(
         None, kind="preemption_mode", help="how a preempted request gets its cache back"
@@ -236,7 +235,6 @@ MAPPED: dict[str, Mapped] = {
     "max_prompt_adapter_token": _ADAPTERS,
     "qlora_adapter_name_or_path": _LORA,
     "long_lora_scaling_factors": _LORA,
-    "quantization_param_path": _settled("the KV cache has no fp8 type yet", None),
     "override_neuron_config": _settled("there is no worker for AWS Neuron", {}),
     "preemption_mode": _settled("a preempted request is computed again", None, "recompute"),
     "num_scheduler_steps": _settled("every step is planned; --async-scheduling plans one ahead", 1),

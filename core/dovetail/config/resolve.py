@@ -27,6 +27,7 @@ from dovetail.config.engine import Config
 from dovetail.config.generation import default_sampling
 from dovetail.config.guided import guided_spec
 from dovetail.config.hf import load_model_facts
+from dovetail.config.kv_scales import kv_scales
 from dovetail.config.lengths import model_tokens
 from dovetail.config.log_config import read_log_config
 from dovetail.config.model_path import DEMO_NAME, Hub, find_config, find_model, find_tokenizer
@@ -340,6 +341,8 @@ def _run_spec(
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),
+        kv_scales=kv_scales(config, model, kv_dtype),
+        measures_kv_scales=config.cache.calculate_kv_scales,
     )
 
 

@@ -16,6 +16,9 @@ from dovetail.interfaces.plugin import Plugin
 if TYPE_CHECKING:
     import torch
 
+SCALED_KV_DTYPES = ("float8_e4m3fn", "float8_e5m2")
+"""Types of a cache that holds keys and values divided by a scale (see AttentionSpec)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
@@ -36,7 +39,9 @@ class AttentionQuery:
 class AttentionSpec:
     """One attention layer. `scale` multiplies q.k; `window_tokens` w lets a query at position p
     see keys at p - w + 1 .. p; `soft_cap` c turns scores s into c * tanh(s / c) before the
-    softmax; `is_causal` False lets every query see all keys of its own row."""
+    softmax; `is_causal` False lets every query see all keys of its own row. A cache of 8-bit floats
+    holds keys divided by `k_scale` and values by `v_scale`, what is beyond its range as its largest
+    number; other caches have no such scales, they are 1."""
 
     num_heads: int
     num_kv_heads: int
@@ -45,6 +50,8 @@ class AttentionSpec:
     window_tokens: int | None = None
     soft_cap: float | None = None
     is_causal: bool = True
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

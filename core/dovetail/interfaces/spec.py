@@ -92,7 +92,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     such limit). `is_eager` forbids recording or capturing steps. `async_steps` says that a plan may
     arrive before the previous result was read. `logprobs_stage` is "raw" (the model's own logits
     are reported) or "processed" (those that tokens are drawn from), `logprobs_scale` "logprobs" or
-    "logits".
+    "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit floats (none:
+    the checkpoint's own scales do); `measures_kv_scales` has them measured at the start.
     """
 
     model: ModelSpec
@@ -119,6 +120,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_scale: str = "logprobs"
     shows_progress: bool = True
     load_options: dict[str, Any] = {}
+    kv_scales: tuple[tuple[float, ...], ...] = ()
+    measures_kv_scales: bool = False
     guided: GuidedSpec | None = None
 
 

@@ -5,6 +5,10 @@ Owns no weights and no memory; it knows its name and shape, the forward context 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
 import torch
 from torch import nn
 
@@ -12,14 +16,32 @@ from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.step import KVLayer
 from dovetail.layers.context import forward_context
 
+KEY_STEPS, VALUE_STEPS = 200.0, 100.0
+"""What the largest key and value that were measured become in the cache. An 8-bit float goes on to
+448 or 57344: there is room for larger ones, of values more, since theirs vary more from text to
+text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredScale:
+    """A scale as the checkpoint has it, not looked at yet."""
+
+    name: str
+    tensor: torch.Tensor
+
 
 class Attention(nn.Module):
-    """Attention of this rank's heads. `name` is unique in the model and names the layer's cache."""
+    """Attention of this rank's heads. `name` is unique in the model and names the layer's cache.
+
+    `stored_scales` are the checkpoint's scales of what the cache holds, by what they scale.
+    """
 
     def __init__(self, name: str, spec: AttentionSpec) -> None:
         super().__init__()
         self.name = name
         self.spec = spec
+        self.stored_scales: dict[str, StoredScale] = {}
+        self.is_measuring = False
 
     def kv_layer(self, dtype: str) -> KVLayer:
         """Return what this layer caches when the cache holds `dtype`."""
@@ -39,6 +61,8 @@ class Attention(nn.Module):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the attended values. Shapes: q [T, H*D], k and v [T, K*D] -> [T, H*D]"""
+        if self.is_measuring:
+            self.spec = _measured(self.spec, k, v)
         spec, context = self.spec, forward_context()
         out = context.backend.forward(
             spec,
@@ -55,3 +79,32 @@ class Attention(nn.Module):
 def attention_layers(model: nn.Module) -> list[Attention]:
     """Return the attention layers of a model in the order in which they were built."""
     return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+@contextmanager
+def measuring(layers: Sequence[Attention]) -> Iterator[None]:
+    """Let a forward pass inside the with block decide the scales of the layers' caches.
+
+    Mutates: the specs of the layers
+    """
+    for layer in layers:
+        layer.is_measuring = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.is_measuring = False
+
+
+def _measured(spec: AttentionSpec, k: torch.Tensor, v: torch.Tensor) -> AttentionSpec:
+    """Return the spec with scales under which the largest key and value have room above them."""
+    return replace(
+        spec,
+        k_scale=_largest(k) / KEY_STEPS or 1.0,
+        v_scale=_largest(v) / VALUE_STEPS or 1.0,
+    )
+
+
+def _largest(x: torch.Tensor) -> float:
+    """Return the largest finite magnitude; 0 where all is 0 or nothing is finite."""
+    return float(x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().amax())

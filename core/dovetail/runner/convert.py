@@ -21,6 +21,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RankSpec, RunSpec
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.kv_scales import stored_tensors
 from dovetail.runner.loader import build_plugin, load_unpacked, reading
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken")
@@ -98,7 +99,8 @@ def _write_rank(
 
 
 def _parameters(model: nn.Module, stored: str | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter, in the checkpoint's type where that changes no value."""
+    """Yield every parameter, in the checkpoint's type where that changes no value, and what the
+    checkpoint says of the KV cache."""
     narrow = None if stored is None else dtype_of(stored)
     for name, parameter in model.named_parameters():
         data = parameter.detach()
@@ -106,6 +108,7 @@ def _parameters(model: nn.Module, stored: str | None) -> Iterator[tuple[str, tor
             short = data.to(narrow)
             data = short if torch.equal(short.to(torch.float32), data) else data
         yield name, data
+    yield from stored_tensors(model)
 
 
 def _copy_settings(source: Path, out: Path) -> int:

@@ -28,6 +28,7 @@ from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.kv_scales import divert
 from dovetail.layers.weights import (
     checkpoint_shapes,
     finish_weights,
@@ -167,7 +168,7 @@ def _fill(
     if "invents" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
     with reading(run, device, shapes) as checkpoint:
-        tensors = load_format.tensors(checkpoint)
+        tensors = divert(module, weight_map, load_format.tensors(checkpoint))
         if "divided" in load_format.capabilities:
             load_parameters(module, tensors, run.rank)
             return

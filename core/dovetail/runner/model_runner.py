@@ -31,8 +31,9 @@ from dovetail.interfaces.step import (
     StepResult,
     TokenLogprobs,
 )
-from dovetail.layers.attention import attention_layers
+from dovetail.layers.attention import attention_layers, measuring
 from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.kv_scales import set_scales, tell_measured
 from dovetail.runner import verify
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
@@ -42,6 +43,8 @@ from dovetail.runner.recorded import RecordedForward
 from dovetail.sampling.sampler import NOTHING_LEFT, Draws, Sampler
 
 WARM_UP_TOKENS = 8
+MEASURED_TOKENS = 256
+"""Random tokens that decide the scales of the KV cache, where those are to be measured."""
 
 
 class ModelRunner:
@@ -58,7 +61,12 @@ class ModelRunner:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self"""
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
-        self._layers = [a.kv_layer(self.run.kv_dtype) for a in attention_layers(loaded.module)]
+        self._attention = attention_layers(loaded.module)
+        if not self.run.measures_kv_scales:
+            given = self.run.kv_scales
+            own = given[self.run.rank.tensor_rank] if given else ()
+            set_scales(self._attention, self.run.kv_dtype, own)
+        self._layers = [a.kv_layer(self.run.kv_dtype) for a in self._attention]
 
     def kv_layers(self) -> Sequence[KVLayer]:
         """Return what the attention layers cache, in layer order."""
@@ -95,12 +103,18 @@ class ModelRunner:
         return RecordedForward(self._forward_eagerly, self._batch.tables, self.run.max_rows)
 
     def warm_up(self) -> None:
-        """Run a short prompt and two draws on row 0, then empty it. Mutates: self"""
+        """Run a short prompt and two draws on row 0, then empty it. Mutates: self
+
+        Scales of the KV cache that are to be measured are decided before.
+        """
         room = min(self._layout.num_blocks * self._layout.block_tokens, self.run.max_model_tokens)
-        count = min(WARM_UP_TOKENS, self.run.max_step_tokens, room - 1)
-        if count < 1:
+        most = min(self.run.max_step_tokens, room - 1)
+        if most < 1:
             return
-        self.step(_warm_up_prompt(self._layout, count))
+        if self.run.measures_kv_scales:
+            self._measure_scales(min(MEASURED_TOKENS, most))
+        count = min(WARM_UP_TOKENS, most)
+        self.step(_warm_up_prompt(self._layout, (0,) * count))
         again = RowStep(
             row=0,
             start=count,
@@ -110,6 +124,18 @@ class ModelRunner:
         )
         self.step(StepPlan(step_id=-1, rows=(again,)))
         self.step(StepPlan(step_id=-1, rows=(), freed_rows=(0,)))
+
+    def _measure_scales(self, count: int) -> None:
+        """Decide the KV cache's scales by a prompt of random tokens, the same at every start.
+
+        Mutates: the attention layers
+        """
+        draw = torch.Generator().manual_seed(self.run.seed)
+        token_ids = torch.randint(self.run.model.vocab_size, (count,), generator=draw).tolist()
+        with measuring(self._attention):
+            self.step(_warm_up_prompt(self._layout, tuple(token_ids)))
+        self.step(StepPlan(step_id=-1, rows=(), freed_rows=(0,)))
+        tell_measured(self._attention)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
@@ -337,14 +363,15 @@ def _faulty(step: RowStep, fault: str) -> RowResult:
     return RowResult(row=step.row, fault=fault, fault_status=status)
 
 
-def _warm_up_prompt(layout: KVLayout, count: int) -> StepPlan:
-    """Return a plan that computes `count` tokens on row 0 and draws by the longest route."""
+def _warm_up_prompt(layout: KVLayout, token_ids: tuple[int, ...]) -> StepPlan:
+    """Return a plan that computes some tokens on row 0 and draws by the longest route."""
+    count = len(token_ids)
     blocks = tuple(range(-(-(count + 1) // layout.block_tokens)))
     num_groups = len(layout.groups)
     new = NewRow(
         row=0,
         request_id="warm-up",
-        token_ids=(0,) * count,
+        token_ids=token_ids,
         num_prompt_tokens=count,
         num_computed_tokens=0,
         blocks=(blocks,) * num_groups,

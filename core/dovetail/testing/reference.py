@@ -12,6 +12,8 @@ import torch
 from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
 from dovetail.interfaces.plugin import Info, NoOptions
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 
 class ReferenceAttention(AttentionBackend):
     """softmax(scale * q.k) v with every rule of AttentionSpec spelled out."""
@@ -49,8 +51,8 @@ class ReferenceAttention(AttentionBackend):
         """
         layout: BatchLayout = prepared
         keys, values = (part.flatten(0, 1) for part in cache)
-        keys[layout.slots] = k.to(cache.dtype)
-        values[layout.slots] = v.to(cache.dtype)
+        _store(keys, layout.slots, k / spec.k_scale)
+        _store(values, layout.slots, v / spec.v_scale)
         out = torch.empty_like(q)
         for row in range(layout.num_rows):
             seq_len = layout.seq_lens_host[row]
@@ -59,8 +61,25 @@ class ReferenceAttention(AttentionBackend):
             for token in range(first, last):
                 position = seq_len - (last - token)
                 seen = slots[_visible(spec, position, seq_len)]
-                out[token] = _attend(spec, q[token], keys[seen], values[seen], sinks)
+                read = _read(keys, seen) * spec.k_scale, _read(values, seen) * spec.v_scale
+                out[token] = _attend(spec, q[token], *read, sinks)
         return out
+
+
+def _store(to: torch.Tensor, slots: torch.Tensor, x: torch.Tensor) -> None:
+    """Put numbers into slots; what an 8-bit float cannot hold becomes its largest. Mutates: to"""
+    if to.dtype in FLOAT8:
+        limit = torch.finfo(to.dtype).max
+        to.view(torch.uint8)[slots] = x.clamp(-limit, limit).to(to.dtype).view(torch.uint8)
+    else:
+        to[slots] = x.to(to.dtype)
+
+
+def _read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of some slots as floats; torch does not index those of 8 bits."""
+    if cache.dtype in FLOAT8:
+        return cache.view(torch.uint8)[slots].view(cache.dtype).float()
+    return cache[slots].float()
 
 
 def _slots(layout: BatchLayout, row: int, seq_len: int) -> torch.Tensor:
@@ -84,10 +103,10 @@ def _attend(
     values: torch.Tensor,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return one query's values in float32. Shapes: q [H, D], keys and values [S, K, D]"""
+    """Return one query's values. Shapes: q [H, D], keys and values [S, K, D] float32"""
     repeats = spec.num_heads // spec.num_kv_heads
-    keys = keys.float().repeat_interleave(repeats, dim=1)
-    values = values.float().repeat_interleave(repeats, dim=1)
+    keys = keys.repeat_interleave(repeats, dim=1)
+    values = values.repeat_interleave(repeats, dim=1)
     scores = torch.einsum("hd,shd->hs", q.float(), keys) * spec.scale
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -29,10 +30,11 @@ class Scene:
         block_tokens: int = 4,
         max_row_tokens: int = 40,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
-        self.backend, self.spec = backend, spec
+        self.backend, self.spec, self.kv_dtype = backend, spec, kv_dtype or dtype
         self.block_tokens, self.dtype, self.device = block_tokens, dtype, device
         self.sinks: torch.Tensor | None = None
         self.random = torch.Generator().manual_seed(seed)
@@ -45,7 +47,8 @@ class Scene:
         self.lengths = [0] * num_rows
         self._reference = ReferenceAttention()
         sizes = (num_blocks, block_tokens, spec.num_kv_heads, spec.head_size)
-        self.cache = torch.full(backend.kv_shape(*sizes), math.nan, dtype=dtype, device=device)
+        empty = torch.full(backend.kv_shape(*sizes), math.nan)
+        self.cache = empty.to(device=device, dtype=self.kv_dtype)
         self._plain_cache = torch.full(self._reference.kv_shape(*sizes), math.nan)
 
     def draw(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,10 +75,19 @@ class Scene:
         got = self.backend.forward(
             self.spec, q_there, k_there, v_there, self.cache, prepared, sinks
         )
+        k, v = self._kept(k, self.spec.k_scale), self._kept(v, self.spec.v_scale)
+        meant = replace(self.spec, k_scale=1.0, v_scale=1.0)
         wanted = self._reference.forward(
-            self.spec, q.float(), k.float(), v.float(), self._plain_cache, plain, self.sinks
+            meant, q.float(), k, v, self._plain_cache, plain, self.sinks
         )
         return got.cpu(), wanted
+
+    def _kept(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return in float32 what a cache of the scene's type makes of keys or values."""
+        if self.kv_dtype == x.dtype:
+            return x.float()
+        limit = torch.finfo(self.kv_dtype).max
+        return (x.float() / scale).clamp(-limit, limit).to(self.kv_dtype).float() * scale
 
     def layout(self, counts: Counts, device: str) -> BatchLayout:
         """Return the layout of the next step."""

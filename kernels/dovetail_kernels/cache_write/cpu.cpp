@@ -2,7 +2,8 @@
 //
 // Bytes: 8 T K D read, 2 T K D items written. Tokens of one cell are stored together, so that a
 // cell's line is filled at once; numbers are rounded to nearest even, those beyond the range of an
-// 8-bit float become its largest.
+// 8-bit float become its largest. Kind::narrow(x, by) is x / by in an 8-bit float, x * by in int8
+// and x in any other.
 
 #include "paged_attention/layout.h"
 #include "pool.h"
@@ -42,28 +43,28 @@ DT_INLINE uint8_t to_float8(float x, float largest) {
 
 struct Float32 {
   using Item = float;
-  static DT_INLINE Item narrow(float x) { return x; }
+  static DT_INLINE Item narrow(float x, float) { return x; }
 };
 struct Bfloat16 {
   using Item = bf16;
-  static DT_INLINE Item narrow(float x) { return float_to_bf16(x); }
+  static DT_INLINE Item narrow(float x, float) { return float_to_bf16(x); }
 };
 struct Float16 {
   using Item = f16;
-  static DT_INLINE Item narrow(float x) { return float_to_f16(x); }
+  static DT_INLINE Item narrow(float x, float) { return float_to_f16(x); }
 };
 struct E4m3 {
   using Item = uint8_t;
-  static DT_INLINE Item narrow(float x) { return to_float8<3, 7>(x, 448.0f); }
+  static DT_INLINE Item narrow(float x, float by) { return to_float8<3, 7>(x / by, 448.0f); }
 };
 struct E5m2 {
   using Item = uint8_t;
-  static DT_INLINE Item narrow(float x) { return to_float8<2, 15>(x, 57344.0f); }
+  static DT_INLINE Item narrow(float x, float by) { return to_float8<2, 15>(x / by, 57344.0f); }
 };
 struct Int8 {
   using Item = int8_t;
-  static DT_INLINE Item narrow(float x) {
-    return static_cast<int8_t>(lrintf(x));  // scaled into range before
+  static DT_INLINE Item narrow(float x, float by) {
+    return static_cast<int8_t>(lrintf(x * by));  // which brings it into range
   }
 };
 
@@ -72,11 +73,11 @@ struct Run {
   int64_t first, count, block, offset;
 };
 
-// to[key + i] = from[i * stride] * scales[i]
+// to[i * gap] = from[i * stride], narrowed by factors[i]
 template <class Kind>
-DT_INLINE void store_key(const float* from, int64_t stride, const float* scales, int64_t count,
+DT_INLINE void store_key(const float* from, int64_t stride, const float* factors, int64_t count,
                          int64_t gap, typename Kind::Item* to) {
-  for (int64_t i = 0; i < count; ++i) to[i * gap] = Kind::narrow(from[i * stride] * scales[i]);
+  for (int64_t i = 0; i < count; ++i) to[i * gap] = Kind::narrow(from[i * stride], factors[i]);
 }
 
 // The factor that brings a token's numbers into -127 .. 127, and the scale that undoes it: NaN, over
@@ -101,7 +102,10 @@ void store_run(const AttentionArgs& args, const Layout& layout, const Run& run, 
   const float* k = args.k + run.first * args.k_stride + head * size;
   const float* v = args.v + run.first * args.v_stride + head * size;
   float k_factors[kCell], v_factors[kCell];
-  for (int64_t i = 0; i < run.count; ++i) k_factors[i] = v_factors[i] = 1.0f;
+  for (int64_t i = 0; i < run.count; ++i) {
+    k_factors[i] = args.k_scale;
+    v_factors[i] = args.v_scale;
+  }
   if (args.format == kKvInt8) {
     float* scales = reinterpret_cast<float*>(cell + layout.scales_at) + key;
     for (int64_t i = 0; i < run.count; ++i) {
@@ -120,7 +124,7 @@ void store_run(const AttentionArgs& args, const Layout& layout, const Run& run, 
     Item* to = values + at / pair * pair * kCell + at % pair;
     const float* from = v + i * args.v_stride;
     for (int64_t d = 0; d < size; d += kCell, to += kCell * kCell, from += kCell)
-      for (int64_t c = 0; c < kCell; ++c) to[c * pair] = Kind::narrow(from[c] * v_factors[i]);
+      for (int64_t c = 0; c < kCell; ++c) to[c * pair] = Kind::narrow(from[c], v_factors[i]);
   }
 }
 
@@ -129,8 +133,8 @@ void store_run_of(const AttentionArgs& args, const Layout& layout, const Run& ru
     case kKvFloat32: return store_run<Float32, false>(args, layout, run, head);
     case kKvBfloat16: return store_run<Bfloat16, true>(args, layout, run, head);
     case kKvFloat16: return store_run<Float16, false>(args, layout, run, head);
-    case kKvE4m3: return store_run<E4m3, false>(args, layout, run, head);
-    case kKvE5m2: return store_run<E5m2, false>(args, layout, run, head);
+    case kKvE4m3: return store_run<E4m3, true>(args, layout, run, head);
+    case kKvE5m2: return store_run<E5m2, true>(args, layout, run, head);
     case kKvInt8: return store_run<Int8, true>(args, layout, run, head);
   }
 }

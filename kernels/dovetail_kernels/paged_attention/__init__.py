@@ -5,8 +5,10 @@ p sees keys j <= p (all j < L when not causal) and j > p - window. With s = scal
 s = c tanh(s / c) under a soft cap c: out = sum_j softmax(s)_j v_j, where a sink logit of the head
 adds exp(sink) to the softmax's denominator.
 
-The cache's numbers may be narrower than q's; int8 ones come with a scale per token and kv head.
-Beside a bfloat16 cache, `may_round` lets an implementation round q and softmax_j to bfloat16.
+The cache's numbers may be narrower than q's; int8 ones come with a scale per token and kv head,
+8-bit floats with one of all keys and one of all values: what is meant is number times scale.
+Beside a cache in bfloat16 or 8-bit floats, `may_round` lets an implementation round q and softmax_j
+to bfloat16.
 
 Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] or None, block_table [R, B] int32,
 query_start [R + 1] int32, seq_lens [R] int32, sinks [H] -> [T, H, D] in q's dtype

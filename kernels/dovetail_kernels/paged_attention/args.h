@@ -26,7 +26,8 @@ struct AttentionArgs {
   int32_t is_causal;
   float scale;
   float soft_cap;  // 0: none
-  int32_t may_round;  // queries and weights to bfloat16, where keys are and that is faster
+  int32_t may_round;  // queries and weights to bfloat16, where keys are such and that is faster
+  float k_scale, v_scale;  // an 8-bit float in the cache times this is the key, the value; else 1
 };
 
 enum KvFormat : int32_t {

@@ -34,6 +34,7 @@ struct Piece {
 // All that the tasks of one call share.
 struct Plan {
   const AttentionArgs* args;
+  float score_scale, value_scale;  // of products with what the cache holds
   Layout layout;
   int64_t group;       // query heads of a kv head
   int64_t unit_rows;   // rows of the largest unit
@@ -164,7 +165,7 @@ inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State
       factor = both[0];
       total = total * factor + both[1];
     }
-    const Vec by = set1(factor / total);
+    const Vec by = set1(factor / total * plan.value_scale);
     float* out = args.out + (token * args.num_heads + q_head) * size;
     if (++member == plan.group) {
       member = 0;
@@ -235,8 +236,8 @@ void pack_queries(const Plan& plan, const Unit& unit, int64_t head, const Room& 
     float* scales = room.q_scales + t * kMaxRows;
     int64_t i = 0;
     for (; n < tiles.first(t + 1); ++n, ++i) {
-      F::pack(token + (head * plan.group + q_head) * size, size, args.scale, to + i * kQueryRow,
-              scales + i);
+      F::pack(token + (head * plan.group + q_head) * size, size, plan.score_scale,
+              to + i * kQueryRow, scales + i);
       see(args, args.seq_lens[unit.row], unit.position + query, room.first + n, room.last + n);
       if (++q_head < plan.group) continue;
       q_head = 0;
@@ -348,6 +349,8 @@ template <class F>
 int attend(const AttentionArgs& args) {
   Plan plan{};
   plan.args = &args;
+  plan.score_scale = args.scale * args.k_scale * F::unit;
+  plan.value_scale = args.v_scale * F::unit;
   plan.layout = Layout(args);
   plan.group = args.num_heads / args.num_kv_heads;
   plan.unit_rows = plan.group > kUnitRows ? plan.group : kUnitRows / plan.group * plan.group;

@@ -46,6 +46,9 @@ KV_DTYPES = (
     torch.float8_e5m2,
     torch.int8,
 )
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALES = {"k_scale": 0.01171875, "v_scale": 0.75}
+"""Key and value scale of an 8-bit cache: keys fill e4m3's range, as calibrated ones do."""
 SCALE_BYTES = 4
 INT8_TOLERANCE = 2e-4
 """The kernel multiplies int8 by numbers of 16 bits."""
@@ -109,19 +112,26 @@ def _wide_cases() -> list[Case]:
         for rule, options in LONG_RULES.items()
         for kv in KV_DTYPES
     ]
-    return sizes + blocks + groups + long + _rounded_cases()
+    return sizes + blocks + groups + long + _rounded_cases() + _scaled_cases()
+
+
+def _scaled_cases() -> list[Case]:
+    """Return cases of 8-bit floats under a scale, exact and with queries and weights rounded."""
+    return [
+        _case(
+            f"{word}_{name}_{_name(kv)}",
+            _Setup(
+                rows=rows, heads=heads, head_size=size, kv_dtype=kv, rules=rules | SCALES | more
+            ),
+        )
+        for name, rows, heads, size, rules in _varied()
+        for kv in FLOAT8
+        for word, more in (("scaled", {}), ("scaled_rounded", {"may_round": True}))
+    ]
 
 
 def _rounded_cases() -> list[Case]:
     """Return cases of a bfloat16 cache whose queries and weights may be rounded to its type."""
-    made = [
-        (f"{rows}_{rule}", ROWS[rows], (4, 2), 32, options)
-        for rows in ROWS
-        for rule, options in RULES.items()
-    ]
-    made += [(f"long_{rule}", LONG, (4, 2), 32, options) for rule, options in LONG_RULES.items()]
-    made += [(f"D{size}", ROWS["mixed"], (4, 2), size, {}) for size in (16, 80, 256)]
-    made += [(f"G{g}", ROWS["mixed"], (g, 1), 32, {}) for g in (1, 3, 7, 16, 64)]
     return [
         _case(
             f"rounded_{name}",
@@ -130,17 +140,30 @@ def _rounded_cases() -> list[Case]:
                 heads=heads,
                 head_size=size,
                 kv_dtype=torch.bfloat16,
-                rules={**options, "may_round": True},
+                rules={**rules, "may_round": True},
             ),
         )
-        for name, rows, heads, size, options in made
+        for name, rows, heads, size, rules in _varied()
     ]
+
+
+def _varied() -> list[tuple[str, Rows, tuple[int, int], int, dict[str, Any]]]:
+    """Return name, rows, heads, head size and rules: every rule, and tiles of all sizes."""
+    made: list[tuple[str, Rows, tuple[int, int], int, dict[str, Any]]] = [
+        (f"{rows}_{rule}", ROWS[rows], (4, 2), 32, options)
+        for rows in ROWS
+        for rule, options in RULES.items()
+    ]
+    made += [(f"long_{rule}", LONG, (4, 2), 32, options) for rule, options in LONG_RULES.items()]
+    made += [(f"D{size}", ROWS["mixed"], (4, 2), size, {}) for size in (16, 80, 256)]
+    made += [(f"G{g}", ROWS["mixed"], (g, 1), 32, {}) for g in (1, 3, 7, 16, 64)]
+    return made
 
 
 def perf_cases() -> list[Case]:
     """Return decodes and prefills of a layer of 16 heads over 8 kv heads of 128.
 
-    Those called rounded may round queries and weights to the cache's bfloat16.
+    Those called rounded may round queries and weights to bfloat16.
     """
     decodes = [
         (f"B{rows}_L{length}", ((1, length),) * rows)
@@ -158,6 +181,9 @@ def perf_cases() -> list[Case]:
         ("bfloat16", torch.bfloat16, {}),
         ("bfloat16_rounded", torch.bfloat16, {"may_round": True}),
         ("int8", torch.int8, {}),
+        ("e4m3", torch.float8_e4m3fn, SCALES),
+        ("e4m3_rounded", torch.float8_e4m3fn, {**SCALES, "may_round": True}),
+        ("e5m2_rounded", torch.float8_e5m2, {**SCALES, "may_round": True}),
     ]
     return [
         _case(
@@ -230,9 +256,12 @@ def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
 def _cache(setup: _Setup, num_blocks: int, device: torch.device) -> Arguments:
     """Return the cache, and the scales of an int8 one."""
     shape = (2, num_blocks, setup.block_tokens, setup.heads[1], setup.head_size)
-    if setup.cached_as != torch.int8:
-        return {"cache": normal(shape, torch.float32, device, seed=1).to(setup.cached_as)}
     wide = normal(shape, torch.float32, device, seed=1)
+    if "k_scale" in setup.rules:
+        wide[0] /= setup.rules["k_scale"]
+        wide[1] /= setup.rules["v_scale"]
+    if setup.cached_as != torch.int8:
+        return {"cache": wide.to(setup.cached_as)}
     scales = wide.abs().amax(-1) / 127
     return {"cache": (wide / scales.unsqueeze(-1)).round().to(torch.int8), "scales": scales}
 

@@ -3,8 +3,10 @@
 // Work of a row with n queries that see S keys on average: 4 n S H D floating-point operations and
 // about 25 n S H for the softmax. Bytes: every visible key and value once, 2 S K D items, for each
 // kUnitRows query rows; q and out 8 n H D. Decode of one query with G = H / K = 2 does 1 operation
-// a byte of float32, 2 of bfloat16, 4 of int8: the floor is the read bandwidth for floats; for int8
-// 16-bit products at twice the float rate keep it near. Prefill's floor is the multiply-adds.
+// a byte of float32, 2 of bfloat16, 4 of 8 bits: the floor is the read bandwidth for floats; for
+// int8 16-bit products at twice the float rate keep it near. 8-bit floats become floats on the way,
+// and their scales join the softmax's and its denominator's: those cost nothing. Prefill's floor is
+// the multiply-adds.
 
 #include "paged_attention/layout.h"
 
@@ -42,7 +44,8 @@ DT_KERNEL(paged_attention, AttentionArgs) {
   using namespace dt::DT_OTHERS::attention;
   if (args.k) dt::DT_OTHERS::attention::write_cache(args);
 #if defined(__AVX512BF16__)
-  if (args.may_round && args.format == kKvBfloat16)
+  const bool is_bfloat16 = args.format == kKvBfloat16;  // or exactly one, as 8-bit floats are
+  if (args.may_round && (is_bfloat16 || args.format == kKvE4m3 || args.format == kKvE5m2))
     return dt::DT_ISA::attention::attend_pairs(args);
 #endif
   switch (args.format) {

@@ -1,9 +1,10 @@
 // How each cache format is multiplied: what a panel's step is, and how it meets a row's number.
 //
 // A panel is 16 wide. Its steps come in groups of `step` that share memory: load<s>(panel, k, w)
-// gives step k + s of the group that begins at k, in kVecs registers. `fold` numbers of the slow
-// axis make one step. pack writes a query, scaled, as it meets the keys; keep stores weights of the
-// softmax as they meet the values, and returns them as they will count. Nothing here knows attention.
+// gives step k + s of the group that begins at k, in kVecs registers, in units of `unit`. `fold`
+// numbers of the slow axis make one step. pack writes a query, scaled, as it meets the keys; keep
+// stores weights of the softmax as they meet the values, and returns them as they will count.
+// Nothing here knows attention.
 #pragma once
 
 #include "paged_attention/layout.h"
@@ -51,6 +52,7 @@ DT_INLINE Vec exp_short(Vec x) {
 
 // Softmax weights that stay floats until the values.
 struct FloatWeights {
+  static constexpr float unit = 1.0f;
   static DT_INLINE Vec weight(Vec x) { return fma(x, zero(), exp(x)); }  // exp alone loses a NaN
   static DT_INLINE Vec keep(Vec weights, float* to, int32_t*) {
     store(to, weights);
@@ -106,60 +108,75 @@ struct Float16 : FloatSums {
   }
 };
 
+// The sixteen-bit lanes of two steps of 8-bit floats: those of step s, their sign in all bits above.
+#if defined(__AVX512F__)
+template <int s> DT_INLINE __m256i bytes_of_step(const char* at) {
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  return _mm256_srai_epi16(s ? both : _mm256_slli_epi16(both, 8), 8);
+}
+#elif defined(__AVX2__)
+template <int s> DT_INLINE __m128i bytes_of_step(const char* at) {
+  const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+  return _mm_srai_epi16(s ? both : _mm_slli_epi16(both, 8), 8);
+}
+#endif
+
 // Eight-bit floats by way of halves: e5m2 is a half's upper byte; e4m3 has a half's layout but for
 // one exponent bit, which is a factor of 2^8, and has no infinities but one NaN.
 struct E4m3 : FloatSums {
-  static constexpr int step = 1, item = 1;
+  static constexpr int step = 2, item = 1;
+  static constexpr float unit = 256.0f;
   static DT_INLINE float widen(uint8_t x) {
     const float sign = x & 0x80 ? -1.0f : 1.0f;
     const int exponent = (x >> 3) & 15, mantissa = x & 7;
     if ((x & 0x7f) == 0x7f) return from_bits(0x7fc00000);
-    if (exponent == 0) return sign * static_cast<float>(mantissa) * 0x1p-9f;
-    return sign * from_bits(static_cast<uint32_t>(exponent + 120) << 23 |
+    if (exponent == 0) return sign * static_cast<float>(mantissa) * 0x1p-17f;
+    return sign * from_bits(static_cast<uint32_t>(exponent + 112) << 23 |
                             static_cast<uint32_t>(mantissa) << 20);
   }
-  template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
-    const char* at = panel + k * kCell;
+  // Adding 1 carries into bit 7 for the codes of NaN alone: that bit, a half's highest of the
+  // exponent, becomes set for them and clear for others.
 #if defined(__AVX512F__)
-    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-    const __m256i rest = _mm256_and_si256(x, _mm256_set1_epi16(0x7f));
-    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(rest, _mm256_set1_epi16(0x7f)),
-                                         _mm256_set1_epi16(0x7c00));
-    const __m256i sign = _mm256_and_si256(x, _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
-    const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(rest, 7));
-    w[0] = mul(_mm512_cvtph_ps(half), set1(256.0f));
+  static DT_INLINE __m256i halves(__m256i x) {
+    const __m256i next = _mm256_add_epi16(x, _mm256_set1_epi16(1)), bit = _mm256_set1_epi16(0x80);
+    return _mm256_slli_epi16(_mm256_ternarylogic_epi32(x, next, bit, 0x78), 7);  // x ^ (next & bit)
+  }
 #elif defined(__AVX2__)
-    for (int i = 0; i < kVecs; ++i) {
-      const __m128i x = _mm_cvtepi8_epi16(
-          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + i * kLanes)));
-      const __m128i rest = _mm_and_si128(x, _mm_set1_epi16(0x7f));
-      const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(rest, _mm_set1_epi16(0x7f)),
-                                        _mm_set1_epi16(0x7c00));
-      const __m128i sign = _mm_and_si128(x, _mm_set1_epi16(static_cast<int16_t>(0x8000)));
-      const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(rest, 7));
-      w[i] = mul(_mm256_cvtph_ps(half), set1(256.0f));
-    }
+  static DT_INLINE __m128i halves(__m128i x) {
+    const __m128i next = _mm_add_epi16(x, _mm_set1_epi16(1));
+    return _mm_slli_epi16(_mm_xor_si128(x, _mm_and_si128(next, _mm_set1_epi16(0x80))), 7);
+  }
+#endif
+  template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
+    const char* at = panel + k / 2 * (2 * kCell);
+#if defined(__AVX512F__)
+    w[0] = _mm512_cvtph_ps(halves(bytes_of_step<s>(at)));
+#elif defined(__AVX2__)
+    for (int i = 0; i < kVecs; ++i)
+      w[i] = _mm256_cvtph_ps(halves(bytes_of_step<s>(at + i * 2 * kLanes)));
 #else
     float wide[kCell];
-    for (int i = 0; i < kCell; ++i) wide[i] = widen(static_cast<uint8_t>(at[i]));
+    for (int i = 0; i < kCell; ++i) wide[i] = widen(static_cast<uint8_t>(at[2 * i + s]));
     for (int i = 0; i < kVecs; ++i) w[i] = DT_ISA::load(wide + i * kLanes);
 #endif
   }
 };
 
 struct E5m2 : FloatSums {
-  static constexpr int step = 1, item = 1;
+  static constexpr int step = 2, item = 1;
   template <int s> static DT_INLINE void load(const char* panel, int64_t k, Vec (&w)[kVecs]) {
-    const char* at = panel + k * kCell;
-    f16 half[kCell];
-#if defined(__AVX2__)
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(half), _mm256_slli_epi16(x, 8));
+    const char* at = panel + k / 2 * (2 * kCell);
+#if defined(__AVX512F__)
+    w[0] = _mm512_cvtph_ps(_mm256_slli_epi16(bytes_of_step<s>(at), 8));
+#elif defined(__AVX2__)
+    for (int i = 0; i < kVecs; ++i)
+      w[i] = _mm256_cvtph_ps(_mm_slli_epi16(bytes_of_step<s>(at + i * 2 * kLanes), 8));
 #else
+    f16 half[kCell];
     for (int i = 0; i < kCell; ++i)
-      half[i] = static_cast<f16>(static_cast<uint8_t>(at[i]) << 8);
-#endif
+      half[i] = static_cast<f16>(static_cast<uint8_t>(at[2 * i + s]) << 8);
     for (int i = 0; i < kVecs; ++i) w[i] = load_f16(half + i * kLanes);
+#endif
   }
 };
 

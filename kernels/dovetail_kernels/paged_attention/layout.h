@@ -3,7 +3,7 @@
 // A block holds, for one kv head after the other, cells of 16 tokens. A cell is the keys
 // transposed, [D][16 keys], then the values in panels of 16 columns, [D / 16][16 keys][16 columns]:
 // both products run along the slow axis of a panel 16 wide, so they are the same loop. In bfloat16
-// and int8 two steps of the slow axis share a 32-bit lane: [D / 2][16][2] and [D / 16][8][16][2].
+// and in 8 bits two steps of the slow axis lie in one lane: [D / 2][16][2] and [D / 16][8][16][2].
 // int8 cells end with a float scale per key and one per value, [2][16].
 #pragma once
 
@@ -18,7 +18,6 @@ constexpr int kCell = 16;
 DT_INLINE int item_bytes(int32_t format) {
   return format == kKvFloat32 ? 4 : format == kKvBfloat16 || format == kKvFloat16 ? 2 : 1;
 }
-DT_INLINE bool is_paired(int32_t format) { return format == kKvBfloat16 || format == kKvInt8; }
 
 struct Layout {
   int64_t values_at, scales_at;                 // in a cell

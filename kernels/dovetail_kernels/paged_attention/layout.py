@@ -17,7 +17,7 @@ FORMATS = (
     torch.int8,
 )
 """Number types of the cache, in the order of KvFormat."""
-PAIRED = (torch.bfloat16, torch.int8)
+PAIRED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 SCALE_BYTES = 4
 """Bytes beside each int8 key, and each value, for its scale."""
 

@@ -18,15 +18,19 @@ def reference(
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     may_round: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """Return the attended values.
 
-    `may_round` lets others round queries and softmax weights to a bfloat16 cache's type; the
-    definition does not.
+    `may_round` lets others round queries and softmax weights to bfloat16 where the cache's numbers
+    are ones; the definition does not. `k_scale` and `v_scale` multiply all that the cache holds.
     Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] -> [T, H, D]
     """
     if scales is not None:
         cache = cache.float() * scales.float().unsqueeze(-1)
+    if (k_scale, v_scale) != (1.0, 1.0):
+        cache = torch.stack([cache[0].float() * k_scale, cache[1].float() * v_scale])
     out = torch.empty_like(q)
     starts = query_start.tolist()
     for row, length in enumerate(seq_lens.tolist()):

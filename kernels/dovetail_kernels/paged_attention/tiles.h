@@ -152,6 +152,12 @@ DT_INLINE void multiply_add(typename F::Sum (&sums)[R][C * kVecs], const typenam
       if constexpr (F::step == 2) add_step<F, R, C, kRow, 1>(sums, a, k + i, panel);
     }
   }
+  if constexpr (F::step == 2 && kLineSteps > 2) {
+    for (; k + 2 <= k1; k += 2) {
+      add_step<F, R, C, kRow, 0>(sums, a, k, panel);
+      add_step<F, R, C, kRow, 1>(sums, a, k, panel);
+    }
+  }
   if constexpr (F::step == 1 && kLineSteps > 1) {
     for (; k < k1; ++k) add_step<F, R, C, kRow, 0>(sums, a, k, panel);
   }

@@ -59,6 +59,8 @@ def forward(
             soft_cap=spec.soft_cap,
             is_causal=spec.is_causal,
             may_round=prepared.may_round,
+            k_scale=spec.k_scale,
+            v_scale=spec.v_scale,
         )
     size = spec.head_size
     if sinks is not None:

@@ -6,7 +6,7 @@ Shape letters as in `interfaces.attention`; S gathered key positions, G query he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -96,6 +96,29 @@ def forward(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache"""
+    if (spec.k_scale, spec.v_scale) == (1.0, 1.0):
+        return _forward(spec, q, k, v, cache, prepared, sinks)
+    # Scores over what is stored take the keys' scale; sums of what is stored take the values'.
+    inner = replace(spec, scale=spec.scale * spec.k_scale, k_scale=1.0, v_scale=1.0)
+    k, v = _quotients(k, spec.k_scale), _quotients(v, spec.v_scale)
+    return _forward(inner, q, k, v, cache, prepared, sinks).mul_(spec.v_scale)
+
+
+def _quotients(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return x / scale in float32. By a number alone a GPU would multiply with 1 / scale."""
+    return x.float() / torch.full((), scale, device=x.device)
+
+
+def _forward(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Do what `forward` does for a cache without scales. Mutates: cache"""
     slots = cache.view(2, -1, *cache.shape[3:])
     write(slots, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (slots[0, 0].numel() * slots.element_size()))

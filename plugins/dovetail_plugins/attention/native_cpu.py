@@ -28,7 +28,7 @@ class NativeCpuOptions:
         default=True,
         metadata={
             "help": "round queries and softmax weights to bfloat16 before their products with a "
-            "bfloat16 KV cache, on CPUs that multiply such pairs at twice the rate"
+            "KV cache in bfloat16 or 8-bit floats, on CPUs that multiply such pairs faster"
         },
     )
 
@@ -37,7 +37,7 @@ class NativeCpu(AttentionBackend):
     """Packed cells of 16 tokens, one native call a layer: it writes keys and values and attends."""
 
     info = Info(
-        summary="native CPU kernel: any KV type up to int8, the same bits in any batch",
+        summary="native CPU kernel: any KV type down to 8 bits, the same bits in any batch",
         source="https://arxiv.org/abs/2309.06180",
         devices=("cpu",),
     )

@@ -12,6 +12,7 @@ from dovetail.bench.settings import GROUPS_BY_COMMAND
 from dovetail.config.engine import GROUPS, flags
 from dovetail.config.field import Flag, flags_of
 from dovetail.config.older import older_flags
+from dovetail.quantize.settings import QuantizeFlags
 from dovetail.registry import KINDS
 
 WITH_KIND = [flag for flag in flags().values() if flag.meta.kind]
@@ -29,7 +30,7 @@ def test_flags_of_kinds_exist(kind: object) -> None:
     measured = (group for groups in GROUPS_BY_COMMAND.values() for group in groups)
     bench = {flag.spelling for group in measured for flag in flags_of(group)}
     serve = {flag.spelling for flag in (*flags().values(), *older_flags().values())}
-    spellings = serve | bench
+    spellings = serve | bench | {flag.spelling for flag in flags_of(QuantizeFlags)}
     assert set(kind.flags) <= spellings  # type: ignore[attr-defined]
 
 
@@ -57,6 +58,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "model",
         "otlp_traces_endpoint",
         "pt_load_map_location",
+        "quantization_param_path",
         "response_role",
         "revision",
         "root_path",

@@ -75,7 +75,6 @@ SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("max_prompt_adapter_token", (0,), (1,)),
     ("qlora_adapter_name_or_path", (None,), ("a",)),
     ("long_lora_scaling_factors", ((),), (("2",),)),
-    ("quantization_param_path", (None,), ("a.json",)),
     ("override_neuron_config", ({},), ({"a": 1},)),
     ("preemption_mode", (None, "recompute"), ("swap",)),
     ("num_scheduler_steps", (1,), (8,)),

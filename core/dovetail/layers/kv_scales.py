@@ -1,0 +1,157 @@
+"""Scales of a KV cache of 8-bit floats: found among a checkpoint's tensors, or given.
+
+A layer has one for its keys and one for its values; the cache holds a number divided by its scale.
+Those of the checkpoint are taken out of its stream of tensors before any layer sees it, whatever
+the cache holds. Knows no file and no quantization method.
+Source: names of compressed-tensors (kv_cache_scheme: `self_attn.k_scale`, before that
+`k_proj.output_scale`), modelopt (`k_proj.k_scale`) and AutoFP8 (`self_attn.kv_scale`, of both).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import SCALED_KV_DTYPES
+from dovetail.interfaces.model import WeightMap
+from dovetail.layers.attention import Attention, StoredScale
+from dovetail.layers.weights import map_name
+
+log = logging.getLogger(__name__)
+
+ENDINGS = {
+    ".k_scale": "k",
+    ".v_scale": "v",
+    ".kv_scale": "kv",
+    ".k_proj.output_scale": "k",
+    ".v_proj.output_scale": "v",
+    ".q_scale": "q",
+    ".prob_scale": "prob",
+}
+"""Ending of a tensor's name -> what it scales. Queries and weights of the softmax stay floats."""
+OWN_NAMES = ("attn", "attention")
+"""What checkpoints call a module of which only the attention around it exists here."""
+
+
+def divert(
+    module: nn.Module, weight_map: WeightMap, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all tensors but the scales of attention layers, which those keep.
+
+    Mutates: the attention layers of `module`
+    """
+    layers = _layers_by_path(module)
+    for name, tensor in tensors:
+        kind = next((k for ending, k in ENDINGS.items() if name.endswith(ending)), None)
+        layer = None if kind is None else _owner(layers, weight_map, name)
+        if layer is None or kind is None:
+            yield name, tensor
+        else:
+            layer.stored_scales[kind] = StoredScale(name=name, tensor=tensor.detach().clone())
+
+
+def stored_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what `divert` took, under names that it takes again."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, Attention):
+            for kind, stored in layer.stored_scales.items():
+                yield f"{path}.{kind}_scale", stored.tensor
+
+
+def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] = ()) -> None:
+    """Give attention layers the scales of a cache of `dtype`; a log line says whose.
+
+    `given` has one of each layer, for keys and values alike; without it the checkpoint's own count,
+    and 1 where it has none. Mutates: layers
+    Raises: ConfigError that names the tensor at fault.
+    """
+    if dtype not in SCALED_KV_DTYPES:
+        if any(layer.stored_scales for layer in layers):
+            log.info("the checkpoint has scales of a KV cache: --kv-cache-dtype fp8 uses them")
+        return
+    if given:
+        assert len(given) == len(layers), "the scales were counted when they were read"
+        found = [(scale, scale) for scale in given]
+    else:
+        found = [_own_scales(layer) for layer in layers]
+    for layer, (k_scale, v_scale) in zip(layers, found, strict=True):
+        layer.spec = replace(layer.spec, k_scale=k_scale, v_scale=v_scale)
+    num_stored = sum(bool({"k", "v", "kv"} & set(layer.stored_scales)) for layer in layers)
+    if given:
+        log.info("KV cache of %s: scales from a file", dtype)
+    elif num_stored:
+        log.info("KV cache of %s: %d of %d layers have scales", dtype, num_stored, len(layers))
+    else:
+        log.warning(
+            "KV cache of %s: the checkpoint has no scales, so 1 is used; --calculate-kv-scales "
+            "measures some",
+            dtype,
+        )
+
+
+def tell_measured(layers: Sequence[Attention]) -> None:
+    """Log what scales a measurement has come to."""
+    for word, scales in (
+        ("keys", [layer.spec.k_scale for layer in layers]),
+        ("values", [layer.spec.v_scale for layer in layers]),
+    ):
+        log.info("KV scales measured: %s %.4g to %.4g", word, min(scales), max(scales))
+
+
+def _layers_by_path(module: nn.Module) -> dict[str, Attention]:
+    """Return the attention layers under their own paths and those of the modules around them."""
+    found = {p: m for p, m in module.named_modules() if isinstance(m, Attention)}
+    return {path.rpartition(".")[0]: layer for path, layer in found.items()} | found
+
+
+def _owner(layers: dict[str, Attention], weight_map: WeightMap, name: str) -> Attention | None:
+    """Return the layer whose keys or values a scale belongs to, or None for any other scale."""
+    target = map_name(weight_map, name)
+    if target is None:
+        return None
+    path = target.path.rpartition(".")[0]
+    if path in layers:
+        return layers[path]
+    outer, _, last = path.rpartition(".")
+    return layers.get(outer) if last.endswith("proj") or last in OWN_NAMES else None
+
+
+def _own_scales(layer: Attention) -> tuple[float, float]:
+    """Return a layer's key and value scale as its checkpoint has them."""
+    stored = layer.stored_scales
+    both = stored.get("kv")
+    key, value = stored.get("k", both), stored.get("v", both)
+    if key is None and value is not None:
+        raise ConfigError(
+            f"{value.name} has no k_scale beside it.",
+            where="checkpoint",
+            fix="use --calculate-kv-scales, or --kv-cache-dtype auto.",
+        )
+    if key is None:
+        return 1.0, 1.0
+    return _number(key), _number(value or key)
+
+
+def _number(stored: StoredScale) -> float:
+    """Return the scale that a tensor holds. Raises: ConfigError when it is none."""
+    values = set(stored.tensor.float().flatten().tolist())
+    if len(values) > 1:
+        raise ConfigError(
+            f"{stored.name} holds {stored.tensor.numel()} scales; a layer has one here.",
+            where="checkpoint",
+            fix="use --calculate-kv-scales, or --kv-cache-dtype auto.",
+        )
+    scale = next(iter(values), math.nan)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ConfigError(
+            f"{stored.name} is {scale:g}; a scale is a number above 0.",
+            where="checkpoint",
+            fix="use --calculate-kv-scales, or --kv-cache-dtype auto.",
+        )
+    return scale
