@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RankSpec
 
@@ -62,6 +63,13 @@ class LoadFormat(Plugin):
 
         Raises: ConfigError naming the file that is missing, short or malformed.
         """
+
+    def headers(self, checkpoint: Checkpoint) -> Iterable[TensorHeader] | None:
+        """Return what `tensors` would yield, by the files' heads alone and without torch.
+
+        None: the files have no such heads. Raises: ConfigError as `tensors` does.
+        """
+        return None
 
     @classmethod
     def write(

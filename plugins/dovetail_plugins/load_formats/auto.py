@@ -5,10 +5,11 @@ Safetensors come first, except where the only ones are Mistral's consolidated fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import weight_files
@@ -44,8 +45,16 @@ class Auto(LoadFormat):
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor of the format that fits. Raises: ConfigError when none does."""
+        return self._fitting(checkpoint).tensors(checkpoint)
+
+    def headers(self, checkpoint: Checkpoint) -> Iterable[TensorHeader] | None:
+        """Return the headers of the format that fits. Raises: ConfigError when none does."""
+        return self._fitting(checkpoint).headers(checkpoint)
+
+    def _fitting(self, checkpoint: Checkpoint) -> LoadFormat:
+        """Return the format that fits. Raises: ConfigError when none does."""
         if _is_consolidated(checkpoint):
-            return Mistral(self.options).tensors(checkpoint)
+            return Mistral(self.options)
         if files_by_rank(checkpoint, RANK_FILES):
             raise ConfigError(
                 "the folder holds the parameters of ranks, not a whole checkpoint",
@@ -53,7 +62,7 @@ class Auto(LoadFormat):
                 fix="--load-format sharded_state",
             )
         if not Safetensors.why_not(checkpoint):
-            return Safetensors(self.options).tensors(checkpoint)
+            return Safetensors(self.options)
         if self.options.reading != "lazy":
             raise ConfigError(
                 f"only safetensors files are read {self.options.reading}, and there are none",
@@ -61,9 +70,9 @@ class Auto(LoadFormat):
                 fix="leave --safetensors-load-strategy out",
             )
         if not Pt.why_not(checkpoint):
-            return Pt(self.options).tensors(checkpoint)
+            return Pt(self.options)
         if not Gguf.why_not(checkpoint):
-            return Gguf(Gguf.Options()).tensors(checkpoint)
+            return Gguf(Gguf.Options())
         raise ConfigError(
             "; ".join(dict.fromkeys(self.why_not(checkpoint))),
             where=checkpoint.path,

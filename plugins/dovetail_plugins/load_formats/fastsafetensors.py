@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import check_nonempty, weight_files
@@ -41,3 +42,7 @@ class Fastsafetensors(LoadFormat):
         files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
         check_nonempty(checkpoint, files, "*.safetensors file")
         return read_shards(files, checkpoint, copied_tensors)
+
+    def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
+        """Return what every file's header says, as the format safetensors does."""
+        return Safetensors(Safetensors.Options()).headers(checkpoint)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.gguf._file import SUFFIX, find_file, read_model
+from dovetail_plugins.gguf._file import SUFFIX, Model, find_file, read_model
 from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
 
 if TYPE_CHECKING:
@@ -39,14 +40,17 @@ class Gguf(LoadFormat):
         """Yield every tensor once. All heads are checked before the first."""
         from dovetail_plugins.gguf._tensors import tensors_of
 
-        file = find_file(checkpoint.path, checkpoint.ignore_patterns)
-        check_nonempty(checkpoint, [] if file is None else [file], f"*{SUFFIX} file")
-        assert file is not None
-        model = read_model(file)
+        model = _model_of(checkpoint)
         count = ByteCount(checkpoint.progress, sum(one.num_bytes for one in model.extents))
         for name, tensor in tensors_of(model):
             yield name, tensor
             count.add(tensor.nbytes)
+
+    def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
+        """Return what the heads of the model's files say."""
+        from dovetail_plugins.gguf._names import headers_of
+
+        return headers_of(_model_of(checkpoint))
 
     @classmethod
     def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -54,3 +58,11 @@ class Gguf(LoadFormat):
         from dovetail_plugins.gguf._write import write_file
 
         write_file(Path(folder, f"model{SUFFIX}"), {"general.architecture": "sample"}, tensors)
+
+
+def _model_of(checkpoint: Checkpoint) -> Model:
+    """Return the checked heads of the model. Raises: ConfigError"""
+    file = find_file(checkpoint.path, checkpoint.ignore_patterns)
+    check_nonempty(checkpoint, [] if file is None else [file], f"*{SUFFIX} file")
+    assert file is not None
+    return read_model(file)

@@ -6,11 +6,13 @@ Names and the order of rows: see mistral._names. Knows no model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import check_nonempty, weight_files, why_no_folder
@@ -63,6 +65,15 @@ class Mistral(LoadFormat):
             _check_rows(name, tensor, params, path)
             renamed = name_of(name)
             yield renamed, rearrange(renamed, tensor)
+
+    def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
+        """Return what every file's header says, under names in Hugging Face layout."""
+        from dovetail_plugins.load_formats._safetensors_header import read_headers
+        from dovetail_plugins.mistral._names import name_of
+
+        files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
+        check_nonempty(checkpoint, files, PATTERNS[0])
+        return (replace(header, name=name_of(header.name)) for header in read_headers(files))
 
     @classmethod
     def write_sample(cls, folder: str, tensors: Any) -> None:

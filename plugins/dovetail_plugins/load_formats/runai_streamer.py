@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import check_nonempty, weight_files
@@ -79,6 +80,10 @@ class RunaiStreamer(LoadFormat):
         files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
         check_nonempty(checkpoint, files, "*.safetensors file")
         return stream(files, checkpoint, self.options.concurrency, self.options.memory_limit)
+
+    def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
+        """Return what every file's header says, as the format safetensors does."""
+        return Safetensors(Safetensors.Options()).headers(checkpoint)
 
 
 class RunaiStreamerSharded(ShardedState):

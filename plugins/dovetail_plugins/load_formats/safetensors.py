@@ -1,6 +1,6 @@
 """Safetensors: *.safetensors files, single or sharded. Nothing in them can run.
 
-Format: see _safetensors_file. Asking whether it fits imports no torch.
+Format: see _safetensors_header. Asking whether it fits imports no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RankSpec
@@ -75,6 +76,14 @@ class Safetensors(LoadFormat):
         files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
         check_nonempty(checkpoint, files, "*.safetensors file")
         return read_shards(files, checkpoint, READERS[self.options.reading])
+
+    def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
+        """Return what every file's header says. Raises: ConfigError as `tensors` does."""
+        from dovetail_plugins.load_formats._safetensors_header import read_headers
+
+        files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)
+        check_nonempty(checkpoint, files, "*.safetensors file")
+        return read_headers(files)
 
     @classmethod
     def write(

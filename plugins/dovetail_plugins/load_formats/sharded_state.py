@@ -135,7 +135,7 @@ def files_by_rank(checkpoint: Checkpoint, pattern: str) -> Mapping[int, dict[int
 
 def _ranks_written(found: Mapping[int, dict[int, Path]], parts: Mapping[int, Path]) -> int:
     """Return the number of ranks that wrote the files. Raises: ConfigError."""
-    from dovetail_plugins.load_formats._safetensors_file import read_metadata
+    from dovetail_plugins.load_formats._safetensors_header import read_metadata
 
     told = [read_metadata(file).get(RANKS, "") for file in parts.values()]
     counts = {int(text) for text in told if text.isdecimal() and len(text) < 7}

@@ -1,5 +1,6 @@
 """Names of tensors in Mistral's own weight files, and the order of rows in query and key matrices.
 
+Imports no torch before rows are moved.
 Source: https://github.com/mistralai/mistral-inference (transformer_layers.py, rope.py): a rotary
 pair is two neighbouring rows there, and two rows half a head apart in Hugging Face layout.
 """
@@ -8,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from dovetail_plugins.load_formats._memory import passing_tensor
+if TYPE_CHECKING:
+    import torch
 
 _WHOLE = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
@@ -76,6 +76,10 @@ def rearranger(params: Mapping[str, Any]) -> Callable[[str, torch.Tensor], torch
 
 def halves_apart(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Return rows (pair, member) of each head as (member, pair). Shapes: [H D, ...] -> the same"""
+    import torch
+
+    from dovetail_plugins.load_formats._memory import passing_tensor
+
     rest = tensor.shape[1:]
     pairs = tensor.shape[0] // (2 * num_heads)
     # Eight-bit floats know no transpose-and-copy everywhere: their bits do.

@@ -46,10 +46,12 @@ class EitherMethod(StoredMethod):
 
         if self.is_stored:
             return super().linear(spec)
+        return plain_linear(spec) if self.is_skipped(spec.name) else self.quantized(spec)
+
+    def is_skipped(self, name: str) -> bool:
+        """Return whether a layer stays in full precision while a checkpoint loads."""
         skipped: tuple[str, ...] = self.options.skip
-        if spec.name.endswith(ROUTERS) or any(part in spec.name for part in skipped):
-            return plain_linear(spec)
-        return self.quantized(spec)
+        return name.endswith(ROUTERS) or any(part in name for part in skipped)
 
     @property
     def is_stored(self) -> bool:

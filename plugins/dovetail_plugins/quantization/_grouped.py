@@ -7,13 +7,12 @@ bfloat16) matrix, the one inexact case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 from dovetail.errors import ConfigError
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.quantization._float_formats import half_if_exact
+from dovetail_plugins.quantization._grouped_options import STEP
 
 FORMATS = {
     (4, "int8"): "int4_int8",
@@ -21,27 +20,6 @@ FORMATS = {
     (8, "int8"): "int8_int8",
     (8, "float"): "int8_float32",
 }
-STEP = {"int8": 16, "float": 8}
-"""Groups of inputs are multiples of it, by what activations become."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedOptions:
-    """Options of methods whose weights are 4-bit groups."""
-
-    activations: str = field(
-        default="int8",
-        metadata={"help": "int8: activations become 8-bit per token, which is faster; float: not"},
-    )
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a value that is not possible."""
-        if self.activations not in STEP:
-            raise ConfigError(
-                f"{self.activations!r} is not possible",
-                where="--plugin-options.quantization.activations",
-                fix=f"use one of {', '.join(STEP)}",
-            )
 
 
 def grouped_weight(

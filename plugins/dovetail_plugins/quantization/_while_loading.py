@@ -35,9 +35,11 @@ class WhileLoading(QuantMethod):
         """Return the quantized method, or the plain one for a layer that is skipped."""
         from dovetail.layers.matrix_linear import plain_linear
 
-        if spec.name.endswith(ROUTER) or any(part in spec.name for part in self._skipped()):
-            return plain_linear(spec)
-        return self._quantized(spec)
+        return plain_linear(spec) if self.is_skipped(spec.name) else self._quantized(spec)
+
+    def is_skipped(self, name: str) -> bool:
+        """Return whether a layer stays in full precision."""
+        return name.endswith(ROUTER) or any(part in name for part in self._skipped())
 
     @abstractmethod
     def _quantized(self, spec: LinearSpec) -> LinearMethod:

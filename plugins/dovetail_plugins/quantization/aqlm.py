@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
+from dovetail_plugins.quantization._kept import plain_kept
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +46,13 @@ class Aqlm(CheckpointMethod):
         self.ins = int(self.config.get("in_group_size", 8))
         if not 1 <= self.bits <= 16:
             raise self.refuse(f"nbits_per_codebook {self.bits} is not read; 1 to 16 are.")
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer of codes becomes."""
+        codes = layer.tensors.get("codes")
+        if codes is None:
+            return None
+        return plain_kept(codes.num_values // self.num_books * self.outs * self.ins, "float16")
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return codes, codebooks and scales."""

@@ -13,12 +13,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
-from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail_plugins.quantization._kept import qweight_kept
 from dovetail_plugins.quantization.awq import AwqLayout
 from dovetail_plugins.quantization.gptq import GptqLayout
 
@@ -59,6 +61,15 @@ class AutoRound(StoredMethod):
     def layout(self, spec: LinearSpec) -> GptqLayout | AwqLayout | None:
         """Return how a layer is stored."""
         return one_for_parts(spec.name, self._look_up, self.usual, where=self.where)
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer in GPTQ's or AWQ's layout becomes."""
+        return qweight_kept(
+            layer,
+            is_symmetric=bool(self.config.get("sym", True)),
+            packs=packs,
+            activations=self.options.activations,
+        )
 
     def _look_up(self, name: str) -> GptqLayout | AwqLayout | None:
         """Return the layout of one checkpoint layer, None for full precision."""

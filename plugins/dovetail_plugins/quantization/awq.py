@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import StoredMethod
-from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail_plugins.quantization._kept import qweight_kept
 
 if TYPE_CHECKING:
     import torch
@@ -84,3 +86,12 @@ class Awq(StoredMethod):
     def layout(self, spec: LinearSpec) -> AwqLayout:
         """Return the one layout of all layers."""
         return self.usual
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer in AWQ's layout becomes."""
+        return qweight_kept(
+            layer,
+            is_symmetric=not self.config.get("zero_point", True),
+            packs=packs,
+            activations=self.usual.activations,
+        )

@@ -14,20 +14,25 @@ https://github.com/vllm-project/compressed-tensors.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import is_listed, one_for_parts
-from dovetail_plugins.quantization._grouped import GroupedOptions
-
-log = logging.getLogger(__name__)
+from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail_plugins.quantization._kept import (
+    codes_kept,
+    dense_tensors,
+    float8_kept,
+    integers_kept,
+    plain_kept,
+)
 
 CLASS = "Linear"
 EXPRESSION = "re:"
@@ -92,6 +97,7 @@ class CompressedTensors(StoredMethod):
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
         self.has_head = True
+        self.float_dtype = model.weight_dtype or model.dtype
         if (self.config.get("transform_config") or {}).get("config_groups"):
             raise self.refuse("transform_config is not read: rotations of activations.")
         groups = self.config.get("config_groups") or {}
@@ -101,8 +107,6 @@ class CompressedTensors(StoredMethod):
         ]
         self.sparsity: Mapping[str, Any] = self.config.get("sparsity_config") or {}
         self._check_sparsity()
-        if self.config.get("kv_cache_scheme"):
-            log.info("the checkpoint's scales of the KV cache are not used")
 
     def layout(self, spec: LinearSpec) -> Layout | None:
         """Return how a layer is stored."""
@@ -121,6 +125,41 @@ class CompressedTensors(StoredMethod):
                 if any(matches(name, target) for target in targets):
                     return scheme
         return None
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer of integers, float8 or 4-bit floats becomes."""
+        scheme = self._look_up(layer.name)
+        tensors = dense_tensors(layer.tensors)
+        layer = StoredLayer(name=layer.name, tensors=tensors)
+        if scheme is None and "bitmask" in tensors:
+            return plain_kept(tensors["weight"].num_values, self.float_dtype)
+        if scheme is None or "weight_scale" not in tensors:
+            return None
+        if scheme.is_float and scheme.bits == 8:
+            return float8_kept(layer, block=scheme.block[1] or scheme.group)
+        weight = tensors.get("weight", tensors.get("weight_packed"))
+        if weight is None or len(weight.shape) != 2 or scheme.format == "marlin-24":
+            return None
+        outputs, words = weight.shape
+        if scheme.is_float:
+            return codes_kept(
+                outputs,
+                2 * words,
+                group=scheme.group,
+                scale_bytes=2 if scheme.format.startswith("mx") else 1,
+                has_outer="weight_global_scale" in tensors,
+                packs=packs,
+            )
+        return integers_kept(
+            outputs,
+            words * 32 // scheme.bits if weight.dtype == "int32" else words,
+            bits=scheme.bits,
+            scales=tensors["weight_scale"],
+            has_zeros=not scheme.is_symmetric,
+            packs=packs,
+            activations="int8" if scheme.has_int8_inputs else self.options.activations,
+            group=scheme.group,
+        )
 
     def _is_sparse(self, name: str) -> bool:
         """Return whether a checkpoint layer holds a bitmask and the values it keeps."""

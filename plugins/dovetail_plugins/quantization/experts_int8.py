@@ -6,7 +6,6 @@ A scale per output, activations 8-bit per token, as the method int8 has them.
 from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail_plugins.quantization.int8 import Int8
 
 EXPERTS = ".experts."
@@ -17,8 +16,6 @@ class ExpertsInt8(Int8):
 
     info = Info(summary="8-bit experts, quantized while loading; all other layers as they are")
 
-    def linear(self, spec: LinearSpec) -> LinearMethod:
-        """Return the 8-bit method for experts, the plain one for the rest."""
-        from dovetail.layers.matrix_linear import plain_linear
-
-        return super().linear(spec) if EXPERTS in spec.name else plain_linear(spec)
+    def is_skipped(self, name: str) -> bool:
+        """Return whether a layer stays in full precision: any but experts."""
+        return EXPERTS not in name or super().is_skipped(name)

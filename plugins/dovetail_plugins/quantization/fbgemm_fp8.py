@@ -8,10 +8,12 @@ they stay float. Source: transformers' FbgemmFp8Config, and Llama 3.1's FP8 chec
 
 from __future__ import annotations
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._float8_layouts import OutputScale
+from dovetail_plugins.quantization._kept import float8_kept
 
 
 class FbgemmFp8(StoredMethod):
@@ -27,3 +29,7 @@ class FbgemmFp8(StoredMethod):
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer."""
         return OutputScale()
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer in float8 becomes."""
+        return float8_kept(layer)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
+from dovetail_plugins.quantization._kept import float8_kept, made_kept
 
 SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
 """Scales of activations and of a cache in float8: neither is kept in it."""
@@ -56,6 +58,14 @@ class Fp8(EitherMethod):
         if self.block is None:
             return WholeScale()
         return BlockScale(name="weight_scale_inv", block=self.block, where=self.where)
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer in float8 becomes, or one in full precision while it loads."""
+        if self.is_stored:
+            return float8_kept(layer, block=0 if self.block is None else self.block[1])
+        if self.is_skipped(layer.name):
+            return None
+        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="float8")
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight float8."""

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import FUSED
 from dovetail_plugins.gguf._names import HEAD, TABLE
-from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, QUANTIZED
-from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED
+from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail_plugins.quantization._kept import value_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +76,23 @@ class Gguf(StoredMethod):
             return None
         rows = self.layout(named)
         return StoredLinear(rows.tensors, rows.weight)
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a matrix becomes, of any type; None for what is no matrix."""
+        weight = layer.tensors.get("weight")
+        if weight is None or len(weight.shape) < 2:
+            return None
+        if weight.dtype not in QUANTIZED:
+            return Kept(
+                num_values=weight.num_values, format=weight.dtype, num_bytes=weight.num_bytes
+            )
+        bits, factor_bytes = KEPT[weight.dtype]
+        blocks = weight.num_values // BY_NAME[weight.dtype].values
+        return Kept(
+            num_values=weight.num_values,
+            format=f"{weight.dtype} in {bits} bits",
+            num_bytes=value_bytes(weight.num_values, bits, packs=packs) + blocks * factor_bytes,
+        )
 
     def _float_of(self, types: tuple[str, ...]) -> str:
         """Return the type of a layer's matrices in full precision: the one that holds them all."""

@@ -16,12 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts, parts_of
-from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail_plugins.quantization._kept import qweight_kept
 
 if TYPE_CHECKING:
     import torch
@@ -139,6 +141,15 @@ class Gptq(StoredMethod):
         stored = MarlinLayout if self.format == "marlin" else SparseMarlinLayout
         return stored(
             bits=layout.bits, group=layout.group, activations=layout.activations, where=self.where
+        )
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer in GPTQ's layout becomes."""
+        return qweight_kept(
+            layer,
+            is_symmetric=bool(self.config.get("sym", True)),
+            packs=packs,
+            activations=self.usual.activations,
         )
 
     def _changed(self, spec: LinearSpec) -> GptqLayout | None:

@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 GROUPS = (32, 64, 128)
@@ -52,6 +54,23 @@ class Int4(WhileLoading):
 
     info = Info(summary="4-bit weights in groups, quantized while loading")
     Options = Int4Options
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a full-precision layer becomes."""
+        options: Any = self.options
+        if self.is_skipped(layer.name):
+            return None
+        if layer.name == HEAD and options.head == "int8":
+            return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8")
+        return made_kept(
+            layer,
+            bits=4,
+            group=options.group,
+            scale_bytes=2,
+            has_zeros=not options.symmetric,
+            packs=packs,
+            format=f"int4, groups of {options.group}",
+        )
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 4-bit method, or the head's."""

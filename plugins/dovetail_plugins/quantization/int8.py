@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 
@@ -32,6 +34,12 @@ class Int8(WhileLoading):
         source="https://arxiv.org/abs/2208.07339",
     )
     Options = Int8Options
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a full-precision layer becomes."""
+        if self.is_skipped(layer.name):
+            return None
+        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8")
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 8-bit method."""

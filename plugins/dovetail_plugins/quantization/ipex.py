@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._grouped_options import GroupedOptions
 from dovetail_plugins.quantization.awq import Awq
 from dovetail_plugins.quantization.gptq import Gptq
 
@@ -45,6 +46,10 @@ class Ipex(QuantMethod):
     ) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the tensors as the checkpoint's own method has them."""
         return self.inner.checkpoint_tensors(tensors)
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what the checkpoint's own method says."""
+        return self.inner.kept(layer, packs=packs)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the layer's method, that of the checkpoint's own."""

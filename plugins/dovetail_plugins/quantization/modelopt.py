@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
 from dovetail_plugins.quantization._float8_layouts import BlockScale, OutputScale, WholeScale
+from dovetail_plugins.quantization._kept import codes_kept, float8_kept
 from dovetail_plugins.quantization.fp8 import SCALES_NOT_USED
 
 if TYPE_CHECKING:
@@ -90,6 +92,22 @@ class ModelOpt(StoredMethod):
         if name == "FP8_PB_WO":
             return BlockScale(name="weight_scale", block=BLOCK, where=self.where)
         return WholeScale() if name == "FP8" else OutputScale()
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer of 8-bit or 4-bit floats becomes."""
+        weight, scales = (layer.tensors.get(name) for name in ("weight", "weight_scale"))
+        if weight is None or scales is None or weight.dtype != "uint8":
+            has_blocks = scales is not None and len(scales.shape) == 4
+            return float8_kept(layer, block=BLOCK[1] if has_blocks else 0)
+        outputs, pairs = weight.shape
+        return codes_kept(
+            outputs,
+            2 * pairs,
+            group=2 * pairs // scales.shape[-1],
+            scale_bytes=1,
+            has_outer=True,
+            packs=packs,
+        )
 
     def _algorithm_of(self, layer: str) -> str:
         entry = self.by_layer.get(layer) or {}

@@ -5,9 +5,10 @@ the arithmetic is that of the methods int8 or fp8 on the device at hand, as `dty
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail_plugins.quantization.int8 import Int8, Int8Options
@@ -39,6 +40,12 @@ class NeuronQuant(Int8):
     )
     Options = NeuronOptions
     stored_as = ("neuron_quant",)
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a full-precision layer becomes: a byte a weight in both types."""
+        told = super().kept(layer, packs=packs)
+        is_int8 = self.options.dtype == "s8"
+        return told if told is None or is_int8 else replace(told, format="float8")
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer."""

@@ -17,7 +17,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
-from dovetail_plugins.quantization._grouped import GroupedOptions
+from dovetail_plugins.quantization._grouped_options import GroupedOptions
 
 if TYPE_CHECKING:
     import torch

@@ -22,6 +22,8 @@ STEPS: dict[str, list[Counts]] = {
     "mixed": [[(0, 6), (1, 3)], [(0, 1), (2, 9), (1, 1)], [(2, 1), (0, 4), (1, 1)]],
     "chunked": [[(0, 5)], [(0, 3), (1, 2)], [(0, 8), (1, 7)], [(0, 1), (1, 1)]],
 }
+FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+KV_SCALES = {"ones": (1.0, 1.0), "tight": (0.01, 0.004), "wide": (40.0, 9.0)}
 MAX_DIFFERENCE = 2e-5
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=16, scale=0.25)
 
@@ -33,13 +35,18 @@ def backend(plugin: Any) -> AttentionBackend:
     return made
 
 
-def scene(backend: AttentionBackend, spec: AttentionSpec, block_tokens: int = 4) -> Scene:
+def scene(
+    backend: AttentionBackend,
+    spec: AttentionSpec,
+    block_tokens: int = 4,
+    kv_dtype: torch.dtype = torch.float32,
+) -> Scene:
     """Return three rows over a poisoned cache; skip what the backend says it cannot do."""
     device = device_of(type(backend))
     query = AttentionQuery(
         device=device,
         dtype="float32",
-        kv_dtype="float32",
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
         head_size=spec.head_size,
         block_tokens=block_tokens,
         uses_window=spec.window_tokens is not None,
@@ -47,7 +54,9 @@ def scene(backend: AttentionBackend, spec: AttentionSpec, block_tokens: int = 4)
     reasons = backend.why_not(query)
     if reasons:
         pytest.skip("; ".join(reasons))
-    return Scene(backend, spec, num_rows=3, block_tokens=block_tokens, device=device)
+    return Scene(
+        backend, spec, num_rows=3, block_tokens=block_tokens, kv_dtype=kv_dtype, device=device
+    )
 
 
 def compare(stage: Scene, steps: list[Counts]) -> None:
@@ -116,6 +125,20 @@ class TestAttentionLayouts:
         stage.blocks[1] = stage.blocks[2] = stage.blocks[0]
         stage.lengths = [6, 7, 8]
         compare(stage, [[(row, 1) for row in order]])
+
+    @pytest.mark.parametrize("scales", list(KV_SCALES))
+    @pytest.mark.parametrize("kv_dtype", list(FLOAT8))
+    def test_8_bit_floats_count_times_their_scale(
+        self, backend: AttentionBackend, kv_dtype: str, scales: str
+    ) -> None:
+        """Quotients by the spec's scales are stored, what is out of range as the largest number."""
+        k_scale, v_scale = KV_SCALES[scales]
+        spec = replace(PLAIN, k_scale=k_scale, v_scale=v_scale)
+        stage = scene(backend, spec, 16, FLOAT8[kv_dtype])
+        for counts in STEPS["mixed"] + STEPS["decode"][1:]:
+            q, k, v = stage.draw(sum(count for _, count in counts))
+            got, wanted = stage.step_with(counts, q, k * 3, v * 3)
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=MAX_DIFFERENCE)
 
     def test_freed_blocks_serve_another_row(self, backend: AttentionBackend) -> None:
         """A row that takes over another's blocks sees nothing of what they held."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from dovetail.interfaces.headers import StoredLayer, TensorHeader
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod
 from dovetail.testing.contract import device_of, model_spec, without
+from dovetail_kernels.cpu.library import library
 
 SPECS = {
     "plain": LinearSpec(name="a.o_proj", in_size=64, out_sizes=(96,), dtype="float32",
@@ -108,6 +111,25 @@ class TestQuantization:
                 key: vars(parameter).get(key, "absent") for key in ("output_axis", "input_axis")
             }
             assert all(axis is None or isinstance(axis, int) for axis in axes.values()), name
+
+    def test_tells_what_stays(self, method: QuantMethod) -> None:
+        """What `kept` says of a full-precision layer is what the layer has once it is finished."""
+        spec = SPECS["plain"]
+        shape = (spec.out_size, spec.in_size)
+        header = TensorHeader(
+            name=f"{spec.name}.weight",
+            shape=shape,
+            dtype=spec.dtype,
+            num_bytes=4 * math.prod(shape),
+            file="model.safetensors",
+        )
+        stored = StoredLayer(name=spec.name, tensors={"weight": header})
+        told = method.kept(stored, packs=library() is not None)
+        if told is None:
+            pytest.skip("it does not tell")
+        layer = filled(method.linear(spec), spec)
+        held = sum(t.nbytes for t in (*layer.parameters(), *layer.buffers()))
+        assert (told.num_values, told.num_bytes) == (math.prod(shape), held)
 
     def test_batch_does_not_matter(self, method: QuantMethod) -> None:
         """A token's output does not depend on the tokens beside it."""

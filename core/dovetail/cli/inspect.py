@@ -1,0 +1,31 @@
+"""`dovetail inspect`: what is in a checkpoint and what it would take, without loading it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+HELP = "show what a checkpoint holds, the memory it takes and what would run it"
+COMMON = frozenset(
+    {"json", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "load_format", "device"}
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of the display and those of serve. Mutates: parser."""
+    from dovetail.cli.serve import add_arguments as add_serve_arguments
+
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_serve_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is found; return the exit status. Raises: ConfigError for no checkpoint."""
+    from dovetail.config.asked import asked
+    from dovetail.inspect.facts import as_json
+    from dovetail.inspect.gather import inspect
+    from dovetail.inspect.screen import screen
+
+    found = inspect(asked(args))
+    print(json.dumps(as_json(found), indent=2, ensure_ascii=False) if args.json else screen(found))
+    return 0

@@ -1,0 +1,5 @@
+"""`dovetail inspect`: what a checkpoint holds and what it would take, from headers alone.
+
+Imports no torch and reads no weights. Knows no file format and no quantization: load formats tell
+the headers, quantization methods what becomes of a layer.
+"""

@@ -1,0 +1,260 @@
+"""inspect(config): every fact of a checkpoint put together.
+
+What `serve` would decide is decided by `config.resolve` itself. Where that refuses the checkpoint,
+the refusal is a warning and as much is found out as still can be. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dovetail import registry
+from dovetail.config import selections
+from dovetail.config.cache_size import window_tokens
+from dovetail.config.dtypes import compute_dtype, weight_dtype
+from dovetail.config.engine import Config
+from dovetail.config.generation import default_sampling
+from dovetail.config.hf import load_model_facts
+from dovetail.config.lengths import checkpoint_tokens
+from dovetail.config.model_path import Hub, find_model
+from dovetail.config.platform import pick_device
+from dovetail.config.resolve import resolve
+from dovetail.errors import DovetailError
+from dovetail.inspect import doubts, memory
+from dovetail.inspect.facts import Inspected, ModelFacts, TextFacts, WeightFile
+from dovetail.inspect.layers import layers_of
+from dovetail.inspect.reasons import chosen, listening
+from dovetail.inspect.weights import How, experts_of, groups_of
+from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.quantization import QuantMethod
+from dovetail.interfaces.spec import EngineSpec, ModelSpec, Selection
+from dovetail_kernels.cpu.library import library
+
+TRANSFORMERS = "transformers"
+"""The model plugin that runs transformers' own modules."""
+_WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What is known of the engine that would start: all of `spec`, or pieces of it."""
+
+    model: ModelSpec
+    device: str
+    kv_dtype: str
+    spec: EngineSpec | None = None
+    load_format: Selection | None = None
+    quantization: Selection | None = None
+    model_plugin: Selection | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def inspect(config: Config) -> Inspected:
+    """Return what a checkpoint holds and would take. Raises: ConfigError where there is no
+    checkpoint, or nothing to be told of it."""
+    with listening() as told:
+        parts = _parts(config)
+        headers = _headers(config, parts)
+        text = _text(config, parts)
+        generation = _generation(config, parts)
+    layers = layers_of(headers or ())
+    method = _method(parts)
+    how = _how(parts, method)
+    groups = groups_of(layers, how)
+    files = weight_files(Path(parts.model.path), headers)
+    taken = memory.memory_of(groups, how, parts) if groups else None
+    parts.warnings += doubts.of_checkpoint(parts.model, layers, groups, how)
+    parts.warnings += doubts.of_folder(Path(parts.model.path), files)
+    parts.warnings += doubts.of_memory(taken)
+    parts.warnings += doubts.of_text(parts.model, text)
+    return Inspected(
+        path=parts.model.path,
+        would_start=parts.spec is not None,
+        model=model_facts(parts.model),
+        parameters=sum(group.parameters for group in groups),
+        active_parameters=sum(group.active_parameters for group in groups),
+        files=files,
+        groups=groups,
+        memory=taken,
+        quantization=parts.quantization.name if parts.quantization else None,
+        plugins=chosen(config, parts, told, files),
+        text=text,
+        generation=generation,
+        warnings=tuple(dict.fromkeys(parts.warnings)),
+    )
+
+
+def model_facts(model: ModelSpec) -> ModelFacts:
+    """Return the shape of a model."""
+    experts, picked = experts_of(model.hf_config)
+    return ModelFacts(
+        architecture=model.architecture,
+        model_type=str(model.hf_config.get("model_type", "")),
+        layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        vocab_size=model.vocab_size,
+        context_tokens=checkpoint_tokens(model),
+        window_tokens=window_tokens(model.hf_config),
+        experts=experts,
+        experts_per_token=picked,
+    )
+
+
+def weight_files(path: Path, headers: list[TensorHeader] | None) -> tuple[WeightFile, ...]:
+    """Return the files that hold the tensors, or where no head tells, all that could."""
+    folder = path if path.is_dir() else path.parent
+    if headers is None:
+        names = (
+            [path.name]
+            if path.is_file()
+            else sorted(file.name for end in _WEIGHTS for file in folder.glob(end))
+        )
+        return tuple(_file(folder, name, None) for name in names)
+    counts: dict[str, int] = {}
+    for header in headers:
+        counts[header.file] = counts.get(header.file, 0) + 1
+    return tuple(_file(folder, name, count) for name, count in sorted(counts.items()))
+
+
+def _file(folder: Path, name: str, tensors: int | None) -> WeightFile:
+    return WeightFile(name=name, bytes=(folder / name).stat().st_size, tensors=tensors)
+
+
+def _parts(config: Config) -> Parts:
+    """Return the engine that would start, or its pieces. Raises: ConfigError for no checkpoint."""
+    try:
+        spec = resolve(config)
+    except DovetailError as error:
+        parts = _pieces(config)
+        parts.warnings.append(f"serve would refuse it: {error}")
+        return parts
+    run = spec.run
+    return Parts(
+        model=run.model,
+        device=run.device,
+        kv_dtype=run.kv_dtype,
+        spec=spec,
+        load_format=run.load_format,
+        quantization=run.quantization,
+        model_plugin=run.model_plugin,
+    )
+
+
+def _pieces(config: Config) -> Parts:
+    """Return what can be found out without a whole engine. Raises: ConfigError"""
+    device = pick_device(registry.value_of("device", config.device.device) or "auto")
+    hub = Hub(cache=config.load.download_dir, token=config.model.hf_token)
+    path = find_model(
+        config.model.model, revision=config.model.revision, hub=hub, needs_weights=False
+    )
+    facts = load_model_facts(
+        path, overrides=config.model.hf_overrides, config_format=config.model.config_format
+    )
+    asked = registry.value_of("dtype", config.model.dtype) or "auto"
+    model = msgspec.structs.replace(
+        facts,
+        dtype=compute_dtype(asked, facts.hf_config, device),
+        weight_dtype=weight_dtype(asked, facts.hf_config, device),
+    )
+    kv_dtype = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
+    parts = Parts(model=model, device=device, kv_dtype=kv_dtype or model.weight_dtype)
+    with _tried(parts):
+        parts.load_format = selections.select_load_format(config)
+    with _tried(parts):
+        parts.quantization = selections.select_quantization(config, model)
+    with _tried(parts):
+        parts.model_plugin = selections.select_model(config, model.architecture)
+    return parts
+
+
+@contextmanager
+def _tried(parts: Parts) -> Iterator[None]:
+    """Make what goes wrong inside a with block a warning. Mutates: parts"""
+    try:
+        yield
+    except DovetailError as error:
+        parts.warnings.append(str(error))
+
+
+def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
+    """Return the heads of all tensors, None where the format has none or a file is at fault."""
+    if parts.load_format is None:
+        return None
+    checkpoint = Checkpoint(
+        path=parts.model.path, ignore_patterns=tuple(config.load.ignore_patterns)
+    )
+    with _tried(parts):
+        plugin = registry.load_selection(parts.load_format)
+        found = plugin(registry.build_options(parts.load_format)).headers(checkpoint)
+        if found is not None:
+            return list(found)
+        parts.warnings.append(
+            f'load format "{parts.load_format.name}": these files tell their tensors only when '
+            "they are loaded; sizes of layers and memory are left out."
+        )
+    return None
+
+
+def _method(parts: Parts) -> QuantMethod | None:
+    """Return the quantization method, None where it refuses the checkpoint."""
+    if parts.quantization is None:
+        return None
+    with _tried(parts):
+        plugin = registry.load_selection(parts.quantization)
+        made: QuantMethod = plugin(registry.build_options(parts.quantization), parts.model)
+        return made
+    return None
+
+
+def _how(parts: Parts, method: QuantMethod | None) -> How:
+    return How(
+        model=parts.model,
+        method=method,
+        packs=parts.device == "cpu" and library() is not None,
+        is_tied=bool(parts.model.hf_config.get("tie_word_embeddings", False)),
+        is_own=parts.model_plugin is None or parts.model_plugin.name != TRANSFORMERS,
+    )
+
+
+def _text(config: Config, parts: Parts) -> TextFacts | None:
+    """Return how text goes in and out, None where there is no tokenizer."""
+    from dovetail.server.preview import look_ahead
+
+    if parts.spec is None or not parts.spec.has_tokenizer:
+        return None
+    with _tried(parts):
+        ahead = look_ahead(config, parts.spec)
+        facts = ahead.facts
+        texts = facts.special_texts
+        tool, reasoning = ahead.parsers.tool, ahead.parsers.reasoning
+        ends = dict.fromkeys((*parts.model.eos_token_ids, facts.eos_token_id))
+        return TextFacts(
+            vocab_size=facts.vocab_size,
+            special_tokens=len(facts.special_ids),
+            bos_token=facts.special_tokens.get("bos_token"),
+            end_tokens=tuple(texts.get(end, f"id {end}") for end in ends if end is not None),
+            has_chat_template=bool(ahead.template),
+            template_chars=len(ahead.template),
+            knows_tools="tools" in ahead.template,
+            tool_parser=tool.name if tool else None,
+            reasoning_parser=reasoning.name if reasoning else None,
+        )
+    return None
+
+
+def _generation(config: Config, parts: Parts) -> dict[str, object]:
+    """Return the sampling settings that a request gets that says nothing."""
+    if parts.spec is not None:
+        return dict(parts.spec.default_sampling)
+    with _tried(parts):
+        return dict(default_sampling("model", parts.model.path, {}))
+    return {}

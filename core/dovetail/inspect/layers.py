@@ -1,0 +1,88 @@
+"""Tensors by layer, and layers by what they are for. Knows names of layers, no file and no form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dovetail.interfaces.headers import StoredLayer, TensorHeader
+from dovetail.interfaces.spec import ModelSpec
+
+EMBEDDING, HEAD, NORM, ROUTER = "embedding", "head", "norms", "router"
+ATTENTION, FEED_FORWARD, EXPERTS = "attention", "feed-forward", "experts"
+SHARED, OTHER, UNUSED = "shared experts", "other", "not loaded"
+ORDER = (EMBEDDING, ATTENTION, FEED_FORWARD, EXPERTS, SHARED, ROUTER, NORM, HEAD, OTHER, UNUSED)
+
+_PURPOSES: tuple[tuple[str, str], ...] = (
+    (UNUSED, r"rotary_emb$|(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio)"),
+    (NORM, r"norm[^.]*$|(^|\.)ln_\w+$|(^|\.)ln\d*$"),
+    (HEAD, r"(^|\.)(lm_head|embed_out|output)$"),
+    (EMBEDDING, r"(^|\.)(embed_tokens|embed_positions|embed_in|w[tp]e|\w*embeddings?)$"),
+    (SHARED, r"\.shared_experts?\."),
+    (ROUTER, r"\.(gate|router|shared_expert_gate)$"),
+    (EXPERTS, r"\.experts(\.|$)"),
+    (ATTENTION, r"attn|attention"),
+    (FEED_FORWARD, r"mlp|feed_forward|ffn|\.fc[12]$|\.h\.\d+\.|dense"),
+)
+_NO_WEIGHTS = ("inv_freq", "masked_bias")
+_PLAIN_LEAVES = ("weight", "bias")
+_NUMBER = re.compile(r"\.(\d+)\.")
+
+
+def layers_of(headers: Iterable[TensorHeader]) -> list[StoredLayer]:
+    """Return the layers of a checkpoint, each with its tensors. Matrices that hold all experts
+    under names of their own are layers of their own."""
+    found: dict[str, dict[str, TensorHeader]] = {}
+    for header in headers:
+        holder, _, leaf = header.name.rpartition(".")
+        if leaf not in _PLAIN_LEAVES and len(header.shape) == 3 and holder.endswith("experts"):
+            holder, leaf = header.name, "weight"
+        found.setdefault(holder, {})[leaf] = header
+    return [StoredLayer(name=name, tensors=tensors) for name, tensors in found.items()]
+
+
+def purpose_of(layer: StoredLayer) -> str:
+    """Return what a layer is for, as far as its name tells."""
+    if all(leaf in _NO_WEIGHTS for leaf in layer.tensors):
+        return UNUSED
+    for purpose, pattern in _PURPOSES:
+        if re.search(pattern, layer.name):
+            return purpose
+    return OTHER
+
+
+def num_blocks(layers: Iterable[StoredLayer]) -> int:
+    """Return how many blocks of the model the names count, 0 where they count none."""
+    numbers = {
+        int(match[1])
+        for layer in layers
+        if purpose_of(layer) != UNUSED and (match := _NUMBER.search(f".{layer.name}."))
+    }
+    return max(numbers) + 1 if numbers else 0
+
+
+def values_by_name(name: str, model: ModelSpec) -> int:
+    """Return how many weights a layer of this name has in a decoder of the model's sizes; 0 for a
+    name that is not known. For forms whose tensors do not tell."""
+    hidden, inner = model.hidden_size, _count(model, "intermediate_size")
+    if ".experts." in name:
+        inner = _count(model, "moe_intermediate_size") or inner
+    queries = model.num_heads * model.head_size
+    keys = model.num_kv_heads * model.head_size
+    outputs = {
+        "q_proj": queries,
+        "k_proj": keys,
+        "v_proj": keys,
+        "o_proj": queries,
+        "qkv_proj": queries + 2 * keys,
+        "gate_up_proj": 2 * inner,
+        "lm_head": model.vocab_size,
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"), inner),
+    }
+    return hidden * outputs.get(name.rpartition(".")[2], 0)
+
+
+def _count(model: ModelSpec, key: str) -> int:
+    """Return a number of config.json, 0 where it holds none (a list for every layer, say)."""
+    value = model.hf_config.get(key)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,60 @@
+"""Memory: what the weights, the tables and the KV cache take, and what fits beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.config.lengths import checkpoint_tokens, rope_scaling
+from dovetail.inspect import room
+from dovetail.inspect.facts import Group, Memory
+from dovetail.inspect.weights import How
+from dovetail.interfaces.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from dovetail.inspect.gather import Parts
+
+BLOCK_TOKENS, STEP_TOKENS = 16, 256
+"""Where no engine is resolved: of a CPU engine."""
+_NO_ROTARY = ("bloom", "gpt2", "gpt_bigcode", "gpt_neo", "mpt", "openai-gpt", "opt")
+"""Model types whose positions are no rotation."""
+_TWO_TABLES = ("gemma3", "gemma3_text")
+"""Model types that turn windowed layers by another rule."""
+
+
+def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
+    """Return what a model takes on its device, and what fits beside it."""
+    spec, model, kv_dtype = parts.spec, parts.model, parts.kv_dtype
+    served = spec.schedule.max_model_tokens if spec else checkpoint_tokens(model)
+    step = spec.schedule.max_step_tokens if spec else STEP_TOKENS
+    block = spec.cache.block_tokens if spec else BLOCK_TOKENS
+    weights = sum(group.kept_bytes for group in groups)
+    tables = tables_bytes(model, served) if how.is_own else 0
+    free = room.free_bytes(parts.device)
+    left = None if free is None else free - weights - tables
+    return Memory(
+        device=parts.device,
+        weights_bytes=weights,
+        tables_bytes=tables,
+        is_exact=all(group.is_exact for group in groups),
+        kv_dtype=kv_dtype,
+        kv_bytes_per_token=room.per_token(model, kv_dtype),
+        free_bytes=free,
+        longest_tokens=None if left is None else room.longest(model, kv_dtype, left, block, step),
+        fits=() if left is None else room.fits(model, kv_dtype, left, step),
+        cache_bytes=spec.cache.memory_bytes if spec else None,
+        served_tokens=served if spec else None,
+        most_requests=spec.schedule.max_rows if spec else None,
+    )
+
+
+def tables_bytes(model: ModelSpec, served_tokens: int) -> int:
+    """Return the bytes of the tables of cosines and sines, float32, for every position served."""
+    config: Mapping[str, Any] = model.hf_config
+    if config.get("model_type") in _NO_ROTARY or config.get("alibi"):
+        return 0
+    rope = rope_scaling(config)
+    share = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
+    is_two = config.get("model_type") in _TWO_TABLES
+    kinds = set(config.get("layer_types") or ()) if is_two else set()
+    return max(1, len(kinds)) * served_tokens * int(model.head_size * float(share)) * 4

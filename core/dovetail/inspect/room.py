@@ -1,0 +1,63 @@
+"""What fits beside the weights: the longest context, and requests at a time.
+
+By the same arithmetic as the engine's start (`config.cache_size`); a step's own activations are
+not counted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from dovetail.config.cache_size import Room, kv_bytes
+from dovetail.config.lengths import checkpoint_tokens
+from dovetail.config.platform import available_bytes
+from dovetail.inspect.facts import Fit
+from dovetail.interfaces.spec import ModelSpec
+
+FIRST_TOKENS = 2048
+STEP = 4
+"""Lengths that requests are counted for: each so many times the one before."""
+LIMIT_S = 5.0
+
+
+def free_bytes(device: str) -> int | None:
+    """Return the memory that a device has free now; None where nobody tells without torch."""
+    if device == "cpu":
+        return available_bytes()
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        return int(told.stdout.split()[0]) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def per_token(model: ModelSpec, kv_dtype: str) -> int:
+    """Return the bytes that one token takes in the caches of all layers."""
+    return kv_bytes(model, kv_dtype, 1, 1)
+
+
+def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: int) -> int:
+    """Return the longest context that so many bytes hold, at most the checkpoint's."""
+    room = Room(
+        model=model,
+        kv_dtype=kv_dtype,
+        memory=max(0, room_bytes),
+        block_tokens=block,
+        step_tokens=step,
+    )
+    return room.largest(checkpoint_tokens(model))
+
+
+def fits(model: ModelSpec, kv_dtype: str, room_bytes: int, step: int) -> tuple[Fit, ...]:
+    """Return how many requests of several lengths so many bytes hold, the checkpoint's own last."""
+    last = checkpoint_tokens(model)
+    lengths = []
+    length = FIRST_TOKENS
+    while length < last:
+        lengths.append(length)
+        length *= STEP
+    return tuple(
+        Fit(context_tokens=n, requests=max(0, room_bytes) // kv_bytes(model, kv_dtype, n, step))
+        for n in [*lengths, last]
+    )

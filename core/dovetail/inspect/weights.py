@@ -1,0 +1,202 @@
+"""Layers as they stay in memory: parameters and bytes of every group.
+
+Mirrors what `dovetail.layers` does with tensors in full precision; quantized ones are told by the
+quantization method. Not counted: what fills up the last panel of a packed matrix, which is nothing
+for sizes that are multiples of 32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.config.dtypes import BYTES
+from dovetail.inspect.facts import Group
+from dovetail.inspect.layers import (
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
+    ORDER,
+    UNUSED,
+    purpose_of,
+    values_by_name,
+)
+from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
+from dovetail.interfaces.quantization import QuantMethod
+from dovetail.interfaces.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+HEAD_NAME = "lm_head"
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PICKED = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How a model keeps its weights. `packs`: the native library multiplies them packed.
+
+    `method` None: nothing is known of quantized layers. `is_tied`: the head is the token table.
+    `is_own`: a model plugin builds all layers; else head and tables are transformers' own.
+    """
+
+    model: ModelSpec
+    method: QuantMethod | None
+    packs: bool
+    is_tied: bool
+    is_own: bool = True
+
+    def matrix_dtype(self, purpose: str) -> str:
+        """Return the type of matrices in full precision. A table that is no head stays as it is
+        even where nothing is packed."""
+        if purpose in (EMBEDDING, HEAD) and not self.is_own:
+            return self.model.dtype
+        is_kept = self.packs or (purpose == EMBEDDING and not self.is_tied)
+        return (self.model.weight_dtype if is_kept else "") or self.model.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weighed:
+    """One layer: how its matrix is stored and kept, and the bytes of all its tensors."""
+
+    layer: StoredLayer
+    purpose: str
+    stored: str
+    kept: str
+    parameters: int
+    num_bytes: int
+    is_exact: bool
+
+
+def experts_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many experts there are and how many work on a token, zeros without any."""
+    found = [
+        next((int(config[key]) for key in keys if isinstance(config.get(key), int)), 0)
+        for keys in (_EXPERTS, _PICKED)
+    ]
+    return (found[0], found[1]) if all(found) else (0, 0)
+
+
+def groups_of(layers: Iterable[StoredLayer], how: How) -> tuple[Group, ...]:
+    """Return the groups that the layers make up, in the order of a forward pass."""
+    by_purpose: dict[str, list[_Weighed]] = {}
+    for layer in layers:
+        one = _weighed(layer, how)
+        by_purpose.setdefault(one.purpose, []).append(one)
+    experts, picked = experts_of(how.model.hf_config)
+    share = (picked, experts) if experts else (1, 1)
+    return tuple(
+        _group(name, by_purpose[name], share if name == EXPERTS else (1, 1))
+        for name in ORDER
+        if name in by_purpose
+    )
+
+
+def _group(name: str, weighed: list[_Weighed], active: tuple[int, int]) -> Group:
+    parameters = sum(one.parameters for one in weighed)
+    stored: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    for one in weighed:
+        stored[one.stored] += one.parameters
+        kept[one.kept] += one.parameters
+    return Group(
+        name=name,
+        layers=len(weighed),
+        parameters=parameters,
+        active_parameters=parameters * active[0] // active[1],
+        stored=dict(stored.most_common()),
+        stored_bytes=sum(one.layer.num_bytes for one in weighed),
+        kept=dict(kept.most_common()),
+        kept_bytes=sum(one.num_bytes for one in weighed),
+        is_exact=all(one.is_exact for one in weighed),
+    )
+
+
+def _weighed(layer: StoredLayer, how: How) -> _Weighed:
+    """Return a layer with what becomes of it."""
+    purpose = purpose_of(layer)
+    plain = all(header.dtype in FLOATS for header in layer.tensors.values())
+    stored = _stored_as(layer)
+    if purpose == UNUSED or (purpose == HEAD and how.is_tied):
+        count = sum(header.num_values for header in layer.tensors.values())
+        return _Weighed(layer=layer, purpose=UNUSED, stored=stored, kept="nothing",
+                        parameters=count, num_bytes=0, is_exact=True)  # fmt: skip
+    told = None if plain and _is_plain_table(purpose, how) else _told(layer, purpose, how)
+    if told is None and not plain:
+        count = values_by_name(layer.name, how.model) or max(
+            header.num_values for header in layer.tensors.values()
+        )
+        return _Weighed(layer=layer, purpose=purpose, stored=stored, kept="about as stored",
+                        parameters=count, num_bytes=layer.num_bytes, is_exact=False)  # fmt: skip
+    if told is None:
+        return _plain(layer, purpose, stored, how)
+    vectors = [h for h in layer.tensors.values() if _is_bias(h)]
+    biases = sum(header.num_values for header in vectors)
+    return _Weighed(
+        layer=layer,
+        purpose=purpose,
+        stored=stored,
+        kept=told.format,
+        parameters=told.num_values + biases,
+        num_bytes=told.num_bytes + biases * BYTES[how.model.dtype],
+        is_exact=True,
+    )
+
+
+def _is_plain_table(purpose: str, how: How) -> bool:
+    """Return whether no quantization method is asked about a layer in full precision."""
+    if purpose == EMBEDDING:
+        return not (how.is_tied and how.is_own)
+    return purpose == HEAD and not how.is_own
+
+
+def _told(layer: StoredLayer, purpose: str, how: How) -> Kept | None:
+    """Return what the quantization method says; a table that is the head too goes by that name.
+
+    A method that stumbles over tensors that are not its own tells nothing.
+    """
+    if how.method is None:
+        return None
+    is_head = purpose == EMBEDDING and how.is_tied and "position" not in layer.name
+    named = replace(layer, name=HEAD_NAME) if is_head else layer
+    try:
+        return how.method.kept(named, packs=how.packs)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        log.debug("%s: %s tells nothing: %r", layer.name, type(how.method).__name__, error)
+        return None
+
+
+def _plain(layer: StoredLayer, purpose: str, stored: str, how: How) -> _Weighed:
+    """Return a layer in full precision: matrices in the weights' type, the rest in the type that
+    is computed in."""
+    matrix = how.matrix_dtype(purpose)
+    num_bytes = 0
+    for header in layer.tensors.values():
+        dtype = matrix if len(header.shape) >= 2 else how.model.dtype
+        num_bytes += header.num_values * BYTES[dtype]
+    is_vector = all(len(header.shape) < 2 for header in layer.tensors.values())
+    return _Weighed(
+        layer=layer,
+        purpose=purpose,
+        stored=stored,
+        kept=how.model.dtype if is_vector else matrix,
+        parameters=sum(header.num_values for header in layer.tensors.values()),
+        num_bytes=num_bytes,
+        is_exact=True,
+    )
+
+
+def _is_bias(header: TensorHeader) -> bool:
+    return header.name.rpartition(".")[2] == "bias"
+
+
+def _stored_as(layer: StoredLayer) -> str:
+    """Return the type of the tensor that takes most of the layer."""
+    largest = max(layer.tensors.values(), key=lambda header: header.num_bytes)
+    leaf = largest.name.rpartition(".")[2]
+    is_told = leaf in ("weight", "bias") or largest.dtype in FLOATS
+    return largest.dtype if is_told else f"{largest.dtype} {leaf}"

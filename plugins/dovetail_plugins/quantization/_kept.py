@@ -1,0 +1,147 @@
+"""How stored layers stay in memory, told by the headers of their tensors. Imports no torch.
+
+Mirrors `_grouped.grouped_weight`, `_float_formats` and the packed formats of the kernels; tests
+compare it with the buffers of loaded models. Left out: what fills the last panel of outputs up, and
+whether zero points turn out to be those of symmetric values. Shape letters: O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
+
+WIDE = ("float32", "float64")
+"""Types of scales that do not fit into 16 bits."""
+STEP = 8
+"""Groups of the kernels' formats are multiples of it."""
+
+
+def integers_kept(
+    outputs: int,
+    inputs: int,
+    *,
+    bits: int,
+    scales: TensorHeader,
+    has_zeros: bool,
+    packs: bool,
+    activations: str = "int8",
+    group: int = 0,
+) -> Kept:
+    """Return what integers in groups become. `group` 0: as many groups as there are scales.
+
+    Without zero points of their own, values of other widths than 4 and 8 bits still need some: half
+    of their range is not half of the kernels'.
+    """
+    has_zeros = has_zeros or bits not in (4, 8)
+    count = outputs * inputs
+    groups = -(-inputs // group) if group else max(1, scales.num_values // outputs)
+    size = group or inputs // groups
+    wide = 4 if bits <= 4 else 8
+    if wide == 8 and groups == 1 and not has_zeros and activations == "int8":
+        return Kept(num_values=count, format="int8", num_bytes=count + 4 * outputs)
+    if size % STEP:
+        return plain_kept(count, "float16")
+    scale_bytes = 4 if scales.dtype in WIDE else 2
+    factors = outputs * groups * scale_bytes * (2 if has_zeros else 1)
+    return Kept(
+        num_values=count,
+        format=f"int{wide}, groups of {size}",
+        num_bytes=value_bytes(count, wide, packs=packs) + factors,
+    )
+
+
+def value_bytes(count: int, bits: int, *, packs: bool) -> int:
+    """Return the bytes of so many values: where nothing is packed, 4 bits take a byte."""
+    return count * bits // 8 if packs else count
+
+
+def qweight_kept(
+    layer: StoredLayer, *, is_symmetric: bool, packs: bool, activations: str
+) -> Kept | None:
+    """Return what a layer in GPTQ's or AWQ's layout becomes, None for another layer."""
+    try:
+        packed, zeros, scales = (layer.tensors[name] for name in ("qweight", "qzeros", "scales"))
+    except KeyError:
+        return None
+    outputs = scales.shape[-1]
+    if packed.shape[-1] == outputs:  # GPTQ packs along the inputs, AWQ along the outputs
+        bits = zeros.shape[-1] * 32 // outputs
+        inputs = packed.shape[0] * 32 // bits
+    else:
+        bits, inputs = 4, packed.shape[0]
+    return integers_kept(
+        outputs, inputs, bits=bits, scales=scales, has_zeros=not is_symmetric, packs=packs,
+        activations=activations,
+    )  # fmt: skip
+
+
+def float8_kept(layer: StoredLayer, *, block: int = 0) -> Kept | None:
+    """Return what a layer in e4m3 becomes, None for another layer. `block`: inputs that share a
+    scale, 0 for all of them."""
+    weight = layer.tensors.get("weight")
+    if weight is None or not weight.dtype.startswith("float8") or len(weight.shape) != 2:
+        return None
+    count, (outputs, inputs) = weight.num_values, weight.shape
+    if weight.dtype != "float8_e4m3fn" or block % STEP:
+        return plain_kept(count, "bfloat16")
+    groups = -(-inputs // block) if block else 1
+    return Kept(num_values=count, format="float8", num_bytes=count + 4 * outputs * groups)
+
+
+def codes_kept(
+    outputs: int, inputs: int, *, group: int, scale_bytes: int, has_outer: bool, packs: bool
+) -> Kept:
+    """Return what 4-bit codes of a table become, with a scale a group and one more an output."""
+    count = outputs * inputs
+    factors = outputs * (-(-inputs // group) * scale_bytes + (4 if has_outer else 0)) + 64
+    return Kept(
+        num_values=count,
+        format=f"4-bit floats, groups of {group}",
+        num_bytes=value_bytes(count, 4, packs=packs) + factors,
+    )
+
+
+def matrix_of(layer: StoredLayer) -> TensorHeader | None:
+    """Return the full-precision matrix of a layer, None where it has none."""
+    weight = layer.tensors.get("weight")
+    is_float = weight is not None and weight.dtype in ("float32", "float16", "bfloat16", "float64")
+    return weight if is_float and weight is not None and len(weight.shape) >= 2 else None
+
+
+def made_kept(
+    layer: StoredLayer,
+    *,
+    bits: int,
+    group: int = 0,
+    scale_bytes: int,
+    has_zeros: bool = False,
+    packs: bool,
+    format: str,
+) -> Kept | None:
+    """Return what a full-precision layer becomes that is quantized while it loads."""
+    weight = matrix_of(layer)
+    if weight is None:
+        return None
+    inputs = weight.shape[-1]
+    outputs = weight.num_values // inputs
+    groups = -(-inputs // group) if group else 1
+    factors = outputs * groups * scale_bytes * (2 if has_zeros else 1)
+    num_bytes = value_bytes(weight.num_values, bits, packs=packs) + factors
+    return Kept(num_values=weight.num_values, format=format, num_bytes=num_bytes)
+
+
+def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
+    """Return a layer's tensors with its dense `weight` in place of the half that a bitmask keeps of
+    it, as they are where there is no bitmask."""
+    half = tensors.get("compressed")
+    if half is None or "bitmask" not in tensors or len(half.shape) != 2:
+        return tensors
+    shape = (half.shape[0], 2 * half.shape[1])
+    return {**tensors, "weight": replace(half, shape=shape, num_bytes=2 * half.num_bytes)}
+
+
+def plain_kept(count: int, dtype: str) -> Kept:
+    """Return so many weights in full precision."""
+    return Kept(num_values=count, format=dtype, num_bytes=count * (4 if dtype in WIDE else 2))
