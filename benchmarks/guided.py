@@ -182,8 +182,7 @@ def answers() -> None:
         rates: dict[str, list[float]] = {}
         for _ in range(5):
             for name in (None, *registry.names("guided_decoding_backend")):
-                found = _rate(llm, name)
-                rates.setdefault(name or "free", []).append(found)
+                rates.setdefault(name or "free", []).append(_rate(llm, name))
     free = statistics.median(rates["free"])
     for name, found in rates.items():
         median, spread = statistics.median(found), f"{min(found):.0f} to {max(found):.0f}"

@@ -52,7 +52,8 @@ async def stream(engine: AsyncEngine, name: str, stop: asyncio.Event, gaps_s: li
 
 async def with_streams(engine: AsyncEngine, work: Any) -> tuple[list[float], Any]:
     """Return the gaps of the streams while some work runs, and what the work brought."""
-    stop, gaps_s = asyncio.Event(), []
+    stop = asyncio.Event()
+    gaps_s: list[float] = []
     tasks = [
         asyncio.create_task(stream(engine, f"stream {n}", stop, gaps_s)) for n in range(NUM_STREAMS)
     ]

@@ -1,6 +1,7 @@
 """Layers of every quantization method: what they are kept as, in which memory, at which speed.
 
-    python benchmarks/quantized_layers.py [--threads 1] [--write docs/reference/quantized_layers.json]
+    python benchmarks/quantized_layers.py [--threads 1]
+        [--write docs/reference/quantized_layers.json]
 
 One layer of 4096 x 4096 is filled with random stored tensors, finished, and multiplied in turn with
 the same layer in bfloat16: `memory` is what it keeps over what the checkpoint stores, `speed` the

@@ -35,6 +35,9 @@ NAMES = [str(dtype).removeprefix("torch.") for dtype in FORMATS]
 KINDS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     **{name: (dtype, {}) for name, dtype in zip(NAMES, FORMATS, strict=True)},
     "bfloat16_rounded": (torch.bfloat16, {"may_round": True}),
+    "float8_scaled": (torch.float8_e4m3fn, {"k_scale": 0.0117, "v_scale": 0.07}),
+    "float8_rounded": (torch.float8_e4m3fn, {"may_round": True, "k_scale": 0.0117}),
+    "float8_wide_rounded": (torch.float8_e5m2, {"may_round": True, "v_scale": 0.07}),
 }
 
 
@@ -165,18 +168,39 @@ def test_a_nan_query_shows() -> None:
             assert bool(found[7, 3].isnan().all()) and int(found.isnan().sum()) == SIZE
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("rule", [{}, {"window": 5}, {"window": 260}], ids=str)
-def test_keys_out_of_a_window_may_be_anything(rule: dict[str, int]) -> None:
+def test_keys_out_of_a_window_may_be_anything(rule: dict[str, int], dtype: torch.dtype) -> None:
     """Pairs of keys of which one is seen: the first of a window, the last of a causal row."""
     q, k, v = tokens(300, 6)
-    clean = World(torch.bfloat16).step([(0, q, k, v)], may_round=True, **rule)[0]
+    clean = World(dtype).step([(0, q, k, v)], may_round=True, **rule)[0]
     for last in (290, 291):
         seen = slice(max(0, last + 1 - rule.get("window", 300)), last + 1)
         spoiled = [torch.full_like(x, math.nan) for x in (k, v)]
         for made, given in zip(spoiled, (k, v), strict=True):
             made[seen] = given[seen]
-        found = World(torch.bfloat16).step([(0, q, *spoiled)], may_round=True, **rule)[0]
+        found = World(dtype).step([(0, q, *spoiled)], may_round=True, **rule)[0]
         assert torch.equal(found[last], clean[last])
+
+
+@pytest.mark.parametrize("dtype", FORMATS[3:5], ids=NAMES[3:5])
+@pytest.mark.parametrize("may_round", [False, True])
+def test_every_8_bit_float_means_what_torch_says(dtype: torch.dtype, may_round: bool) -> None:
+    """One key, of weight 1: its value comes out, for all 256 codes, infinities and NaN too."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    cache = torch.zeros(2, 1, 16, 1, 256, dtype=dtype)
+    cache.view(torch.uint8)[1, 0, 0, 0] = codes.view(torch.uint8)
+    step = Step(
+        block_table=torch.zeros(1, 1, dtype=torch.int32),
+        query_start=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens=torch.tensor([1], dtype=torch.int32),
+        slots=None,
+        block_tokens=16,
+    )
+    step.set_rules(num_heads=1, num_kv_heads=1, head_size=256, scale=1.0, may_round=may_round)
+    found = step(torch.ones(1, 1, 256), None, None, pack(cache))[0, 0]
+    assert torch.equal(found.nan_to_num(1e9), codes.float().nan_to_num(1e9))
+    assert torch.equal(found.isnan(), codes.float().isnan())
 
 
 def test_rounding_is_done_where_it_pays_and_adds_up_to_one() -> None:
@@ -208,6 +232,22 @@ def test_stored_numbers_are_rounded_like_torch(dtype: torch.dtype) -> None:
     limit = torch.finfo(dtype).max if dtype.itemsize == 1 else math.inf
     wanted = wide.clamp(-limit, limit).to(dtype).float()
     assert torch.equal(rows[0], wanted) and torch.equal(rows[1], -wanted)
+
+
+@pytest.mark.parametrize("dtype", FORMATS[3:5], ids=NAMES[3:5])
+@pytest.mark.parametrize("scales", [(0.0117, 3.1), (7.0, 1e-4)], ids=str)
+def test_8_bit_floats_hold_quotients(dtype: torch.dtype, scales: tuple[float, float]) -> None:
+    """Bit for bit what torch makes of x / scale; a product with 1 / scale would not be."""
+    _, k, v = tokens(300, 11)
+    world = World(dtype)
+    queries = torch.zeros(300, HEADS, SIZE)
+    world.step([(1, queries, k, v)], k_scale=scales[0], v_scale=scales[1])
+    plain, _ = unpack(world.cache, SIZE)
+    limit = torch.finfo(dtype).max
+    for half, given, scale in zip(plain, (k, v), scales, strict=True):
+        found = half.view(torch.uint8)[world.table[1].long()].flatten(0, 1)[:300]
+        wanted = (given / torch.tensor(scale)).clamp(-limit, limit).to(dtype)
+        assert torch.equal(found, wanted.view(torch.uint8))
 
 
 def test_int8_keeps_a_scale_per_token_and_head() -> None:

@@ -1,7 +1,8 @@
 """The engine's core over the real runner: 32 mixed requests together draw what each draws alone.
 
 With few enough blocks to force preemption, with a step in flight ahead, and with prefix hits; on
-torch's operators, and on the native kernels with 16- and 8-bit weights and recorded steps.
+torch's operators, and on the native kernels with 16- and 8-bit weights, an 8-bit cache and recorded
+steps.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Way:
     attention: str
     quantization: str = "none"
     dtype: str = "float32"
+    kv_dtype: str | None = None
     head_size: int = 16
     block_tokens: int = 16
     few_blocks: int = 10
@@ -73,7 +75,10 @@ WAYS = {
     "torch": Way(attention="torch_sdpa", head_size=8, block_tokens=4, few_blocks=45),
     "native": Way(attention="native_cpu", dtype="bfloat16"),
     "native_int8": Way(attention="native_cpu", dtype="bfloat16", quantization="int8"),
+    "native_fp8": Way(attention="native_cpu", dtype="bfloat16", kv_dtype="float8_e4m3fn"),
 }
+KV_SCALES = ((0.02, 0.3),)
+"""Of an 8-bit cache, by rank and layer."""
 
 
 @dataclass(slots=True)
@@ -122,7 +127,8 @@ def run_spec(way: Way, async_steps: bool) -> RunSpec:
         load_format=registry.choose("load_format", "dummy"),
         quantization=registry.choose("quantization", way.quantization),
         attention=registry.choose("attention_backend", way.attention),
-        kv_dtype=way.dtype,
+        kv_dtype=way.kv_dtype or way.dtype,
+        kv_scales=KV_SCALES if way.kv_dtype else (),
         block_tokens=way.block_tokens,
         logits_processors=tuple(registry.choose("logits_processor", n) for n in PROCESSORS),
     )

@@ -164,7 +164,7 @@ class GuideCompiler:
         try:
             answer = await asyncio.wait_for(_asked(process, job), limit_s)
         except TimeoutError:
-            await self._replace()
+            await self._replace(job.backend)
             raise RequestError(
                 f"took more than {limit_s:g} s to compile.",
                 where=where,
@@ -172,7 +172,7 @@ class GuideCompiler:
                 code="grammar_too_complex",
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError) as error:
-            await self._replace()
+            await self._replace(job.backend)
             raise RequestError(
                 "cannot be compiled: it ended the process that tried.",
                 where=where,
@@ -227,14 +227,17 @@ class GuideCompiler:
         if answer.fault is not None:
             raise RequestError(f"the backend could not be made: {answer.fault}.", status=500)
 
-    async def _replace(self) -> None:
-        """Kill the process and have the next one made ready while nobody waits for it."""
-        backends = list(self._ready)
+    async def _replace(self, first: str) -> None:
+        """Kill the process and have the next one made ready while nobody waits for it: one backend
+        after the other, `first` before the others; forms that come meanwhile go between."""
+        backends = sorted(self._ready, key=lambda name: (name != first, name))
+        if self._restart is not None:
+            self._restart.cancel()  # it waits for the turn, which is ours
         await self._kill()
 
         async def again() -> None:
-            async with self._turn:
-                for backend in backends:
+            for backend in backends:
+                async with self._turn:
                     await self._started(backend)
 
         self._restart = asyncio.ensure_future(again())

@@ -3,10 +3,15 @@
 Every text that one matches is valid by the format's RFC; the rare forms that an expression cannot
 tell from wrong ones (leap seconds, quoted mail addresses) are left out. Libraries have patterns of
 their own; these are used instead, so that a format means the same in all of them.
-Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs).
+Integers have formats by OpenAPI, which are bounds.
+Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs); the
+format registry of OpenAPI (integers).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 _YEAR = "[1-9][0-9]{3}"
 _LEAP = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
@@ -52,3 +57,31 @@ FORMATS: dict[str, str] = {
     "uri": _URI,
 }
 """Name -> an expression that matches the whole text."""
+
+BOUNDS: dict[str, tuple[int, int]] = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(10**18), 10**18),
+}
+"""Name -> the least and the highest integer. Of 64 bits those of 18 digits: bounds are exact there.
+"""
+
+
+def is_bound(node: Mapping[str, Any]) -> bool:
+    """Return whether a node's format is one of integers, and it has no other numbers or texts."""
+    kinds = node.get("type")
+    is_whole = kinds == "integer" or (
+        isinstance(kinds, list) and all(kind in ("integer", "null") for kind in kinds)
+    )
+    return is_whole and node.get("format") in BOUNDS
+
+
+def bounded(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node with bounds for its format, if that is one of integers."""
+    if not is_bound(node):
+        return dict(node)
+    least, most = BOUNDS[node["format"]]
+    rest = {keyword: value for keyword, value in node.items() if keyword != "format"}
+    return rest | {
+        "minimum": max(least, node.get("minimum", least)),
+        "maximum": min(most, node.get("maximum", most)),
+    }

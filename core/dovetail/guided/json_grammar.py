@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from dovetail.guided.formats import FORMATS
+from dovetail.guided.formats import FORMATS, bounded
 from dovetail.guided.numbers import INTEGER, MAX_DIGITS, NUMBER, decimal_range, integer_range
 from dovetail.guided.regex import (
     ANY,
@@ -30,6 +30,7 @@ from dovetail.guided.regex import (
     parse,
     quoted,
     ranges,
+    without,
 )
 from dovetail.guided.schema import resolved
 from dovetail.interfaces.guided import InvalidForm, words
@@ -83,7 +84,7 @@ class JsonGrammar:
         """Return the values of a schema, as a rule of its own if rules may be."""
         if schema is False:
             return _NOTHING
-        merged = self._merged({} if schema is True else schema)
+        merged = _merged(self._schema, schema)
         key = json.dumps(merged)
         if self._depth is not None:
             return self._unfolded(f"{depth} {key}", merged, depth)
@@ -107,37 +108,13 @@ class JsonGrammar:
         self._open.remove(key)
         return made
 
-    def _merged(self, schema: Mapping[str, Any], through: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return a schema with its references and allOf folded in. Raises: InvalidForm"""
-        made = {k: v for k, v in schema.items() if k in KEYWORDS}
-        for keyword in ("$defs", "definitions"):
-            made.pop(keyword, None)
-        parts = made.pop("allOf", [])
-        reference = made.pop("$ref", None)
-        if "const" in made:
-            constant = made.pop("const")
-            made["enum"] = [v for v in made.get("enum", [constant]) if _same(v, constant)]
-        if reference is not None:
-            if reference in through:
-                raise InvalidForm(f"{reference} leads to itself")
-            parts = [resolved(self._schema, reference), *parts]
-            through = (*through, reference)
-        for part in parts:
-            if part is True:
-                continue
-            other = {"enum": []} if part is False else self._merged(part, through)
-            made = _both(made, other)
-        return made
-
     def _branches(self, schema: dict[str, Any], depth: int | None) -> Node:
         """Return the values of a schema without references."""
         for keyword in ("anyOf", "oneOf"):
             if keyword not in schema:
                 continue
             rest = {k: v for k, v in schema.items() if k != keyword}
-            parts = [
-                self._merged({} if p is True else p) for p in schema[keyword] if p is not False
-            ]
+            parts = [_merged(self._schema, p) for p in schema[keyword] if p is not False]
             if keyword == "oneOf" and not _are_apart(parts):
                 raise InvalidForm("the branches of oneOf are not told apart by type or constant")
             return _either([self._branches(_both(rest, part), depth) for part in parts])
@@ -282,6 +259,30 @@ class JsonGrammar:
         return made
 
 
+def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a schema with its references and allOf folded in. Raises: InvalidForm"""
+    schema = {} if schema is True else schema
+    made = bounded({k: v for k, v in schema.items() if k in KEYWORDS})
+    for keyword in ("$defs", "definitions"):
+        made.pop(keyword, None)
+    parts = made.pop("allOf", [])
+    reference = made.pop("$ref", None)
+    if "const" in made:
+        constant = made.pop("const")
+        made["enum"] = [v for v in made.get("enum", [constant]) if _same(v, constant)]
+    if reference is not None:
+        if reference in through:
+            raise InvalidForm(f"{reference} leads to itself")
+        parts = [resolved(root, reference), *parts]
+        through = (*through, reference)
+    for part in parts:
+        if part is True:
+            continue
+        other = {"enum": []} if part is False else _merged(root, part, through)
+        made = _both(made, other)
+    return made
+
+
 def _either(parts: list[Node]) -> Node:
     found = tuple(dict.fromkeys(part for part in parts if part != _NOTHING))
     return found[0] if len(found) == 1 else Or(found)
@@ -316,7 +317,8 @@ def _string(schema: dict[str, Any]) -> Node:
     if "format" in schema:
         inner: Node = quoted(parse(FORMATS[schema["format"]]))
     elif "pattern" in schema:
-        inner = quoted(found_within(schema["pattern"]))
+        # Characters that cannot be written are no way on, nor is what needs one of them.
+        inner = without(quoted(found_within(schema["pattern"])))
     else:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if most is not None and most < least:
@@ -324,6 +326,8 @@ def _string(schema: dict[str, Any]) -> Node:
         return Cat((literal('"'), Many(_CHARACTER, least, most), literal('"')))
     if "minLength" in schema or "maxLength" in schema:
         raise InvalidForm("a length beside a pattern or a format is not taken")
+    if inner == _NOTHING:
+        return _NOTHING
     return Cat((literal('"'), inner, literal('"')))
 
 
@@ -428,6 +432,14 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "properties": _both_members,
     "items": lambda a, b: {"allOf": [a, b]},
 }
+
+
+def are_apart(root: Any, branches: list[Any]) -> bool:
+    """Return whether no value fits two branches of a node, as far as types and constants tell."""
+    try:
+        return _are_apart([_merged(root, branch) for branch in branches if branch is not False])
+    except InvalidForm:
+        return False
 
 
 def _are_apart(parts: list[dict[str, Any]]) -> bool:

@@ -419,6 +419,25 @@ def quoted(node: Node) -> Node:
     return node
 
 
+def without(node: Node, gone: Ranges = ()) -> Node:
+    """Return the tree of the texts that have none of these characters, Or(()) if there is none."""
+    match node:
+        case Chars(found):
+            kept = outside(union([*outside(found), *gone])) if gone else found
+            return Chars(kept) if kept else Or(())
+        case Cat(parts):
+            made = tuple(without(part, gone) for part in parts)
+            return Or(()) if Or(()) in made else Cat(made)
+        case Or(parts):
+            return Or(tuple(p for p in (without(part, gone) for part in parts) if p != Or(())))
+        case Many(part, least, most):
+            inner = without(part, gone)
+            if inner == Or(()):
+                return inner if least else NOTHING
+            return Many(inner, least, most)
+    return node
+
+
 def written(node: Node) -> str:
     """Return the text of a tree: sets, groups (?: ), | and counts only. Raises: InvalidForm"""
     match node:

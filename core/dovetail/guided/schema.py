@@ -9,15 +9,14 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dovetail.guided.formats import FORMATS
-from dovetail.guided.regex import found_within, written
+from dovetail.guided.formats import FORMATS, bounded, is_bound
 from dovetail.interfaces.guided import GuidedBackend, InvalidForm, Refusal, words
 
 MAX_DEPTH = 64
 WITHOUT_EFFECT = words(
     "title description default examples example $schema $id $comment $anchor $vocabulary "
     "deprecated readOnly writeOnly contentMediaType contentEncoding contentSchema "
-    "strict name x-guidance"
+    "strict name discriminator xml externalDocs"
 )
 """Keywords that never make a value right or wrong."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -111,7 +110,7 @@ def _refusal(backend: type[GuidedBackend], node: Mapping[str, Any], keyword: str
         return f'the keyword "{keyword}" takes {shape}'
     if keyword not in backend.keywords:
         return f'the keyword "{keyword}" is not enforced'
-    if keyword == "format" and node[keyword] not in FORMATS:
+    if keyword == "format" and node[keyword] not in FORMATS and not is_bound(node):
         return f'the format "{node[keyword][:64]}" is not enforced'
     if keyword == "format" and "pattern" in node:
         return "a format beside a pattern is not enforced"
@@ -195,7 +194,10 @@ def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) ->
         assert isinstance(node, dict)
         for keyword in [k for k in node if k in WITHOUT_EFFECT or k.startswith("x-")]:
             del node[keyword]
-        if "format" in node:
+        if is_bound(node):
+            node |= bounded(node)
+            del node["format"]
+        elif "format" in node:
             node["pattern"] = as_pattern(f"^(?:{FORMATS[node.pop('format')]})$")
         elif "pattern" in node:
             node["pattern"] = _pointed(as_pattern, node["pattern"], f"{pointer}/pattern")
@@ -207,11 +209,6 @@ def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) ->
                 raise InvalidForm("two of the patterns are the same", at)
             node["patternProperties"] = named
     return made
-
-
-def anchored(pattern: str) -> str:
-    """Return a schema's pattern as a plain expression between anchors. Raises: InvalidForm"""
-    return f"^(?:{written(found_within(pattern))})$"
 
 
 def _pointed(as_pattern: Callable[[str], str], pattern: str, pointer: str) -> str:

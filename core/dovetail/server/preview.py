@@ -12,6 +12,7 @@ from dovetail.config.engine import Config
 from dovetail.config.show import DEFAULT, MODEL
 from dovetail.engine.input import load_tokenizer
 from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.listen import DEFAULT_HOST
 from dovetail.server.parsers import ParserChoice, build_parsers, choose_parsers
 from dovetail.server.render.chat import ChatRenderer, load_template
@@ -22,9 +23,14 @@ from dovetail.server.start import max_queued
 class Preview:
     """`template` is the source of the chat template, empty where there is none."""
 
-    vocab_size: int
+    facts: TokenizerFacts
     template: str
     parsers: ParserChoice
+
+    @property
+    def vocab_size(self) -> int:
+        """Return how many tokens the tokenizer has."""
+        return self.facts.vocab_size
 
 
 def look_ahead(config: Config, spec: EngineSpec) -> Preview:
@@ -37,7 +43,7 @@ def look_ahead(config: Config, spec: EngineSpec) -> Preview:
     )
     parsers = choose_parsers(config, renderer.source)
     build_parsers(parsers)
-    return Preview(vocab_size=facts.vocab_size, template=renderer.source, parsers=parsers)
+    return Preview(facts=facts, template=renderer.source, parsers=parsers)
 
 
 def found(config: Config, spec: EngineSpec, ahead: Preview) -> dict[str, tuple[Any, str]]:

@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.guided.regex import whole_text
-from dovetail.guided.schema import anchored, plain_schema
+from dovetail.guided.json_grammar import are_apart
+from dovetail.guided.regex import found_within, whole_text, without, written
+from dovetail.guided.schema import nodes, plain_schema
 from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import (
     Compiled,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 NUM_BYTES_PER_FORM = 1 << 20
 """What a loaded grammar is taken to hold; the library does not tell."""
+NEVER_WRITTEN = ((0, 7), (11, 11), (14, 31), (127, 127))
+"""Characters that the library leaves out of JSON strings without escapes by number."""
+_IS_NEVER_WRITTEN = re.compile("[\0-\7\13\16-\37\177]")
 
 
 class Guidance(GuidedBackend):
@@ -65,7 +69,12 @@ class Guidance(GuidedBackend):
 
     @classmethod
     def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
-        """Return why a keyword is not enforced in this node: a name may be written twice."""
+        """Return why a keyword is not enforced in this node."""
+        if keyword in ("const", "enum", "required") and _is_unwritten(node[keyword]):
+            return "a control character in a text is not enforced"
+        if keyword == "properties" and _is_unwritten(dict.fromkeys(node[keyword])):
+            return "a control character in a name is not enforced"
+        # A name may be written twice.
         if keyword == "minProperties" and node[keyword] > max(
             1, len(set(node.get("required", ())))
         ):
@@ -79,7 +88,7 @@ class Guidance(GuidedBackend):
         text = _Lark(self.vocabulary.special).grammar(form)
         is_wrong, said = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer)
         if is_wrong or said:
-            raise InvalidForm("; ".join(said) or "the grammar is wrong")
+            raise InvalidForm("; ".join(map(_plain_words, said)) or "the grammar is wrong")
         return text.encode()
 
     def load(self, artifact: bytes) -> Compiled:
@@ -88,7 +97,7 @@ class Guidance(GuidedBackend):
 
         matcher = LLMatcher(self._tokenizer, artifact.decode(), log_level=0)
         if matcher.is_error():
-            raise InvalidForm(matcher.get_error())
+            raise InvalidForm(_plain_words(matcher.get_error()))
         return _Loaded(matcher, self.vocabulary)
 
 
@@ -144,7 +153,7 @@ class _Matcher:
             return bool(self._matcher.is_accepting())
         is_taken = bool(self._matcher.try_consume_tokens([token_id]))
         if not is_taken and self._matcher.is_error():
-            raise InvalidForm(self._matcher.get_error())
+            raise InvalidForm(_plain_words(self._matcher.get_error()))
         return is_taken
 
     def fill(self, mask: np.ndarray) -> None:
@@ -155,7 +164,7 @@ class _Matcher:
             return
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            raise InvalidForm(self._matcher.get_error())
+            raise InvalidForm(_plain_words(self._matcher.get_error()))
 
     def is_complete(self) -> bool:
         """Return whether nothing but the end may follow."""
@@ -261,7 +270,44 @@ def as_json(schema: dict[str, Any], blanks: str) -> dict[str, Any]:
     """
     said: dict[str, Any] = {"json_allowed_escapes": 'nrtbf\\"'}
     said |= {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
-    return {**plain_schema(schema, anchored), "x-guidance": said}
+    made = plain_schema(schema, _anchored)
+    for _, node in list(nodes(made)):
+        # It knows fewer branches to be apart than we do.
+        if "oneOf" in node and "anyOf" not in node and are_apart(made, node["oneOf"]):
+            assert isinstance(node, dict)
+            node["anyOf"] = node.pop("oneOf")
+    return {**made, "x-guidance": said}
+
+
+def _anchored(pattern: str) -> str:
+    """Return a schema's pattern between anchors: with NUL in a set, the library would let quotation
+    marks and backslashes through that the set has not. Raises: InvalidForm"""
+    return f"^(?:{written(without(found_within(pattern), NEVER_WRITTEN))})$"
+
+
+def _is_unwritten(value: Any) -> bool:
+    """Return whether a text within a value has a character that is never written."""
+    match value:
+        case str():
+            return _IS_NEVER_WRITTEN.search(value) is not None
+        case list():
+            return any(map(_is_unwritten, value))
+        case dict():
+            return any(_is_unwritten(k) or _is_unwritten(v) for k, v in value.items())
+    return False
+
+
+def _plain_words(said: str) -> str:
+    """Return what the library says, without its state, our grammar and its own options."""
+    if "oneOf constraints" in said:
+        return "the branches of oneOf are not told apart by type or constant"
+    if said.startswith("NoExtensionBias"):
+        return "nothing that this model can write has this form"
+    if "are not disjoint" in said:
+        return "two of patternProperties may fit the same name"
+    told = re.split(r"\n(?:<state>|<grammar>| *\d+ \|)", said)[0]
+    told = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", told)
+    return " ".join(told.split())[:500]
 
 
 def as_lark(text: str, language: str) -> str:

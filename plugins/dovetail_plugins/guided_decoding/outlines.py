@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.guided import json_grammar
-from dovetail.guided.regex import Cat, Chars, Many, Node, Or, written
+from dovetail.guided.regex import without, written
 from dovetail.guided.tree import rules_of
 from dovetail.interfaces import form as forms
 from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
@@ -25,10 +25,13 @@ MAX_DEPTH = 1
 MAX_REGEX_CHARS = 60_000
 MAX_MASKS = 256
 NUM_BYTES_PER_EDGE = 12
-END = "\U0010ffff"
-"""What the end tokens write as far as the library knows, and nothing else can: an index loses ways
-on from where a text may end, so here it never may, but for this behind it."""
-FIRST_LIKE_END = 0x100000
+START, END = "\U0010fffe", "\U0010ffff"
+"""What stands around a text as far as the library knows, and nowhere in it. An index loses ways on
+from where a text may end, so only END, which the end tokens write, ends one. The library also looks
+for texts that begin later, in so many ways at once that an index takes minutes: START is but one.
+"""
+MARKS = ((0x100000, 0x10FFFF),)
+"""The characters whose first byte is that of the marks; they are left out of texts."""
 
 
 class Outlines(GuidedBackend):
@@ -52,7 +55,8 @@ class Outlines(GuidedBackend):
         for token_id, text in enumerate(vocabulary.tokens):
             if text and END.encode()[0] not in text:
                 ids.setdefault(text, []).append(token_id)
-        self._words = Words(vocabulary.size, {**ids, END.encode(): list(vocabulary.eos_ids)})
+        marks = {START.encode(): [vocabulary.size + 1], END.encode(): list(vocabulary.eos_ids)}
+        self._words = Words(vocabulary.size, ids | marks)
 
     @classmethod
     def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
@@ -64,11 +68,11 @@ class Outlines(GuidedBackend):
         from outlines_core import Index
 
         rules = rules_of(form, self.vocabulary.special, MAX_DEPTH)
-        regex = written(_without_end(rules[json_grammar.ROOT]))
+        regex = written(without(rules[json_grammar.ROOT], MARKS))
         if len(regex) > MAX_REGEX_CHARS:
             raise InvalidForm("the form is too long as a regular expression")
         try:
-            index = Index(f"(?:{regex}){END}", self._words)
+            index = Index(f"{START}(?:{regex}){END}", self._words)
         except (ValueError, RuntimeError) as error:
             raise InvalidForm(f"no index can be made: {str(error)[:300]}") from error
         # The library hands its bytes out here; nothing is pickled.
@@ -82,22 +86,6 @@ class Outlines(GuidedBackend):
         return _Loaded(Index.from_binary(artifact), len(artifact), self.vocabulary)
 
 
-def _without_end(node: Node) -> Node:
-    """Return a tree without the characters that begin as END does, the last private ones."""
-    match node:
-        case Chars(ranges) if ranges[-1][1] >= FIRST_LIKE_END:
-            kept = tuple((a, min(b, FIRST_LIKE_END - 1)) for a, b in ranges if a < FIRST_LIKE_END)
-            return Chars(kept) if kept else Or(())
-        case Cat(parts):
-            return Cat(tuple(map(_without_end, parts)))
-        case Or(parts):
-            kept_parts = [made for made in map(_without_end, parts) if made != Or(())]
-            return Or(tuple(kept_parts))
-        case Many(part, least, most):
-            return Many(_without_end(part), least, most)
-    return node
-
-
 class _Loaded:
     """An index, and the masks of the states that answers have come to."""
 
@@ -108,6 +96,7 @@ class _Loaded:
         self._num_words = vocabulary.mask_words
         self._masks: dict[int, np.ndarray] = {}
         self.end_mask = self._mask_of(vocabulary.eos_ids)
+        self.first = index.get_next_state(index.get_initial_state(), vocabulary.size + 1)
 
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning."""
@@ -133,7 +122,7 @@ class _Loaded:
 class _Matcher:
     def __init__(self, loaded: _Loaded) -> None:
         self._loaded = loaded
-        self._states = [loaded.index.get_initial_state()]
+        self._states = [loaded.first]
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token, if the form allows it."""

@@ -120,6 +120,16 @@ def _format(name: str) -> Any:
     return register
 
 
+@FORMATS.checks("int32")
+def _int32(value: Any) -> bool:
+    return not _is_number(None, value) or -(2**31) <= value < 2**31
+
+
+@FORMATS.checks("int64")
+def _int64(value: Any) -> bool:
+    return not _is_number(None, value) or -(2**63) <= value < 2**63
+
+
 @_format("date")
 def _date(text: str) -> bool:
     return bool(re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text)) and bool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +28,7 @@ VALUES: dict[str, list[Any]] = {
         *(["string", "null"], ["integer", "boolean"], ["array", "object", "number"]),
     ],
     "enum": [["a", "bb"], [1, 2.5, None], [{"a": 1}, [1, 2]], ['x"y', "\u00e9\n", True], [3, 3.0]],
-    "const": ["a", 7, None, {"a": [1]}, -1.5, [], "\u00e9", {"b": {}, "a": 1}, 100],
+    "const": ["a", 7, None, {"a": [1]}, -1.5, [], "\u00e9", {"b": {}, "a": 1}, 100, "\0b"],
     "properties": [
         {"a": _INT},
         {"a": _SHORT, "b": _BOOL},
@@ -63,10 +64,11 @@ VALUES: dict[str, list[Any]] = {
     "pattern": [
         *("^[a-c]+$", "b", "^x", "y$", r"^\d{2,3}-\w+$", "^(foo|bar)*$", "^$", r"\S", "^a|b$"),
         *(r"^[^\s\d]{1,3}$", r'^["\\]+$', "^\u00e9.$", r"^a\.b$", "^(?:ab){2,}$", r"^\w+\s\w+$"),
+        *('^[^"]{1,4}$', r"^[^\\/]+$", "^[^a-z]*z$", "^[\0-\x1fa-c]{2}$", "^[\x7f-\xff]+$"),
     ],
     "format": [
         *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri"),
-        *("uuid", "regex", "iri", "json-pointer", "of-nobody"),
+        *("int32", "int64", "uuid", "regex", "iri", "json-pointer", "of-nobody"),
     ],
     "minimum": [0, 3, -2, 1.5, 10, -1000, 1e3],
     "maximum": [5, 9, 2.5, -1, 100, 99.95, 1e20],
@@ -91,6 +93,11 @@ VALUES: dict[str, list[Any]] = {
             for c, v in (("x", _INT), ("y", _SHORT))
         ],
         [{"required": ["a"]}, {"required": ["b"]}],
+        [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/o"}, {"type": "null"}],
+        [
+            {"$ref": "#/$defs/r"},
+            {"type": "object", "properties": {"v": {"const": 2}}, "required": ["v"]},
+        ],
     ],
     "allOf": [
         [{"minimum": 2}, {"maximum": 7}],
@@ -160,4 +167,4 @@ def placed(inner: Schema, chance: random.Random) -> Schema:
             return {"$ref": "#/$defs/inner", "$defs": {**DEFS, "inner": inner}}
         case _:
             made = dict(inner)
-    return {**made, "$defs": DEFS} if "$ref" in inner else made
+    return {**made, "$defs": DEFS} if '"$ref"' in json.dumps(inner) else made

@@ -26,7 +26,9 @@ HERE = Path(__file__).parent
 KEYWORDS: dict[str, Any] = runpy.run_path(str(HERE / "keywords.py"))
 JUDGE: dict[str, Any] = runpy.run_path(str(HERE / "judge.py"))
 WALKS_PER_SCHEMA = 25
-MAX_SCHEMAS = 160
+MAX_DRAWN = 8000
+IN_VAIN = 250
+"""After so many schemas of which the backend took none, a keyword or pair counts as refused."""
 VOCABULARY = small_vocabulary()
 
 
@@ -64,14 +66,18 @@ def sample(
     seed: int,
     limit_s: float = 60.0,
 ) -> Tally:
-    """Return what at least `num_samples` answers to schemas with these keywords came to."""
+    """Return what at least `num_samples` answers to schemas with these keywords came to.
+
+    Schemas that nothing meets are refused: as many more are drawn as it takes.
+    """
     chance = random.Random(f"{seed} {words}")
     wanderer = Wanderer(VOCABULARY)
     tally = Tally()
     keywords = backend.keywords
     end_s = time.monotonic() + limit_s
-    for _ in range(MAX_SCHEMAS):
-        if tally.counts["end"] >= num_samples or time.monotonic() > end_s:
+    for number in range(MAX_DRAWN):
+        is_in_vain = number >= IN_VAIN and not tally.counts["schemas"]
+        if tally.counts["end"] >= num_samples or is_in_vain or time.monotonic() > end_s:
             break
         schema = KEYWORDS["placed"](KEYWORDS["node"](words, keywords, chance), chance)
         found = compiled(backend, schema)

@@ -149,6 +149,30 @@ def test_waiting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(body())
 
 
+def test_forms_go_between_the_backends_that_are_made_ready_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> list[str]:
+        guides, order = GuideCompiler(spec_of("guidance")), []
+
+        async def started(backend: str) -> None:
+            order.append(backend)
+            await asyncio.sleep(0.01)
+
+        monkeypatch.setattr(guides, "_started", started)
+        guides._ready = {"a", "b", "c"}
+        async with guides._turn:
+            await guides._replace("b")
+        await asyncio.sleep(0)
+        async with guides._turn:
+            order.append("a form")
+        assert guides._restart is not None
+        await guides._restart
+        return order
+
+    assert asyncio.run(body()) == ["b", "a form", "a", "c"]
+
+
 def test_what_one_backend_cannot_compile_goes_to_the_next() -> None:
     async def body() -> None:
         guides = GuideCompiler(spec_of("guidance", "xgrammar", limit_s=20.0))

@@ -19,7 +19,8 @@ from dovetail.testing.walks import follows, small_vocabulary
 
 SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")
-NUM_PAIRS = {"lm-format-enforcer": 2}
+NUM_PAIRS = {"lm-format-enforcer": 2, "outlines": 2}
+"""The slow ones: fewer pairs and single keywords here, all of them in the sweep."""
 SEED = 1
 TAKEN: list[tuple[Any, bytes]] = [
     # A name spelled with an escape passed for another name, and its value for any value.
@@ -35,6 +36,13 @@ TAKEN: list[tuple[Any, bytes]] = [
     # Lengths beside a pattern, alternatives of which one alone is anchored.
     ({"type": "string", "pattern": "^a+$", "maxLength": 2}, b'"aaa"'),
     ({"type": "string", "pattern": "^a|b$"}, b'"xay"'),
+    # NUL in a set let quotation marks through, and was left out of constants.
+    ({"type": "string", "pattern": '^[^"]{2}$'}, b'"\\"\\""'),
+    ({"type": "string", "pattern": r"^[^\\]$"}, b'"\\\\"'),
+    ({"const": "a\0b"}, b'"ab"'),
+    ({"const": "a\x7fb"}, b'"ab"'),
+    # What may follow leads nowhere: the next character cannot be written.
+    ({"type": "string", "pattern": "^a\x01b$"}, b'"ab"'),
     # A keyword beside one that hides it in some libraries.
     ({"type": "string", "enum": ["a", "b"], "const": "b"}, b'"a"'),
     ({"anyOf": [{"type": "integer"}, {"type": "string"}], "minimum": 3}, b"2"),
@@ -45,6 +53,11 @@ TAKEN: list[tuple[Any, bytes]] = [
     ({"required": ["a"]}, b"{}"),
     ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, b"[1]"),
     ({"type": "integer", "exclusiveMaximum": 9.5}, b"10"),
+    # The formats of OpenAPI's integers are bounds.
+    ({"type": "integer", "format": "int32"}, b"2147483648"),
+    ({"type": ["integer", "null"], "format": "int32", "minimum": -5}, b"-6"),
+    ({"type": "integer", "format": "int64"}, b"9223372036854775808"),
+    ({"type": "number", "format": "int32"}, b"0.5"),
 ]
 
 
