@@ -26,6 +26,8 @@ COMMANDS = (
     "bench",
     "config",
     "convert",
+    "quantize",
+    "inspect",
     "collect-env",
 )
 SUMMARY = "Serve large language models. Every part that has a choice is a plugin."

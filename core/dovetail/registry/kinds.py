@@ -87,6 +87,8 @@ _TABLE = (
           "--quantization", auto="by the checkpoint's quantization config"),
     _kind("load_format", "load_format:LoadFormat", "file format of the weights",
           "--load-format", default="auto"),
+    _kind("quantizer", "quantizer:Quantizer", "writes checkpoints with quantized weights",
+          "--method"),
     _kind("tool_parser", "tool_parser:ToolParser", "syntax in which a model writes tool calls",
           "--tool-call-parser", "--tool-parser-plugin"),
     _kind("reasoning_parser", "reasoning_parser:ReasoningParser", "how a model marks its thinking",

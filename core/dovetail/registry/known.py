@@ -34,10 +34,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "expert_placement": dict.fromkeys(
         ("linear", "round_robin"), "experts are not divided over devices yet"
     ),
-    "kv_cache_dtype": dict.fromkeys(
-        ("fp8", "fp8_e4m3", "fp8_e5m2"), "an fp8 cache is not built yet; int8 takes as little room"
-    )
-    | {"fp8_inc": _HARDWARE},
+    "kv_cache_dtype": {"fp8_inc": _HARDWARE},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), _LORA),
     "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), _MAMBA),
     "mm_cache": dict.fromkeys(("lru", "shm"), _MEDIA),

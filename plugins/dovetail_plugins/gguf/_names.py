@@ -6,11 +6,12 @@ Source: tensor_mapping.py of the gguf package and the converters of llama.cpp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from dovetail.interfaces.headers import TensorHeader
 from dovetail_plugins.gguf._file import Extent, Model
-from dovetail_plugins.gguf._types import QUANTIZED
+from dovetail_plugins.gguf._types import PLAIN_DTYPES, QUANTIZED
 
 TABLE = "embed_tokens"
 """What `stored_types` calls a token table that no head shares."""
@@ -156,3 +157,29 @@ def stored_types(model: Model, layout: Layout) -> dict[str, str]:
 def has_head(extents: Iterable[Extent]) -> bool:
     """Return whether the head has a matrix of its own."""
     return any(extent.name == "output.weight" for extent in extents)
+
+
+def headers_of(model: Model) -> Iterator[TensorHeader]:
+    """Yield the tensors of a model under the checkpoint's names, blocks by the type's own name."""
+    layout = LAYOUTS.get(str(model.settings.get("general.architecture")))
+    for extent in model.extents:
+        place = None if layout is None else place_of(layout, extent.name)
+        if layout is not None and place is None and extent.name.removesuffix(".weight") in ROPE:
+            continue
+        if place is None:
+            yield _header(extent, extent.name, extent.shape, extent.num_bytes)
+        elif place.is_stacked:
+            shape, count = extent.shape[1:], extent.shape[0]
+            for number in range(count):
+                name = f"{place.expert(number)}.{place.leaf}"
+                yield _header(extent, name, shape, extent.num_bytes // count)
+        else:
+            name = f"{place.module}.{place.leaf}"
+            yield _header(extent, name, extent.shape, extent.num_bytes)
+
+
+def _header(extent: Extent, name: str, shape: tuple[int, ...], num_bytes: int) -> TensorHeader:
+    dtype = PLAIN_DTYPES.get(extent.type.name, extent.type.name)
+    return TensorHeader(
+        name=name, shape=shape, dtype=dtype, num_bytes=num_bytes, file=extent.path.name
+    )

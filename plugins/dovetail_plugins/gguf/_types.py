@@ -20,6 +20,15 @@ class Type:
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types that are plain floats, and what torch calls them."""
 
+PLAIN_DTYPES = FLOAT_DTYPES | {
+    "F64": "float64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+}
+"""Types that are plain numbers, likewise."""
+
 TYPES: dict[int, Type] = {
     code: Type(name, values, block_bytes)
     for code, name, values, block_bytes in (
@@ -59,3 +68,30 @@ TYPES: dict[int, Type] = {
 BY_NAME = {one.name: one for one in TYPES.values()}
 CODES = {one.name: code for code, one in TYPES.items()}
 QUANTIZED = tuple(one.name for one in TYPES.values() if one.values > 1)
+
+KEPT: dict[str, tuple[int, int]] = {
+    "Q4_0": (4, 2),
+    "Q4_1": (4, 4),
+    "Q5_0": (8, 2),
+    "Q5_1": (8, 4),
+    "Q8_0": (8, 2),
+    "Q2_K": (4, 36),
+    "Q3_K": (4, 18),
+    "Q4_K": (4, 20),
+    "Q5_K": (8, 20),
+    "Q6_K": (8, 18),
+    "IQ1_S": (4, 10),
+    "IQ1_M": (4, 18),
+    "IQ2_XXS": (4, 10),
+    "IQ2_XS": (4, 18),
+    "IQ2_S": (4, 18),
+    "IQ3_XXS": (4, 10),
+    "IQ3_S": (4, 10),
+    "IQ4_NL": (4, 2),
+    "IQ4_XS": (4, 10),
+    "TQ1_0": (4, 2),
+    "TQ2_0": (4, 2),
+    "MXFP4": (4, 2),
+    "NVFP4": (4, 8),
+}
+"""In memory: the bits of a value, and the bytes of a block's steps, offsets and codes (_weight)."""

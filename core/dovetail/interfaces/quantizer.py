@@ -1,0 +1,114 @@
+"""Quantizer: full-precision matrices become a checkpoint in one quantized layout.
+
+The command hands over one matrix after the other, with what its inputs were on a text where there
+is one, and writes what comes back. Shape letters: I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeTask:
+    """What is to be quantized: the model, and how many inputs share a scale (`group`, which means
+    something to "grouped" quantizers only)."""
+
+    model: ModelSpec
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """A layer's inputs x on the calibration text: the mean of x x^T, and of |x|.
+
+    Shapes: gram [I, I], magnitude [I], both float32
+    """
+
+    gram: torch.Tensor
+    magnitude: torch.Tensor
+
+    def scaled(self, factors: torch.Tensor) -> Inputs:
+        """Return what they are after every input is multiplied. Shapes: factors [I], positive"""
+        return Inputs(
+            gram=self.gram * factors * factors.unsqueeze(1), magnitude=self.magnitude * factors
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block of a model (attention and feed-forward) before its matrices are quantized.
+
+    `tensors` are all of its parameters by their names within the block, in float32; `inputs` are
+    those of its matrices, by the same names less ".weight". Both may be changed, together, in ways
+    that leave what the block computes as it was.
+    """
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    inputs: dict[str, Inputs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """A matrix as the checkpoint holds it: `tensors` by what follows the layer's name, and the
+    matrix [O, I] that they mean."""
+
+    tensors: Mapping[str, torch.Tensor]
+    meant: torch.Tensor
+
+
+class Quantizer(Plugin):
+    """One layout and one way to get there. `why_not(ModelSpec)` says what cannot be quantized.
+
+    What comes back is written as safetensors, with `settings` in config.json and all other files of
+    the checkpoint as they were, unless the quantizer "writes".
+    """
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "calibrated": "needs a text to see what the inputs of layers are",
+        "grouped": "a group of inputs shares a scale, as many as --group says",
+        "tables": "quantizes the token table and the head as well",
+        "writes": "has `write`: files of another kind than safetensors, settings included",
+    }
+
+    def __init__(self, options: Any, task: QuantizeTask) -> None:
+        self.options = options
+        self.task = task
+
+    def why_whole(self, name: str, shape: tuple[int, int]) -> str:
+        """Return why the layout cannot hold a matrix [O, I]; empty when it can."""
+        return ""
+
+    def smooth(self, block: Block) -> None:
+        """Prepare a block for what rounding will do to it. Only with a text. Mutates: block"""
+
+    @abstractmethod
+    def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
+        """Return a layer's matrix quantized. `inputs` is None without a text.
+        Shapes: weight [O, I] float32"""
+
+    def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
+        """Return config.json's quantization_config; `whole` are the layers that stay as they are.
+
+        Quantizers that "write" have no use for it.
+        """
+        return {}
+
+    def write(self, folder: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Write the checkpoint into `folder`; return its bytes. Only those that "write" have it.
+
+        The tensors are quantized while they are taken, each once.
+        Raises: ConfigError when the folder cannot be written.
+        """
+        raise NotImplementedError

@@ -1,0 +1,257 @@
+"""Calibration: a text goes through the model's own forward, a block at a time.
+
+The model is transformers', without weights; a block gets its own when its turn comes and loses them
+after it. Between two blocks only the hidden states of the text are in memory. Knows no quantizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.quantizer import Block, Inputs
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.quantize.source import Source
+
+BATCH_WINDOWS = 4
+"""Windows that go through a block together."""
+NOT_BUILT = (ValueError, KeyError, ImportError, AttributeError, TypeError, RuntimeError)
+
+
+class Calibration:
+    """The hidden states of the text, on their way through the blocks.
+
+    `measure` and `advance` are called in turns, block after block.
+    """
+
+    def __init__(self, model: ModelSpec, source: Source, windows: torch.Tensor) -> None:
+        self._source = source
+        causal = _built(model)
+        trunk = getattr(causal, causal.base_model_prefix)
+        path, self._blocks = _find_blocks(model, causal)
+        self.names = [f"{path}.{number}" for number in range(len(self._blocks))]
+        self._hidden, self._calls = _first_states(
+            model, causal, trunk, self._blocks, windows, source
+        )
+
+    @torch.no_grad()
+    def measure(self, number: int) -> Block:
+        """Return a block with its weights and what its linear layers' inputs are."""
+        name, block = self.names[number], self._blocks[number]
+        tensors = self._weights(name, block)
+        _assign(block, tensors)
+        recorder = Recorder()
+        with recorder.watching(block):
+            self._run(number)
+        return Block(name=name, tensors=tensors, inputs=recorder.inputs())
+
+    @torch.no_grad()
+    def advance(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Move the text through a block with these weights, and forget them. Mutates: self"""
+        block = self._blocks[number]
+        _assign(block, tensors)
+        self._hidden = self._run(number)
+        block.to("meta")
+
+    @torch.no_grad()
+    def change(self, number: int, tensors: Mapping[str, torch.Tensor]) -> float:
+        """Return how far a block moves what it makes of a part of the text, when its weights
+        become these: a share of what it makes of it now. Mutates: self"""
+        before = self._part(number, slice(BATCH_WINDOWS))
+        _assign(self._blocks[number], tensors)
+        after = self._part(number, slice(BATCH_WINDOWS))
+        return float((after - before).norm() / before.norm())
+
+    def _run(self, number: int) -> torch.Tensor:
+        """Return what a block makes of the text. Shapes: -> [S, L, E]"""
+        starts = range(0, len(self._hidden), BATCH_WINDOWS)
+        return torch.cat([self._part(number, slice(s, s + BATCH_WINDOWS)) for s in starts])
+
+    def _part(self, number: int, part: slice) -> torch.Tensor:
+        """Return the same for some of the windows."""
+        count = len(self._hidden)
+        call = {name: _cut(value, part, count) for name, value in self._calls[number].items()}
+        found = self._blocks[number](self._hidden[part], **call)
+        made: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return made
+
+    def _weights(self, name: str, block: nn.Module) -> dict[str, torch.Tensor]:
+        """Return a block's parameters in float32. Raises: ConfigError when names differ."""
+        prefix = f"{name}."
+        found = {
+            full.removeprefix(prefix): tensor.float()
+            for full, tensor in self._source.those(lambda full: full.startswith(prefix)).items()
+        }
+        wanted = {own for own, _ in block.named_parameters()}
+        if not wanted <= found.keys():
+            missing = sorted(wanted - found.keys())[0]
+            raise ConfigError(
+                f"{prefix}{missing} is not among the checkpoint's tensors: transformers holds this "
+                "layer in another form (mixtures of experts are).",
+                where="--calibration",
+                fix="use a method without a text: int8, int4, fp8.",
+            )
+        return {own: tensor for own, tensor in found.items() if own in wanted}
+
+
+class Recorder:
+    """Sums over the inputs of linear layers; layers that get the same tensor share one."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, _Sums] = {}
+        self._last: tuple[torch.Tensor, _Sums] | None = None
+
+    @contextmanager
+    def watching(self, block: nn.Module) -> Iterator[None]:
+        """Look at all linear layers of a block inside a with block."""
+        hooks = [
+            module.register_forward_pre_hook(self._hook(name))
+            for name, module in block.named_modules()
+            if isinstance(module, nn.Linear)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._last = None
+
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def see(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            x = given[0]
+            if self._last is not None and self._last[0] is x:
+                self._sums.setdefault(name, self._last[1])
+                return
+            sums = self._sums.setdefault(name, _Sums(x.shape[-1]))
+            sums.add(x.reshape(-1, x.shape[-1]))
+            self._last = (x, sums)
+
+        return see
+
+    def inputs(self) -> dict[str, Inputs]:
+        """Return layer -> its inputs; layers that share them share the object."""
+        distinct = {id(sums): sums for sums in self._sums.values()}
+        done = {key: sums.mean() for key, sums in distinct.items()}
+        return {name: done[id(sums)] for name, sums in self._sums.items()}
+
+
+class _Sums:
+    def __init__(self, size: int) -> None:
+        self._gram = torch.zeros(size, size)
+        self._magnitude = torch.zeros(size)
+        self._count = 0
+
+    def add(self, x: torch.Tensor) -> None:
+        """Add tokens. Shapes: x [T, I]. Mutates: self"""
+        self._gram.addmm_(x.T, x)
+        self._magnitude += x.abs().sum(0)
+        self._count += len(x)
+
+    def mean(self) -> Inputs:
+        """Return the means, in the memory of the sums: once. Mutates: self"""
+        return Inputs(
+            gram=self._gram.div_(self._count), magnitude=self._magnitude.div_(self._count)
+        )
+
+
+class _Stub:
+    """Stands in for the forward of a block: keeps how it was called, returns what it got."""
+
+    def __init__(self, calls: list[dict[str, Any]], first: list[torch.Tensor]) -> None:
+        self._calls, self._first = calls, first
+
+    def __call__(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        self._first.append(hidden_states)
+        self._calls.append(arguments)
+        return hidden_states
+
+
+def _built(model: ModelSpec) -> Any:
+    """Return transformers' causal model without weights. Raises: ConfigError with the reason."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    fields = {k: v for k, v in model.hf_config.items() if k not in ("model_type", "dtype")}
+    try:
+        config = transformers.AutoConfig.for_model(model.hf_config["model_type"], **fields)
+        with no_init_weights():  # what is allocated is never touched, and so takes no memory
+            causal = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation="eager"
+            )
+    except NOT_BUILT as error:
+        raise _unfit(model, f"transformers cannot build it: {error!r}") from error
+    for module in causal.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            hollow = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            module.register_parameter(name, hollow)
+    return causal.eval()
+
+
+def _find_blocks(model: ModelSpec, causal: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Return the list of the model's blocks and its name. Raises: ConfigError"""
+    for name, module in causal.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == model.num_layers:
+            return name, module
+    raise _unfit(model, f"it has no list of {model.num_layers} blocks")
+
+
+def _first_states(
+    model: ModelSpec,
+    causal: nn.Module,
+    trunk: nn.Module,
+    blocks: nn.ModuleList,
+    windows: torch.Tensor,
+    source: Source,
+) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """Return the first block's hidden states, and what every block is called with beside them.
+
+    The model runs once with blocks that do nothing. Shapes: windows [S, L] -> [S, L, E]
+    """
+    names = {id(parameter): name for name, parameter in causal.named_parameters()}
+    inside = {id(parameter) for parameter in blocks.parameters()}
+    wanted = {names[id(p)] for p in trunk.parameters() if id(p) not in inside}
+    outer = {name: t.float() for name, t in source.those(lambda n: n in wanted).items()}
+    if outer.keys() != wanted:
+        raise _unfit(model, f"{sorted(wanted - outer.keys())[0]} is not in the checkpoint")
+    causal.load_state_dict(outer, strict=False, assign=True)
+    first: list[torch.Tensor] = []
+    calls: list[dict[str, Any]] = []
+    for block in blocks:
+        block.forward = _Stub(calls, first)
+    try:
+        with torch.no_grad():
+            trunk(input_ids=windows, use_cache=False)
+    except NOT_BUILT as error:
+        raise _unfit(model, f"its blocks cannot be run one by one: {error!r}") from error
+    for block in blocks:
+        del block.forward
+    trunk_states = first[0]
+    if len(calls) != len(blocks) or any(state is not trunk_states for state in first):
+        raise _unfit(model, "its blocks do not follow each other")
+    return trunk_states, calls
+
+
+def _assign(block: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give a block its weights, without copying them. Mutates: block"""
+    block.load_state_dict(dict(tensors), strict=False, assign=True)
+
+
+def _cut(value: Any, part: slice, count: int) -> Any:
+    """Return an argument for some of the windows: what has one entry a window is cut."""
+    if isinstance(value, tuple):
+        return tuple(_cut(one, part, count) for one in value)
+    is_per_window = isinstance(value, torch.Tensor) and value.dim() > 1 and len(value) == count
+    return value[part] if is_per_window else value
+
+
+def _unfit(model: ModelSpec, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{model.architecture} cannot be calibrated: {reason}.",
+        where="--calibration",
+        fix="use a method without a text: int8, int4, fp8.",
+    )

@@ -1,0 +1,218 @@
+"""Job: reads a checkpoint, has its matrices quantized one after the other, writes what comes back.
+
+At most one matrix is in memory beside what the writer holds; with a text, one block and the text's
+hidden states. Knows no layout.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tqdm import tqdm
+
+from dovetail import registry
+from dovetail.errors import ConfigError
+from dovetail.interfaces.load_format import LoadFormat
+from dovetail.interfaces.quantizer import Block, Inputs, Quantizer, QuantizeTask
+from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
+from dovetail.quantize.calibration import Calibration
+from dovetail.quantize.plan import INPUTS_FIRST, TABLE, WEIGHT, Plan, group_of, plan_of
+from dovetail.quantize.report import LayerError, error_of
+from dovetail.quantize.source import Source
+from dovetail.runner.convert import SETTINGS
+from dovetail.runner.loader import build_plugin
+
+CONFIG = "config.json"
+STORED = "quantization_config"
+SAME = 1e-3
+"""Share by which float32 sums may move what a block computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What was written: bytes of weights, inputs per scale (None: no groups), errors per matrix,
+    and the matrices that stayed as they are, with the reasons."""
+
+    num_bytes: int
+    group: int | None
+    errors: Sequence[LayerError]
+    plan: Plan
+
+
+class Job:
+    """One checkpoint on its way into one layout."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        method: Selection,
+        *,
+        group: int | None = None,
+        windows: torch.Tensor | None = None,
+        is_shown: bool = False,
+    ) -> None:
+        check_source(run)
+        self._run, self._windows, self._is_shown = run, windows, is_shown
+        self._source = Source(run)
+        kind = registry.load_selection(method)
+        self._is_grouped = "grouped" in kind.capabilities
+        if group is not None and not self._is_grouped:
+            raise ConfigError(
+                f"{method.name} has no groups of inputs.", where="--group", fix="leave it out."
+            )
+        self._group = group_of(group, self._source.shapes) if self._is_grouped else 0
+        task = QuantizeTask(model=run.model, group=self._group)
+        self._quantizer = cast(Quantizer, build_plugin(method, task))
+        self._plan = plan_of(self._source.shapes, self._quantizer)
+        self._errors: list[LayerError] = []
+
+    def write(self, out: Path) -> Done:
+        """Write the quantized checkpoint into a new folder.
+
+        Raises: ConfigError when there is something already, or it cannot be written.
+        """
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(
+                "there is something already.", where=f"--out {out}", fix="name a new folder."
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        num_bytes = self._write_all(out)
+        return Done(
+            num_bytes=num_bytes,
+            group=self._group if self._is_grouped else None,
+            errors=self._errors,
+            plan=self._plan,
+        )
+
+    def _write_all(self, out: Path) -> int:
+        if "writes" in self._quantizer.capabilities:
+            return self._quantizer.write(str(out), self._tensors())
+        target = cast("type[LoadFormat]", registry.load("load_format", "safetensors"))
+        num_bytes = target.write(str(out), self._tensors(), rank=RankSpec())
+        self._copy_settings(out)
+        return num_bytes
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of the new checkpoint, a bar over it on a terminal."""
+        total = len(self._plan.quantized)
+        with tqdm(
+            total=total, unit="matrix", desc="quantize", leave=False, disable=not self._is_shown
+        ) as bar:
+            source = self._at_once() if self._windows is None else self._block_by_block()
+            for name, tensor in source:
+                bar.update(len(self._errors) - bar.n)
+                yield name, tensor
+        if len(self._errors) != total:
+            raise ConfigError("some matrices were never met.", where=self._run.model.path)
+
+    def _at_once(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._source.tensors():
+            yield from self._through(name, tensor, None)
+
+    def _block_by_block(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what lies outside of the blocks, then every block as the text arrives at it."""
+        assert self._windows is not None
+        walk = Calibration(self._run.model, self._source, self._windows)
+        inside = tuple(f"{name}." for name in walk.names)
+        types: dict[str, torch.dtype] = {}
+        for name, tensor in self._source.tensors():
+            types[name] = tensor.dtype
+            if not name.startswith(inside):
+                yield from self._through(name, tensor, None)
+        for number in range(len(walk.names)):
+            block = walk.measure(number)
+            self._smooth(walk, number, block)
+            yield from self._block(block, types)
+            walk.advance(number, block.tensors)
+
+    def _smooth(self, walk: Calibration, number: int, block: Block) -> None:
+        """Let the quantizer prepare a block. Mutates: block. Raises: ConfigError"""
+        before = dict(block.tensors)
+        self._quantizer.smooth(block)
+        if all(block.tensors[name] is tensor for name, tensor in before.items()):
+            return
+        if walk.change(number, block.tensors) > SAME:
+            raise ConfigError(
+                f"{block.name} computes something else once its inputs are scaled.",
+                where="--method",
+                fix="use a method that does not scale: gptq, int4.",
+            )
+
+    def _block(
+        self, block: Block, types: dict[str, torch.dtype]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a block's tensors; in it stays what they mean. Mutates: block"""
+        for own, tensor in block.tensors.items():
+            name = f"{block.name}.{own}"
+            layer = self._plan.layer_of(name)
+            if layer is None:
+                stored = tensor.to(types[name])
+                block.tensors[own] = stored.float()
+                yield name, stored
+                continue
+            inputs = block.inputs.get(own.removesuffix(WEIGHT))
+            made, meant = self._quantized(layer, tensor, inputs)
+            block.tensors[own] = meant
+            yield from made
+
+    def _through(
+        self, name: str, tensor: torch.Tensor, inputs: Inputs | None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a tensor as it is, or what it is quantized to."""
+        layer = self._plan.layer_of(name)
+        if layer is None:
+            yield name, tensor
+        else:
+            yield from self._quantized(layer, tensor.float(), inputs)[0]
+
+    def _quantized(
+        self, layer: str, weight: torch.Tensor, inputs: Inputs | None
+    ) -> tuple[list[tuple[str, torch.Tensor]], torch.Tensor]:
+        """Return a layer's new tensors and what they mean; its errors are noted. Mutates: self"""
+        if not bool(weight.isfinite().all()):
+            raise ConfigError(
+                "it holds numbers that are not finite.",
+                where=f"{layer}{WEIGHT}",
+                fix="fetch the checkpoint again.",
+            )
+        done = self._quantizer.quantize(layer, weight, inputs)
+        self._errors.append(error_of(layer, weight, done, inputs))
+        return [(f"{layer}.{leaf}", t) for leaf, t in done.tensors.items()], done.meant.float()
+
+    def _copy_settings(self, out: Path) -> None:
+        """Copy all other files; config.json says what the weights became."""
+        source = Path(self._run.model.path)
+        found = {file for pattern in SETTINGS for file in source.glob(pattern) if file.is_file()}
+        for file in found:
+            if not file.name.endswith(".index.json") and file.name != CONFIG:
+                shutil.copyfile(file, out / file.name)
+        config: dict[str, Any] = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+        whole = [name for name in sorted(self._plan.whole) if not name.endswith(TABLE)]
+        config[STORED] = dict(self._quantizer.settings(whole))
+        (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def check_source(run: RunSpec) -> None:
+    """Raises: ConfigError for a checkpoint that is quantized, no folder, or has inputs first."""
+    model, folder = run.model, Path(run.model.path)
+    if not folder.is_dir():
+        raise ConfigError("only folders can be read, not single files.", where=str(folder),
+                          fix="name the folder of the full-precision checkpoint.")  # fmt: skip
+    if run.quantization.name != "none" or model.hf_config.get(STORED):
+        raise ConfigError(
+            f"it is quantized already ({run.quantization.name}).",
+            where=str(folder),
+            fix="name the full-precision checkpoint that it was made from.",
+        )
+    if model.hf_config.get("model_type") in INPUTS_FIRST:
+        raise ConfigError(
+            "its matrices are stored inputs first, which no quantized layout takes.",
+            where=str(folder),
+            fix="quantize it while loading: dovetail serve --quantization int8",
+        )

@@ -1,0 +1,123 @@
+"""Plan: which tensors of a checkpoint are matrices to be quantized, and in groups of how many.
+
+Decided by names and shapes, before any weight is read. Knows no layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.quantizer import Quantizer
+
+WEIGHT = ".weight"
+HEAD = "lm_head"
+ROUTERS = ("gate", "shared_expert_gate", "router")
+"""Last words of layers that choose experts: tiny, and their errors pick other experts."""
+TABLE = "embed_tokens"
+TABLES = (TABLE, HEAD)
+TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector")
+INPUTS_FIRST = ("gpt2", "openai-gpt")
+"""Model types whose checkpoints store matrices [I, O], which no quantized layout does."""
+USUAL = "tables and heads stay"
+GROUPS = (128, 64, 32)
+"""Inputs per scale, best known first: what every reader of grouped layouts takes."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The name of a tensor -> its shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`quantized` are layers' names; `whole` those of matrices that stay as they are -> why."""
+
+    quantized: frozenset[str]
+    whole: Mapping[str, str]
+
+    def layer_of(self, tensor: str) -> str | None:
+        """Return the layer whose matrix a tensor is, if it is to be quantized."""
+        name = tensor.removesuffix(WEIGHT)
+        return name if name != tensor and name in self.quantized else None
+
+
+def plan_of(shapes: Shapes, quantizer: Quantizer) -> Plan:
+    """Return what is done with which matrix. Raises: ConfigError when nothing can be quantized."""
+    takes_tables = "tables" in quantizer.capabilities
+    quantized, whole = [], {HEAD: USUAL}
+    for tensor, shape in shapes.items():
+        if not is_matrix(tensor, shape):
+            continue
+        name = tensor.removesuffix(WEIGHT)
+        reason = why_kept(name, takes_tables=takes_tables)
+        reason = reason or quantizer.why_whole(name, (shape[0], shape[1]))
+        if reason:
+            whole[name] = reason
+        else:
+            quantized.append(name)
+    if not quantized:
+        reasons = "; ".join(sorted({reason for reason in whole.values() if reason != USUAL}))
+        raise ConfigError(
+            f"no matrix can be quantized{f': {reasons}' if reasons else ''}.",
+            where="--method",
+            fix="choose another method or --group.",
+        )
+    return Plan(quantized=frozenset(quantized), whole=whole)
+
+
+def is_matrix(tensor: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is the matrix of a linear layer, a token table or a head."""
+    words = tensor.split(".")
+    if len(shape) != 2 or words[-1] != "weight" or any("norm" in word for word in words):
+        return False
+    return any(word.isdecimal() for word in words) or words[-2] in TABLES
+
+
+def why_kept(name: str, *, takes_tables: bool) -> str:
+    """Return why a matrix stays as it is whatever the layout; empty when it does not."""
+    words = name.split(".")
+    last = words[-1]
+    if last in ROUTERS:
+        return "routers stay"
+    if any(word in TOWERS for word in words):
+        return "parts that see or hear stay"
+    return USUAL if last in TABLES and not takes_tables else ""
+
+
+def group_of(asked: int | None, shapes: Shapes) -> int:
+    """Return how many inputs share a scale: what was asked for, else the most that fits all.
+
+    Raises: ConfigError when it does not divide the inputs of some layer.
+    """
+    wide = {
+        name: shape[1]
+        for name, shape in shapes.items()
+        if is_matrix(name, shape) and not why_kept(name.removesuffix(WEIGHT), takes_tables=False)
+    }
+    if asked is None:
+        return next((g for g in GROUPS if not _unfit(wide, g)), GROUPS[-1])
+    unfit = _unfit(wide, asked) if asked > 0 else list(wide)
+    if unfit:
+        fitting = [str(g) for g in GROUPS if not _unfit(wide, g)]
+        raise ConfigError(
+            f"{unfit[0]} has {wide[unfit[0]]} inputs, no multiple of {asked}.",
+            where="--group",
+            fix=f"use {' or '.join(fitting)}." if fitting else "leave it out.",
+        )
+    return asked
+
+
+def _unfit(sizes: Mapping[str, int], group: int) -> list[str]:
+    return [name for name, size in sizes.items() if size % group]
+
+
+def block_name(tensor: str) -> str:
+    """Return what a tensor is reported under: up to the first number, or its own layer."""
+    words = tensor.split(".")
+    numbers = [place for place, word in enumerate(words) if word.isdecimal()]
+    return ".".join(words[: numbers[0] + 1]) if numbers else tensor.removesuffix(WEIGHT)
+
+
+def blocks_of(names: Iterable[str]) -> list[str]:
+    """Return the blocks that some layers are in, in the order of their first layers."""
+    return list(dict.fromkeys(map(block_name, names)))

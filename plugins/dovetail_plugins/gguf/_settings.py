@@ -1,0 +1,135 @@
+"""The settings of a GGUF file for a Hugging Face checkpoint: the way back from `_config.py`.
+
+Imports no torch. Source: the key names of
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and what llama.cpp's converters write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ModelSpec
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "Phi3ForCausalLM": "phi3",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+}
+"""Architectures of checkpoints -> GGUF's name, for families whose matrices are [O, I]."""
+
+_PLAIN = {
+    "block_count": ("num_hidden_layers",),
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "feed_forward_length": ("intermediate_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+}
+"""Counts: GGUF's key -> the config's, the first that is there."""
+_REAL = {
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
+
+def settings_of(model: ModelSpec) -> dict[str, Any]:
+    """Return what the model is, in GGUF's words. Raises: ConfigError for what they cannot say."""
+    prefix, config = ARCHITECTURES[model.architecture], model.hf_config
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise _unsaid(model, "layers without experts among those with")
+    found: dict[str, Any] = {"vocab_size": model.vocab_size}
+    for key, names in _PLAIN.items():
+        value = next((config[n] for n in names if config.get(n) is not None), None)
+        if value is not None:
+            found[key] = int(value)
+    for key, name in _REAL.items():
+        if config.get(name) is not None:
+            found[key] = float(config[name])
+    found |= {"attention.key_length": model.head_size, "attention.value_length": model.head_size}
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True):
+        found["attention.sliding_window"] = int(window)
+    found |= _rope(model)
+    return {"general.architecture": prefix} | {f"{prefix}.{k}": v for k, v in found.items()}
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings of layers that see everything, in either spelling of configs."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if isinstance(found.get("full_attention"), Mapping):
+        found = found["full_attention"]
+    theta = found.get("rope_theta") or config.get("rope_theta")
+    share = found.get("partial_rotary_factor") or config.get("partial_rotary_factor")
+    kind = found.get("rope_type") or found.get("type") or "default"
+    return {**found, "rope_type": kind, "rope_theta": theta, "partial_rotary_factor": share}
+
+
+def _rope(model: ModelSpec) -> dict[str, Any]:
+    rope = rope_of(model.hf_config)
+    kind, found = rope["rope_type"], {}
+    if rope["rope_theta"] is not None:
+        found["rope.freq_base"] = float(rope["rope_theta"])
+    found["rope.dimension_count"] = int(model.head_size * (rope["partial_rotary_factor"] or 1))
+    trained = rope.get("original_max_position_embeddings") or model.hf_config.get(
+        "original_max_position_embeddings"
+    )
+    if kind in ("linear", "yarn"):
+        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+    elif kind == "longrope" and rope.get("attention_factor"):
+        found["rope.scaling.attn_factor"] = float(rope["attention_factor"])
+    elif kind not in ("default", "llama3", "longrope"):
+        raise _unsaid(model, f'the rope scaling "{kind}"')
+    if trained and kind in ("yarn", "longrope"):
+        found["rope.scaling.original_context_length"] = int(trained)
+    return found
+
+
+def _unsaid(model: ModelSpec, what: str) -> ConfigError:
+    return ConfigError(
+        f"GGUF has no word for {what}.",
+        where=f"{model.path}/config.json",
+        fix="choose a method that keeps config.json: int8, int4, fp8, gptq, awq.",
+    )
+
+
+def rope_tensors(model: ModelSpec) -> dict[str, list[float]]:
+    """Return rotary divisors that are stored as tensors: Llama 3's, and those of long contexts."""
+    rope = rope_of(model.hf_config)
+    if rope["rope_type"] == "longrope":
+        names = {"rope_factors_long.weight": "long_factor",
+                 "rope_factors_short.weight": "short_factor"}  # fmt: skip
+        return {ours: [float(x) for x in rope[theirs]] for ours, theirs in names.items()}
+    if rope["rope_type"] != "llama3":
+        return {}
+    size = int(model.head_size * (rope["partial_rotary_factor"] or 1))
+    theta = float(rope["rope_theta"] or 10000.0)
+    lengths = [2 * math.pi * theta ** (2 * i / size) for i in range(size // 2)]
+    return {"rope_freqs.weight": [_llama3_divisor(rope, length) for length in lengths]}
+
+
+def _llama3_divisor(rope: Mapping[str, Any], length: float) -> float:
+    """Return what the frequency of a wave of this length is divided by. Source: Llama 3.1."""
+    trained, factor = float(rope["original_max_position_embeddings"]), float(rope["factor"])
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    if length < trained / high:
+        return 1.0
+    if length > trained / low:
+        return factor
+    share = (trained / length - low) / (high - low)
+    return 1 / ((1 - share) / factor + share)

@@ -1,0 +1,1 @@
+"""Ways to write quantized checkpoints: one file a method."""

@@ -1,0 +1,91 @@
+"""fp8: weights in float8 e4m3, with a scale per block of 128 x 128 or one per matrix.
+
+`weight` e4m3 [O, I] and, by blocks, `weight_scale_inv` [O / 128, I / 128] rounded up (DeepSeek-V3's
+layout), or `weight_scale` [] (AutoFP8's). A weight is value * scale in both. Source:
+https://huggingface.co/deepseek-ai/DeepSeek-V3, https://github.com/neuralmagic/AutoFP8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 128
+LARGEST = 448.0
+"""The largest number of e4m3."""
+SCALES = ("block", "matrix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Options:
+    """How fine the scales are."""
+
+    scale: str = field(
+        default="block",
+        metadata={"help": "block: one for 128 x 128 weights; matrix: one for each matrix"},
+    )
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a word that is not known."""
+        if self.scale not in SCALES:
+            raise ConfigError(
+                f"{self.scale!r} is not possible.",
+                where="--plugin-options.quantizer.scale",
+                fix=f"use one of {', '.join(SCALES)}.",
+            )
+
+
+class Fp8(Quantizer):
+    """float8 e4m3, to nearest."""
+
+    info = Info(
+        summary="float8 (e4m3) to nearest, a scale per block of 128 x 128 or per matrix",
+        source="https://arxiv.org/abs/2209.05433",
+    )
+    Options = Fp8Options
+
+    def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
+        """Return the matrix rounded to nearest. Shapes: weight [O, I]"""
+        import torch
+
+        if self.options.scale == "matrix":
+            scales = (weight.abs().max() / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+            spread, leaf = scales, "weight_scale"
+        else:
+            scales = block_scales(weight)
+            spread = scales.repeat_interleave(BLOCK, 0)[: len(weight)]
+            spread = spread.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
+            leaf = "weight_scale_inv"
+        values = (weight / spread).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+        return Quantized(tensors={"weight": values, leaf: scales}, meant=values.float() * spread)
+
+    def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
+        """Return config.json's quantization_config."""
+        blocks = {"weight_block_size": [BLOCK, BLOCK]} if self.options.scale == "block" else {}
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": list(whole),
+            **blocks,
+        }
+
+
+def block_scales(weight: torch.Tensor) -> torch.Tensor:
+    """Return the largest magnitude of every block over that of e4m3, blocks at the ends cut short.
+
+    Shapes: weight [O, I] -> [O / 128, I / 128] rounded up
+    """
+    import torch
+
+    rows = [part.abs().amax(0) for part in weight.split(BLOCK)]
+    blocks = [part.amax(1) for part in torch.stack(rows).split(BLOCK, dim=1)]
+    return (torch.stack(blocks, 1) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
