@@ -389,6 +389,8 @@ def _enforced(backend: Any, word: str, keywords: list[str]) -> str:
 
 def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
+    from quantization_page import quantization_page
+
     from dovetail.config.docs import flags_page, variables_page
 
     return {
@@ -397,6 +399,7 @@ def pages() -> dict[str, str]:
         "bench.md": bench_page(),
         "batch.md": batch_page(),
         "plugins.md": plugins_page(),
+        "quantization.md": quantization_page(NOTE),
         "structured_output.md": structured_output_page(),
         "http.md": http_page(),
         "metrics.md": metrics_page(),
