@@ -98,7 +98,10 @@ async def measure(backend: str | None, limit_s: float) -> None:
     engine = await AsyncEngine.start(spec)
     guides = engine.guides
     assert guides is not None
-    await guides.guide(Literal("ready"), where="form", backend=backend)
+    assert spec.run.guided is not None
+    every = [one.name for one in spec.run.guided.backends]
+    for name in [backend] if backend else every:  # making one ready is no form's doing
+        await guides.guide(Literal("ready"), where="form", backend=name)
     plain, _ = await with_streams(engine, asyncio.sleep(15.0))
     hostile, rows = await with_streams(engine, ask_all(guides, engine, backend))
     again, _ = await with_streams(engine, asyncio.sleep(15.0))

@@ -69,7 +69,7 @@ def main() -> None:
     if first is None:
         return
     spec = msgspec.msgpack.decode(first, type=GuidedSpec)
-    os.nice(5)  # streams that run come first
+    os.nice(10)  # streams that run come first
     table = GuideTable(spec)
     write(outgoing, Answer(artifact=str(table.vocabulary.size).encode()))
     while (data := read(incoming)) is not None:

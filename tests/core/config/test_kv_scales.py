@@ -16,6 +16,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 
+pytest.importorskip("dovetail_plugins")
+
 FACTS: dict[str, Any] = {
     "path": "m",
     "architecture": "LlamaForCausalLM",
