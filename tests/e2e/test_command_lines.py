@@ -58,8 +58,7 @@ LINES: dict[str, Line] = {
     ),
     "000: a task and an fp8 cache": Line(
         words="MODEL --task generate --enable-prefix-caching --kv-cache-dtype fp8_e5m2",
-        fails='--kv-cache-dtype: "fp8_e5m2" is not available: an fp8 cache is not built yet; int8 '
-        "takes as little room.",
+        gives={"kv_cache_dtype": "float8_e5m2", "enable_prefix_caching": True},
     ),
     "000: reasoning and tools": Line(
         words="MODEL --enable-reasoning --reasoning-parser deepseek_r1 --enable-auto-tool-choice "

@@ -33,9 +33,9 @@ class Terminal:
         )  # fmt: skip
         os.close(far)
 
-    def until(self, words: str) -> str:
+    def until(self, words: str, limit_s: float = LIMIT_S) -> str:
         """Return what is shown up to `words`, taken away from `text`."""
-        deadline_s = time.monotonic() + LIMIT_S
+        deadline_s = time.monotonic() + limit_s
         while words not in self.text:
             assert time.monotonic() < deadline_s, self.text
             if select.select([self._near], [], [], 0.2)[0]:
@@ -43,6 +43,15 @@ class Terminal:
                     self.text += os.read(self._near, 65536).decode("utf-8", "replace")
         shown, _, self.text = self.text.partition(words)
         return shown
+
+    def interrupt_until(self, words: str) -> None:
+        """Press Ctrl-C until `words` are shown: one pressed just before the terminal is waited for
+        is only seen with the next key."""
+        while words not in self.text:
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                self.until(words, limit_s=2.0)
+                return
 
     def type(self, text: str) -> None:
         os.write(self._near, text.encode())
@@ -91,8 +100,7 @@ def test_a_conversation(tmp_path: Path) -> None:
         terminal.type(f"{QUESTION}\n")
         terminal.until("Paris")
         terminal.until("> ")
-        terminal.type("\x03")
-        terminal.until("Ctrl-D leaves.")
+        terminal.interrupt_until("Ctrl-D leaves.")
         terminal.type(f"{QUESTION}\n")
         terminal.until("Paris")
         terminal.until("> ")

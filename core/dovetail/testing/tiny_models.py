@@ -81,6 +81,7 @@ def write_tiny_checkpoint(folder: str | Path, architecture: str, **overrides: An
     `overrides` are config fields; the weights depend on the architecture's name and on them.
     Needs: transformers. Raises: KeyError for an architecture not in FAMILIES.
     """
+    import torch
     import transformers
 
     folder = Path(folder)
@@ -90,7 +91,9 @@ def write_tiny_checkpoint(folder: str | Path, architecture: str, **overrides: An
         dropped = set(_COMMON) - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
         merged = {key: value for key, value in merged.items() if key not in dropped}
     config = transformers.AutoConfig.for_model(model_type, **merged)
-    model = getattr(transformers, architecture)(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(architecture))
+        model = getattr(transformers, architecture)(config)
     _randomize(model, seed=len(architecture))
     model.save_pretrained(folder)
     write_tiny_tokenizer(folder)

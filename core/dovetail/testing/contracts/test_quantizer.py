@@ -63,6 +63,20 @@ class TestQuantizer:
         assert all(name and "." not in name for name in done.tensors)
         assert 0 < sum(tensor.nbytes for tensor in done.tensors.values()) < 2 * SIZE * SIZE
 
+    @requires("grouped")
+    def test_smaller_groups_are_nearer(self, plugin: Any) -> None:
+        """A scale for fewer inputs costs no accuracy, and takes more room."""
+        found = []
+        for group in (32, 128):
+            task = QuantizeTask(model=model_spec(architecture="LlamaForCausalLM"), group=group)
+            made = plugin(plugin.Options(), task)
+            done = made.quantize(LAYER, weight_of(), given(plugin))
+            size_bytes = sum(tensor.nbytes for tensor in done.tensors.values())
+            found.append((float((done.meant.float() - weight_of()).norm()), size_bytes))
+        (small_error, small_bytes), (large_error, large_bytes) = found
+        assert small_error < large_error
+        assert small_bytes > large_bytes
+
     def test_leaves_the_matrix_alone(self, plugin: Any, quantizer: Quantizer) -> None:
         """The matrix it was given is as it was."""
         weight = weight_of()
