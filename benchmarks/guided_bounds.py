@@ -1,10 +1,11 @@
 """Hostile forms while streams run: what they cost the streams, and how long until they are refused.
 
-Eight streams of the demo model answer while every form of tests/plugins/guided/hostile_forms.py is
+Eight streams of a model answer while every form of tests/plugins/guided/hostile_forms.py is
 asked for, one after the other. Bars: a refusal within the limit and 0.5 s; the 99th percentile of
 the time between tokens at most 1.5 times that without hostile forms; nothing left running.
 
     PYTHONPATH=core:plugins:kernels python benchmarks/guided_bounds.py [--backend guidance]
+        [--model FOLDER]
 """
 
 from __future__ import annotations
@@ -89,12 +90,11 @@ async def ask_all(
     return rows
 
 
-async def measure(backend: str | None, limit_s: float) -> None:
+async def measure(backend: str | None, limit_s: float, model: str | None) -> None:
     """Print the forms, then the ratio of the streams' gaps."""
     said = {"compile_limit_s": limit_s} | ({"backend": backend} if backend else {})
-    spec = resolve(
-        Config.from_fields({"structured_outputs_config": said, "disable_log_stats": True})
-    )
+    fields = {"model": model, "structured_outputs_config": said, "disable_log_stats": True}
+    spec = resolve(Config.from_fields(fields))
     engine = await AsyncEngine.start(spec)
     guides = engine.guides
     assert guides is not None
@@ -131,8 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend")
     parser.add_argument("--limit-s", type=float, default=2.0)
+    parser.add_argument("--model", help="a checkpoint; the demo model without it")
     chosen = parser.parse_args()
-    asyncio.run(measure(chosen.backend, chosen.limit_s))
+    asyncio.run(measure(chosen.backend, chosen.limit_s, chosen.model))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -72,8 +73,14 @@ def wait_for(condition: Any, seconds: float) -> float:
     return time.monotonic() - start_s
 
 
+@cache
+def watcher() -> httpx.Client:
+    """Return a client made once: making one takes longer than a short stream on a busy machine."""
+    return httpx.Client()
+
+
 def is_running(url: str) -> bool:
-    return bool(httpx.get(f"{url}/load").json()["running"])
+    return bool(watcher().get(f"{url}/load").json()["running"])
 
 
 def test_streamed_and_whole_answers_are_the_same(shared: ServerProcess) -> None:
@@ -124,7 +131,7 @@ def test_a_taken_port_is_told_with_its_fix() -> None:
 def test_sigterm_lets_running_work_finish(own: ServerProcess) -> None:
     got: list[Any] = []
     thread = stream_in_thread(own.url, got)
-    wait_for(lambda: is_running(own.url), 10)
+    wait_for(lambda: is_running(own.url), 30)
     own.process.send_signal(signal.SIGTERM)
     with own.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 503, 1)
@@ -140,7 +147,7 @@ def test_sigterm_lets_running_work_finish(own: ServerProcess) -> None:
 def test_a_second_signal_ends_at_once(own: ServerProcess) -> None:
     got: list[Any] = []
     stream_in_thread(own.url, got)
-    wait_for(lambda: is_running(own.url), 10)
+    wait_for(lambda: is_running(own.url), 30)
     own.process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     own.process.send_signal(signal.SIGINT)
@@ -165,7 +172,7 @@ def test_what_does_not_finish_in_time_gets_an_error() -> None:
 def test_a_killed_engine_is_seen_within_a_second(own: ServerProcess) -> None:
     got: list[Any] = []
     thread = stream_in_thread(own.url, got)
-    wait_for(lambda: is_running(own.url), 10)
+    wait_for(lambda: is_running(own.url), 30)
     own.engine().kill()
     with own.client() as client:
         seconds = wait_for(lambda: client.get("/health").status_code == 503, 1)
