@@ -1,11 +1,14 @@
 """The linear methods that several quantization methods share.
 
-TorchLinear: a weight in the compute dtype, multiplied by torch. MatrixLinear: a weight that is
-filled as the checkpoint stores it, then converted (or not) and packed for the native library.
+TorchLinear: a weight in the compute dtype, multiplied by torch. MatrixLinear: tensors that are
+filled as the checkpoint stores them and become one matrix, packed for the native library;
+ConvertedLinear for one weight that is converted (or not), StoredLinear (its own file) for layers
+that are stored quantized.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -33,7 +36,7 @@ def plain_linear(spec: LinearSpec, *, rounds_activations: bool = True) -> Linear
     """Return the method of a layer that is not quantized: packed if the native library runs it."""
     if not runs_natively(spec.device, dtype_of(spec.dtype)):
         return TorchLinear()
-    return MatrixLinear(partial(as_stored, rounds_activations=rounds_activations))
+    return ConvertedLinear(partial(as_stored, rounds_activations=rounds_activations))
 
 
 def as_stored(values: torch.Tensor, *, rounds_activations: bool) -> Weight:
@@ -61,35 +64,30 @@ class TorchLinear(LinearMethod):
 
 
 class MatrixLinear(LinearMethod):
-    """A weight that becomes a Matrix once it is filled; the loaded one is dropped then."""
+    """A layer that becomes a Matrix once it is filled; the loaded tensors are dropped then.
+
+    A subclass says what is stored and what matrix it means (`stored`, `matrix`).
+    """
 
     looks_up = True
 
-    def __init__(self, convert: Convert) -> None:
-        self._convert = convert
-
-    def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return a `weight` in the type the checkpoint stores."""
-        return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
-
+    @abstractmethod
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
-        """Return a loaded weight, converted and packed."""
-        return Matrix(
-            self._convert(tensors["weight"]),
-            device=spec.device,
-            dtype=dtype_of(spec.dtype),
-            is_gated=spec.is_gated,
-        )
+        """Return loaded tensors as the matrix that is multiplied."""
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
-        """Register an empty `weight` in the type the checkpoint stores. Mutates: layer"""
+        """Register the empty tensors as the checkpoint stores them. Mutates: layer"""
         self._spec = spec
         register_stored(layer, self.stored(spec), spec)
 
     def finish(self, layer: nn.Module) -> None:
-        """Convert and pack the weight. Mutates: layer (buffers in place of `weight`)"""
-        self._matrix = self.matrix({"weight": layer.get_parameter("weight").data}, self._spec)
-        del layer.weight
+        """Make the matrix. Mutates: layer (buffers in place of the checkpoint's tensors)"""
+        names = [stored.name for stored in self.stored(self._spec)]
+        tensors = {name: layer.get_parameter(name).data for name in names}
+        self._matrix = self.matrix(tensors, self._spec)
+        for name in names:
+            delattr(layer, name)
+        del tensors
         for name, tensor in self._matrix.tensors().items():
             layer.register_buffer(name, tensor, persistent=False)
 
@@ -118,3 +116,23 @@ class MatrixLinear(LinearMethod):
     def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
         return self._matrix.rows(index)
+
+
+class ConvertedLinear(MatrixLinear):
+    """A full-precision weight, converted and packed."""
+
+    def __init__(self, convert: Convert) -> None:
+        self._convert = convert
+
+    def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return a `weight` in the type the checkpoint stores."""
+        return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
+
+    def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+        """Return a loaded weight, converted and packed."""
+        return Matrix(
+            self._convert(tensors["weight"]),
+            device=spec.device,
+            dtype=dtype_of(spec.dtype),
+            is_gated=spec.is_gated,
+        )

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
 
-from dovetail.interfaces.quantization import Gate, LinearMethod, LinearSpec, StoredTensor
+from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.placement import register_stored
+from dovetail.layers.matrix_linear import MatrixLinear
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.reference import ACTIVATIONS
 from dovetail_kernels.gemm.weight import Weight, join
@@ -24,10 +23,8 @@ PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight]
 """The tensors of one part become its matrix [outputs of the part, I]."""
 
 
-class StoredLinear(LinearMethod):
+class StoredLinear(MatrixLinear):
     """A layer by its checkpoint's tensors."""
-
-    looks_up = True
 
     def __init__(self, tensors: Tensors, weight: PartWeight) -> None:
         self._tensors = tensors
@@ -49,48 +46,6 @@ class StoredLinear(LinearMethod):
         if joined is not None:
             return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
         return Several([Matrix(w, device=spec.device, dtype=dtype) for w in weights])
-
-    def create(self, layer: nn.Module, spec: LinearSpec) -> None:
-        """Register the empty tensors. Mutates: layer"""
-        self._spec = spec
-        register_stored(layer, self.stored(spec), spec)
-
-    def finish(self, layer: nn.Module) -> None:
-        """Make the matrix. Mutates: layer (buffers in place of the checkpoint's tensors)"""
-        names = [stored.name for stored in self.stored(self._spec)]
-        tensors = {name: layer.get_parameter(name).data for name in names}
-        self._matrix = self.matrix(tensors, self._spec)
-        for name in names:
-            delattr(layer, name)
-        del tensors
-        for name, tensor in self._matrix.tensors().items():
-            layer.register_buffer(name, tensor, persistent=False)
-
-    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
-        return self._matrix.multiply(x, bias)
-
-    def apply_add(
-        self,
-        layer: nn.Module,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]"""
-        return self._matrix.multiply(x, bias, residual)
-
-    def apply_gated(
-        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
-    ) -> torch.Tensor:
-        """Return act(gate) * up. Shapes: x [T, I], W [2F, I] -> [T, F]"""
-        if not self._spec.is_gated:
-            return super().apply_gated(layer, x, bias, gate)
-        return self._matrix.multiply(x, bias, None, gate.name)
-
-    def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
-        """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
-        return self._matrix.rows(index)
 
 
 class Several(Matrix):

@@ -155,12 +155,12 @@ class BitsAndBytes(EitherMethod):
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight 4-bit or int8."""
-        from dovetail.layers.matrix_linear import MatrixLinear
+        from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_plugins.quantization._int8_formats import quantize_outputs
 
         if self.options.kind == "int8":
-            return MatrixLinear(partial(quantize_outputs, activations=self.options.activations))
-        return MatrixLinear(partial(_quantize, kind=self.options.kind))
+            return ConvertedLinear(partial(quantize_outputs, activations=self.options.activations))
+        return ConvertedLinear(partial(_quantize, kind=self.options.kind))
 
     def checkpoint_tensors(
         self, tensors: Iterable[tuple[str, torch.Tensor]]

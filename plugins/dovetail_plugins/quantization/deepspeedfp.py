@@ -55,12 +55,12 @@ class DeepSpeedFp(WhileLoading):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight small floats."""
-        from dovetail.layers.matrix_linear import MatrixLinear
+        from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
 
         if self.bits == 8:
-            return MatrixLinear(partial(quantize_float8, group=self.group))
-        return MatrixLinear(partial(quantize_e3m2, group=self.group))
+            return ConvertedLinear(partial(quantize_float8, group=self.group))
+        return ConvertedLinear(partial(quantize_e3m2, group=self.group))
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options

@@ -69,7 +69,7 @@ class Fp8(EitherMethod):
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight float8."""
-        from dovetail.layers.matrix_linear import MatrixLinear
+        from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
 
-        return MatrixLinear(quantize_float8)
+        return ConvertedLinear(quantize_float8)

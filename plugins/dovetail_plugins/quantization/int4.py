@@ -74,13 +74,13 @@ class Int4(WhileLoading):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 4-bit method, or the head's."""
-        from dovetail.layers.matrix_linear import MatrixLinear
+        from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8
 
         options: Any = self.options
         if spec.name == HEAD and options.head == "int8":
-            return MatrixLinear(quantize_int8)
-        return MatrixLinear(
+            return ConvertedLinear(quantize_int8)
+        return ConvertedLinear(
             partial(
                 quantize_int4,
                 group=options.group,

@@ -43,10 +43,10 @@ class Int8(WhileLoading):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 8-bit method."""
-        from dovetail.layers.matrix_linear import MatrixLinear
+        from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_int8
 
-        return MatrixLinear(quantize_int8)
+        return ConvertedLinear(quantize_int8)
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options

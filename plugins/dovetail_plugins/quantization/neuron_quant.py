@@ -49,8 +49,8 @@ class NeuronQuant(Int8):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer."""
-        from dovetail.layers.matrix_linear import MatrixLinear
+        from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
 
         is_int8 = self.options.dtype == "s8"
-        return super()._quantized(spec) if is_int8 else MatrixLinear(quantize_float8)
+        return super()._quantized(spec) if is_int8 else ConvertedLinear(quantize_float8)
