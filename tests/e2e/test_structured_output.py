@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.errors import PluginError
 from dovetail.interfaces.form import Choice, Json, Literal, Pattern
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
+from dovetail.testing.contract import skipping_unavailable
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -40,10 +40,8 @@ def llm() -> Iterator[LLM]:
 
 def need(name: str) -> None:
     """Skip where a backend's package is not installed."""
-    try:
+    with skipping_unavailable():
         registry.load("guided_decoding_backend", name)
-    except PluginError as error:
-        pytest.skip(str(error))
 
 
 def is_person(text: str) -> bool:

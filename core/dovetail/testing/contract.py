@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
 
+from dovetail.errors import UnavailablePlugin
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
 
@@ -24,6 +26,15 @@ def requires(word: str) -> Callable[[Clause], Clause]:
 def without(word: str) -> Callable[[Clause], Clause]:
     """Return a decorator: the clause runs only for plugins that do not claim this capability."""
     return _gated(word, claimed=False)
+
+
+@contextmanager
+def skipping_unavailable() -> Iterator[None]:
+    """Skip the test where a plugin lacks the package that it, or its writing, needs."""
+    try:
+        yield
+    except UnavailablePlugin as error:
+        pytest.skip(str(error))
 
 
 def gates_of(clause: Any) -> tuple[tuple[str, bool], ...]:

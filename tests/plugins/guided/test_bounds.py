@@ -18,12 +18,13 @@ import pytest
 from dovetail import registry
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.config.selections import select
-from dovetail.errors import Overloaded, PluginError, RequestError
+from dovetail.errors import Overloaded, RequestError
 from dovetail.guided import compiler as compiler_module
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Form, Json, Literal, Pattern
 from dovetail.interfaces.spec import GuidedSpec
+from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.walks import Wanderer
 
 HOSTILE: dict[str, Form] = runpy.run_path(str(Path(__file__).with_name("hostile_forms.py")))[
@@ -40,10 +41,8 @@ SLACK_S = 1.5
 def spec_of(*names: str, limit_s: float = LIMIT_S) -> GuidedSpec:
     """Return a spec over the demo model's vocabulary."""
     for name in names:
-        try:
+        with skipping_unavailable():
             registry.load("guided_decoding_backend", name)
-        except PluginError as error:
-            pytest.skip(str(error))
     return GuidedSpec(
         tokenizer=select("tokenizer", "hf"),
         tokenizer_path=str(DEMO_PATH),

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from dovetail import registry
-from dovetail.errors import PluginError
 from dovetail.guided.rows import GuideRows
 from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Json
@@ -21,6 +20,7 @@ from dovetail.interfaces.guided import Guide, GuidedBackend, InvalidForm
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import GuidedSpec, Selection
+from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.walks import Wanderer, allowed, small_vocabulary
 
 KEYWORDS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("keywords.py")))
@@ -59,10 +59,8 @@ PERSON = {
 @cache
 def backend(name: str) -> GuidedBackend:
     """Return a backend over the kit's vocabulary."""
-    try:
+    with skipping_unavailable():
         plugin = registry.load("guided_decoding_backend", name)
-    except PluginError as error:
-        pytest.skip(str(error))
     made: GuidedBackend = plugin(plugin.Options(), VOCABULARY)
     return made
 

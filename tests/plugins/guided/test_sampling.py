@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.errors import PluginError
 from dovetail.guided.choose import form_refusals
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import GuidedBackend
+from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.walks import follows, small_vocabulary
 
 SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
@@ -64,10 +64,8 @@ TAKEN: list[tuple[Any, bytes]] = [
 @cache
 def backend(name: str) -> GuidedBackend:
     """Return a backend over the kit's vocabulary."""
-    try:
+    with skipping_unavailable():
         plugin = registry.load("guided_decoding_backend", name)
-    except PluginError as error:
-        pytest.skip(str(error))
     made: GuidedBackend = plugin(plugin.Options(), small_vocabulary())
     return made
 

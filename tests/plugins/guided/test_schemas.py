@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.errors import PluginError
 from dovetail.interfaces.guided import GuidedBackend
+from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.walks import Wanderer, follows, small_vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,10 +29,8 @@ WALKS = 2
 @cache
 def backend(name: str) -> GuidedBackend:
     """Return a backend over the kit's vocabulary."""
-    try:
+    with skipping_unavailable():
         plugin = registry.load("guided_decoding_backend", name)
-    except PluginError as error:
-        pytest.skip(str(error))
     made: GuidedBackend = plugin(plugin.Options(), small_vocabulary())
     return made
 

@@ -11,7 +11,6 @@ import torch
 
 from dovetail import registry
 from dovetail.config.model_path import DEMO_PATH
-from dovetail.errors import UnavailablePlugin
 from dovetail.guided.thinking import ThinkingRows
 from dovetail.guided.vocabulary import vocabulary_of
 from dovetail.interfaces.form import Pattern
@@ -20,6 +19,7 @@ from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams, ThinkingBudget
 from dovetail.interfaces.text import Markers
 from dovetail.server.structured import after_reasoning
+from dovetail.testing.contract import skipping_unavailable
 
 MARKERS = Markers(start="<think>", end="</think>")
 
@@ -36,10 +36,8 @@ def vocabulary() -> Vocabulary:
 @pytest.mark.parametrize("name", registry.names("guided_decoding_backend"))
 @pytest.mark.parametrize("is_spelled", [False, True])
 def test_a_form_after_reasoning(name: str, is_spelled: bool, vocabulary: Vocabulary) -> None:
-    try:
+    with skipping_unavailable():
         plugin: type[GuidedBackend] = registry.load("guided_decoding_backend", name)
-    except UnavailablePlugin as error:
-        pytest.skip(str(error))
     if "free" not in plugin.capabilities:
         pytest.skip("it holds no free text")
     backend = plugin(plugin.Options(), vocabulary)

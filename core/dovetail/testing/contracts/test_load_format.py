@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.errors import ConfigError, UnavailablePlugin
+from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.spec import RankSpec
 from dovetail.testing.checkpoints import (
@@ -18,7 +18,7 @@ from dovetail.testing.checkpoints import (
     sample_tensors,
     weight_file,
 )
-from dovetail.testing.contract import requires, without
+from dovetail.testing.contract import requires, skipping_unavailable, without
 
 SHAPES = {"a.weight": ((4, 3), "float32"), "b": ((2,), "bfloat16"), "c": ((), "float16")}
 
@@ -33,10 +33,8 @@ def load_format(plugin: Any) -> LoadFormat:
 @pytest.fixture
 def folders(plugin: Any, tmp_path: Path) -> dict[str, Path]:
     """Return checkpoints of every layout the format reads; skip without what writes them."""
-    try:
+    with skipping_unavailable():
         return readable_folders(plugin, tmp_path, sample_tensors())
-    except UnavailablePlugin as error:
-        pytest.skip(str(error))
 
 
 def read(load_format: LoadFormat, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
@@ -197,10 +195,8 @@ class TestLoadFormat:
         self, plugin: Any, load_format: LoadFormat, tmp_path: Path
     ) -> None:
         """The tensors come back, and the bytes it tells are those of its files."""
-        try:
+        with skipping_unavailable():
             size_bytes = plugin.write(str(tmp_path), sample_tensors().items(), rank=RankSpec())
-        except UnavailablePlugin as error:
-            pytest.skip(str(error))
         assert size_bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
         assert_same(read(load_format, tmp_path), sample_tensors())
 
