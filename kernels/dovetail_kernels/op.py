@@ -60,7 +60,9 @@ class Implementation:
 class Op:
     """A computation. Its reference is always there and takes anything.
 
-    `cases` are checked, `perf_cases` (the same ones if not given) are timed.
+    `cases` are checked, `perf_cases` (the same ones if not given) are timed, `small_cases`
+    (likewise) are checked where kernels are interpreted, which takes seconds for what takes
+    microseconds.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Op:
         reference: Callable[..., Any],
         cases: Callable[[], Sequence[Case]],
         perf_cases: Callable[[], Sequence[Case]] | None = None,
+        small_cases: Callable[[], Sequence[Case]] | None = None,
         implementations: Sequence[Implementation] = (),
     ) -> None:
         self.name = name
@@ -78,6 +81,7 @@ class Op:
         self.reference = reference
         self.cases = cases
         self.perf_cases = perf_cases or cases
+        self.small_cases = small_cases or cases
         self.implementations = sorted(implementations, key=lambda i: -i.rank)
 
     def prepare(self, name: str, arguments: Arguments) -> Arguments:

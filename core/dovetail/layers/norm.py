@@ -1,10 +1,12 @@
 """Normalisation layers over the hidden axis. Replicated on every rank. Knows no model.
 
-On the native CPU library a norm and the addition beside it are one call; elsewhere torch does both.
+Where there is a kernel, a norm and the addition beside it are one call; elsewhere torch does both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.native import runs_natively
+from dovetail.layers.native import runs_natively, triton_kernel
 from dovetail_kernels import layer_norm, rms_norm
 from dovetail_kernels.layer_norm import native as native_layer_norm
 from dovetail_kernels.rms_norm import native as native_rms_norm
@@ -37,11 +39,14 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = _empty(context, size)
-        self._native = (
-            native_rms_norm.RmsNorm(size, eps=eps, offset=self.offset)
-            if runs_natively(rms_norm.OP, context)
-            else None
-        )
+        self._kernel = self._kernel_of(context, size)
+
+    def _kernel_of(self, context: BuildContext, size: int) -> Callable[..., torch.Tensor] | None:
+        """Return what computes rows at once, or None where torch does."""
+        if runs_natively(rms_norm.OP, context):
+            return native_rms_norm.RmsNorm(size, eps=self.eps, offset=self.offset)
+        run = triton_kernel(rms_norm.OP, context)
+        return None if run is None else partial(run, eps=self.eps, offset=self.offset)
 
     def forward(
         self,
@@ -54,8 +59,9 @@ class RMSNorm(nn.Module):
 
         Mutates: x, which becomes x + delta where there is a delta
         """
-        if self._native is not None and x.dim() == 2:
-            return self._native(x, self._parameters["weight"], delta, residual)
+        if self._kernel is not None and x.dim() == 2:
+            weight = self._parameters["weight"]
+            return self._kernel(x, weight, delta=delta, residual=residual)
         if delta is not None:
             x.add_(delta)
         out = self._scaled(x)

@@ -7,6 +7,7 @@ Shapes: x, delta, residual [T, E], weight [E] -> [T, E] in x's dtype
 Source: Zhang, Sennrich, "Root mean square layer normalization", 2019
 """
 
+from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
 from dovetail_kernels.rms_norm.cases import cases, perf_cases
 from dovetail_kernels.rms_norm.native import NATIVE
@@ -18,5 +19,5 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
-    implementations=[NATIVE],
+    implementations=[NATIVE, triton_implementation("rms_norm")],
 )
