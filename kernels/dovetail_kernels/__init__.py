@@ -23,6 +23,7 @@ OP_NAMES = (
     "gated_activation",
     "paged_attention",
     "cache_write",
+    "token_mask",
     "sample",
 )
 

@@ -41,7 +41,7 @@ def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | Non
     arguments, untouched = case.build(device), case.build(device)
     found = results_of(function, case, op.prepare(name, arguments))
     for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        if not bool(one.isfinite().all()):
+        if case.is_finite and not bool(one.float().isfinite().all()):
             return f"result {i} is not finite"
         if one.dtype != other.dtype or one.shape != other.shape:
             return f"result {i} is {one.dtype} {list(one.shape)}"

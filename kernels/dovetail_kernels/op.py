@@ -21,13 +21,14 @@ class Case:
 
     `build(device)` makes them, always the same ones. `mutates` names the arguments that are
     results too. `moved_bytes` and `flops` are what the computation cannot do without; they give
-    the floor that `perf` compares with.
+    the floor that `perf` compares with. `is_finite`: all results are finite numbers.
     """
 
     name: str
     dtype: torch.dtype
     build: Callable[[torch.device], Arguments]
     mutates: tuple[str, ...] = ()
+    is_finite: bool = True
     rtol: float = 1e-5
     atol: float = 1e-5
     moved_bytes: int = 0

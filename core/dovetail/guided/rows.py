@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +18,7 @@ from dovetail.guided.table import GuideTable, LoadedGuide
 from dovetail.interfaces.guided import Matcher
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail_kernels.token_mask import OP
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,10 @@ class OutOfForm(Exception):
 
 
 class _Row:
-    """Where one answer stands: waiting for a marker, or within a form."""
+    """Where one answer stands: waiting for a marker, or within a form.
+
+    `mask` says what may follow the first `filled_tokens` tokens, unless `fault` was raised instead.
+    """
 
     def __init__(self, tokens: RowTokens, loaded: LoadedGuide, table: GuideTable) -> None:
         vocabulary = table.vocabulary
@@ -42,17 +45,26 @@ class _Row:
         self.may_force = _may_force(tokens.params)
         self.max_tokens = tokens.params.max_tokens
         self.num_seen = 0
+        self.mask = np.zeros(vocabulary.mask_words, dtype=np.uint32)
+        self.filled_tokens = -1
+        self.fault: Exception | None = None
         self._loaded = loaded
         self._vocabulary = vocabulary
         self._tail = b""
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._matcher: Matcher | None = None if loaded.markers else loaded.forms[0].matcher()
 
-    def advance(self) -> None:
-        """Follow the tokens drawn since. Raises: OutOfForm. Mutates: self"""
-        for token_id in self.output_ids[self.num_seen :]:
-            self._take(int(token_id))
-            self.num_seen += 1
+    def advance(self) -> int:
+        """Follow the tokens drawn since; return how many there are. Raises: OutOfForm
+
+        Mutates: self
+        """
+        known = len(self.output_ids)
+        if known > self.num_seen:
+            for token_id in self.output_ids[self.num_seen : known]:
+                self._take(int(token_id))
+                self.num_seen += 1
+        return known
 
     def _take(self, token_id: int) -> None:
         if self._matcher is None:
@@ -74,8 +86,28 @@ class _Row:
                 return
         self._tail = max((marker.kept(self._tail) for marker in markers), key=len)
 
-    def fill(self, mask: np.ndarray) -> None:
-        """Write the mask of what may follow. Mutates: mask"""
+    def fill(self) -> None:
+        """Follow the tokens drawn since and make the mask of what may follow. Mutates: self
+
+        What a backend raises is kept: it is told where the row is looked at, and costs the row.
+        """
+        self.fault = None
+        try:
+            self.filled_tokens = self.advance()
+            self._fill()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, fault: Exception) -> None:
+        """Let a fault stand in place of a mask. Mutates: self"""
+        self.fault, self.filled_tokens = fault, len(self.output_ids)
+
+    def is_stale(self) -> bool:
+        """Return whether the mask is not that of the tokens there are."""
+        return self.filled_tokens != len(self.output_ids)
+
+    def _fill(self) -> None:
+        mask = self.mask
         if self._matcher is not None:
             mask[:] = 0
             self._matcher.fill(mask)
@@ -96,12 +128,14 @@ class _Row:
 
     def forced(self) -> Sequence[int]:
         """Return tokens that must follow what was drawn, the end included. Mutates: self"""
-        self.advance()
+        known = self.advance()
         if self._matcher is None or not self.may_force:
             return ()
         if self._matcher.is_complete() and not self._loaded.guide.triggers:
-            return self._vocabulary.eos_ids[:1]
-        return self._matcher.forced()
+            token_ids: Sequence[int] = self._vocabulary.eos_ids[:1]
+        else:
+            token_ids = self._matcher.forced()
+        return token_ids[: max(0, (self.max_tokens or 0) - known)] if token_ids else ()
 
 
 def _may_force(params: SamplingParams) -> bool:
@@ -128,8 +162,6 @@ class GuideRows(LogitsProcessor):
         super().__init__(None, vocab_size)
         self._table = table
         self._rows: dict[int, _Row] = {}
-        self._masks: dict[int, np.ndarray] = {}
-        self._filled: dict[int, tuple[int, Exception | None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dovetail-masks")
         self._pending: Future[None] | None = None
         self._fill_s = 0.0
@@ -143,20 +175,16 @@ class GuideRows(LogitsProcessor):
         """Start a row; tokens that it has already are followed. Mutates: self"""
         assert tokens.params.guide is not None
         loaded = self._table.prepare(tokens.params.guide)
-        vocabulary = self._table.vocabulary
         self._rows[tokens.row] = _Row(tokens, loaded, self._table)
-        self._masks[tokens.row] = np.zeros(vocabulary.mask_words, dtype=np.uint32)
 
     def remove_row(self, row: int) -> None:
         """Forget a row. Mutates: self"""
         self._wait()
         self._rows.pop(row, None)
-        self._masks.pop(row, None)
-        self._filled.pop(row, None)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Start to fill the masks of the guided ones of these rows. Mutates: self"""
-        guided = [row for row in rows if row in self._rows]
+        guided = [self._rows[row] for row in rows if row in self._rows]
         # Handing over to a thread costs more than short fills do: those are left to `apply`.
         if len(guided) * self._fill_s > MIN_THREAD_S:
             self._wait()
@@ -167,38 +195,33 @@ class GuideRows(LogitsProcessor):
         if pending is not None:
             pending.result()
 
-    def _fill_all(self, rows: Sequence[int]) -> None:
+    def _fill_all(self, rows: Sequence[_Row]) -> None:
         begun_s = time.perf_counter()
         for row in rows:
-            state = self._rows[row]
-            try:
-                state.advance()
-                state.fill(self._masks[row])
-                fault: Exception | None = None
-            except (
-                Exception
-            ) as error:  # told where the row is looked at, and there it costs the row
-                fault = error
-            self._filled[row] = (len(state.output_ids), fault)
+            row.fill()
         if rows:
             last_s = (time.perf_counter() - begun_s) / len(rows)
             self._fill_s = max(last_s, 0.9 * self._fill_s)
 
-    def forced(self, row: int) -> Sequence[int]:
-        """Return the tokens that the row's form leaves no choice about, after those drawn.
+    def forced(self, rows: Sequence[int]) -> dict[int, Sequence[int]]:
+        """Return, by row, the tokens that its form leaves no choice about after those drawn.
 
         None where a backend fails: the row's next mask tells. Mutates: self
         """
-        state = self._rows.get(row)
-        if state is None:
-            return ()
         self._wait()
-        room = (state.max_tokens or 0) - len(state.output_ids)
-        try:
-            return state.forced()[: max(0, room)]
-        except Exception as error:
-            self._filled[row] = (len(state.output_ids), error)
-            return ()
+        found = {}
+        for row in rows:
+            state = self._rows.get(row)
+            if state is None:
+                continue
+            try:
+                token_ids = state.forced()
+            except Exception as error:
+                state.fail(error)
+            else:
+                if token_ids:
+                    found[row] = token_ids
+        return found
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Forbid what the rows' forms do not allow. Raises: what a backend raised for a row
@@ -209,32 +232,12 @@ class GuideRows(LogitsProcessor):
         import torch
 
         self._wait()
-        stale = [
-            row
-            for _, row in rows
-            if row not in self._filled or self._filled[row][0] != len(self._rows[row].output_ids)
-        ]
-        self._fill_all(stale)
-        for _, row in rows:
-            fault = self._filled[row][1]
-            if fault is not None:
-                raise fault
-        masks = np.stack([self._masks[row] for _, row in rows]).view(np.uint8)
-        octets = torch.from_numpy(masks).to(logits.device)
-        # A byte of a mask picks eight numbers to add, 0 or -inf: ten times as fast as single bits.
-        added = torch.nn.functional.embedding(octets.int(), _addends(logits.device, logits.dtype))
-        indices = [index for index, _ in rows]
-        added = added.flatten(1)[:, : logits.shape[1]]
-        if indices == list(range(len(logits))):
-            logits += added
-        else:
-            logits.index_add_(0, torch.tensor(indices, device=logits.device), added)
-
-
-@cache
-def _addends(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return what each byte of a mask adds to eight logits. Shapes: [256, 8]"""
-    import torch
-
-    bits = torch.arange(256).unsqueeze(1).bitwise_right_shift(torch.arange(8)) & 1
-    return torch.zeros(256, 8).masked_fill_(bits == 0, float("-inf")).to(device, dtype)
+        states = [self._rows[row] for _, row in rows]
+        self._fill_all([state for state in states if state.is_stale()])
+        for state in states:
+            if state.fault is not None:
+                raise state.fault
+        masks = torch.from_numpy(np.stack([state.mask for state in states]).view(np.int32))
+        indices = torch.tensor([index for index, _ in rows])
+        forbid = OP.pick(logits.device.type, logits.dtype)
+        forbid(logits, masks.to(logits.device), indices.to(logits.device))

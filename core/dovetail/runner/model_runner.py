@@ -263,13 +263,12 @@ class ModelRunner:
         """
         if self._guide_rows is None or self.run.async_steps:
             return {}
+        drew = {row: i for i, row in enumerate(rows.tolist()) if i not in draws.faults}
         found = {}
-        for index, row in enumerate(rows.tolist()):
-            token_ids = () if index in draws.faults else tuple(self._guide_rows.forced(row))
-            if token_ids:
-                self._batch.extend(row, token_ids)
-                self._sampler.note(row, token_ids)
-                found[index] = token_ids
+        for row, token_ids in self._guide_rows.forced(tuple(drew)).items():
+            self._batch.extend(row, token_ids)
+            self._sampler.note(row, token_ids)
+            found[drew[row]] = tuple(token_ids)
         return found
 
     def _draw(self, inputs: StepInputs, hidden: torch.Tensor, sampling: np.ndarray) -> Draws:

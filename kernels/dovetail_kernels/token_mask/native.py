@@ -1,0 +1,60 @@
+"""token_mask on the native CPU library. Knows no grammar."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+
+from dovetail_kernels.cpu.library import Kernel, library, missing_reason
+from dovetail_kernels.op import Implementation
+
+_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
+
+
+class TokenMaskArgs(ctypes.Structure):
+    """See args.h."""
+
+    _fields_ = [
+        ("logits", _pointer),
+        ("masks", _pointer),
+        ("indices", _pointer),
+        ("stride", _int64),
+        ("count", _int64),
+        ("words", _int64),
+        ("size", _int64),
+    ]
+
+
+@cache
+def _kernel() -> Kernel:
+    native = library()
+    if native is None:
+        raise OSError(missing_reason())
+    return native.kernel("token_mask", TokenMaskArgs)
+
+
+def forbid(logits: torch.Tensor, masks: torch.Tensor, indices: torch.Tensor) -> None:
+    """Forbid tokens (see the op). float32; masks and indices are contiguous. Mutates: logits"""
+    count, words = masks.shape
+    args = TokenMaskArgs(
+        logits=logits.data_ptr(),
+        masks=masks.data_ptr(),
+        indices=indices.data_ptr(),
+        stride=logits.stride(0),
+        count=count,
+        words=words,
+        size=logits.shape[1],
+    )
+    _kernel()(ctypes.byref(args))
+
+
+NATIVE = Implementation(
+    name="native",
+    function=forbid,
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    rank=10,
+    unavailable_reason=missing_reason,
+)
