@@ -1,7 +1,7 @@
 """What structured output costs: compiling and masks at 128k tokens, and answers beside free ones.
 
     PYTHONPATH=core:plugins:kernels python benchmarks/guided.py [--only masks|answers]
-        [--model FOLDER]
+        [--backend NAME]... [--model FOLDER] [--rounds 5] [--tokens 128]
 
 The vocabulary is made up: every byte, then words, numbers and pieces of JSON as byte-level BPE
 would have them. Times are medians in one process with one thread. Answers are a model's, the demo
@@ -178,25 +178,29 @@ def applying(size: int) -> None:
     print(f"a mask applied to {size} logits: {statistics.median(times_s) * 1e6:.0f} us")
 
 
-def answers(model: str | None) -> None:
-    """Print the tokens a second of 16 guided requests against the same free."""
+def answers(model: str | None, names: list[str], num_rounds: int, num_tokens: int) -> None:
+    """Print the tokens a second of 16 guided requests against the same free, round by round."""
     with LLM(model=model, disable_log_stats=True, max_model_len=512) as llm:
+        for name in (None, *names):
+            _rate(llm, name, num_tokens=4)  # compiles the form, fills caches
         rates: dict[str, list[float]] = {}
-        for _ in range(5):
-            for name in (None, *registry.names("guided_decoding_backend")):
-                rates.setdefault(name or "free", []).append(_rate(llm, name))
-    free = statistics.median(rates["free"])
+        for _ in range(num_rounds):
+            for name in (None, *names):
+                rates.setdefault(name or "free", []).append(_rate(llm, name, num_tokens))
     for name, found in rates.items():
-        median, spread = statistics.median(found), f"{min(found):.0f} to {max(found):.0f}"
-        print(f"{name:<20}{median:>8.0f} tokens/s ({spread}){median / free:>7.2f}x")
+        ratios = [one / free for one, free in zip(found, rates["free"], strict=True)]
+        print(
+            f"{name:<20}{statistics.median(found):>8.0f} tokens/s "
+            f"({min(found):.0f} to {max(found):.0f}){statistics.median(ratios):>7.2f}x"
+        )
 
 
-def _rate(llm: LLM, backend: str | None) -> float:
+def _rate(llm: LLM, backend: str | None, num_tokens: int) -> float:
     guide = None
     if backend is not None:
         guide = llm.guide(Json({"type": "array", "items": PERSON, "minItems": 40}), backend=backend)
     params = [
-        SamplingParams(temperature=1.0, seed=n, max_tokens=128, ignore_eos=True, guide=guide)
+        SamplingParams(temperature=1.0, seed=n, max_tokens=num_tokens, ignore_eos=True, guide=guide)
         for n in range(NUM_REQUESTS)
     ]
     start_s = time.perf_counter()
@@ -212,13 +216,16 @@ def main() -> None:
     parser.add_argument("--backend", action="append")
     parser.add_argument("--only", choices=("masks", "answers"))
     parser.add_argument("--model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    names = chosen.backend or registry.names("guided_decoding_backend")
     if chosen.only != "answers":
-        masks(chosen.vocab, chosen.backend or registry.names("guided_decoding_backend"))
+        masks(chosen.vocab, names)
         applying(chosen.vocab)
     if chosen.only != "masks":
-        answers(chosen.model)
+        answers(chosen.model, names, chosen.rounds, chosen.tokens)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 ALL = np.uint32(0xFFFFFFFF)
-MIN_THREAD_S = 1e-3
+MIN_THREAD_S = 1e-4
 """Masks that take longer together are filled beside the forward pass."""
 
 

@@ -107,7 +107,7 @@ def answer(
             assert ways or not rest
             output_ids.append(chance.choice(ways) if rest else EOS)
         if is_forced:
-            output_ids.extend(rows.forced(0))
+            output_ids.extend(rows.forced([0]).get(0, ()))
     rows.remove_row(0)
     return output_ids
 
