@@ -25,7 +25,7 @@ from typing import Any
 
 FORMATS = (
     *("safetensors", "safetensors:eager", "auto", "pt", "npcache", "mistral", "sharded_state"),
-    *("tensorizer", "fastsafetensors", "runai_streamer", "runai_streamer_sharded"),
+    *("gguf", "tensorizer", "fastsafetensors", "runai_streamer", "runai_streamer_sharded"),
 )
 """A format, with a reading behind a colon."""
 NEEDS = {"tensorizer": "tensorizer"}
@@ -173,9 +173,11 @@ def _weights(folder: Path) -> list[Path]:
 def _written(root: Path, name: str, args: argparse.Namespace) -> Path | None:
     """Return the folder of a format, written if it is not there; None where it cannot be."""
     from dovetail import registry
+    from dovetail.errors import UnavailablePlugin
 
-    plugin: Any = registry.load("load_format", name)
-    if plugin.unavailable_reason() is not None:
+    try:
+        registry.load("load_format", name)
+    except UnavailablePlugin:
         return None
     shared = {"auto", "fastsafetensors", "runai_streamer"}
     sharded = {"runai_streamer_sharded"}
@@ -209,6 +211,12 @@ def _write(folder: Path, name: str, tensors: dict[str, Any], shards: int) -> Non
     import torch
     from safetensors.torch import save_file
 
+    if name == "gguf":
+        from dovetail import registry
+
+        plugin: Any = registry.load("load_format", name)
+        plugin.write_sample(str(folder), tensors)
+        return
     if name == "tensorizer":
         from tensorizer import TensorSerializer
 
