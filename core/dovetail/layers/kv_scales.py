@@ -35,6 +35,7 @@ ENDINGS = {
     ".prob_scale": "prob",
 }
 """Ending of a tensor's name -> what it scales. Queries and weights of the softmax stay floats."""
+WITHOUT_THEM = "use --calculate-kv-scales, or --kv-cache-dtype auto."
 OWN_NAMES = ("attn", "attention")
 """What checkpoints call a module of which only the attention around it exists here."""
 
@@ -131,7 +132,7 @@ def _own_scales(layer: Attention) -> tuple[float, float]:
         raise ConfigError(
             f"{value.name} has no k_scale beside it.",
             where="checkpoint",
-            fix="use --calculate-kv-scales, or --kv-cache-dtype auto.",
+            fix=WITHOUT_THEM,
         )
     if key is None:
         return 1.0, 1.0
@@ -145,13 +146,13 @@ def _number(stored: StoredScale) -> float:
         raise ConfigError(
             f"{stored.name} holds {stored.tensor.numel()} scales; a layer has one here.",
             where="checkpoint",
-            fix="use --calculate-kv-scales, or --kv-cache-dtype auto.",
+            fix=WITHOUT_THEM,
         )
     scale = next(iter(values), math.nan)
     if not (math.isfinite(scale) and scale > 0):
         raise ConfigError(
             f"{stored.name} is {scale:g}; a scale is a number above 0.",
             where="checkpoint",
-            fix="use --calculate-kv-scales, or --kv-cache-dtype auto.",
+            fix=WITHOUT_THEM,
         )
     return scale

@@ -1,7 +1,7 @@
 """Plugin options: words, JSON and YAML values become a plugin's frozen Options dataclass.
 
 Fields may be bool, int, float, str, a Literal, an enum, tuples, dicts, frozen dataclasses, and
-any of them or None. A field's metadata may carry "help", "unit", "ge" and "le".
+any of them or None. A field's metadata may carry "help", "unit", "choices", "ge" and "le".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -103,13 +103,23 @@ def describe_options(cls: type[Plugin]) -> list[dict[str, Any]]:
     return [
         {
             "name": field.name,
-            "type": wanted_text(types[field.name]),
+            "type": _values_text(field, types[field.name]),
             "default": defaults[field.name],
             "unit": field.metadata.get("unit", ""),
             "help": field.metadata.get("help", ""),
         }
         for field in dataclasses.fields(cls.Options)
     ]
+
+
+def _values_text(field: dataclasses.Field[Any], wanted: Any) -> str:
+    """Return what a field takes, in words."""
+    choices = field.metadata.get("choices")
+    return wanted_text(wanted) if choices is None else f"one of {_listed(choices)}"
+
+
+def _listed(choices: Iterable[object]) -> str:
+    return ", ".join(map(str, choices))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +152,13 @@ def _json_or_text(text: str) -> Any:
 def _check_bounds(options: type[Any], values: Mapping[str, Any], place: str) -> None:
     for field in dataclasses.fields(options):
         value = values.get(field.name)
+        choices = field.metadata.get("choices")
+        if choices is not None and field.name in values and value not in choices:
+            raise ConfigError(
+                f"{value!r} is not possible.",
+                where=f"{place}.{field.name}",
+                fix=f"use one of {_listed(choices)}.",
+            )
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         low, high = field.metadata.get("ge"), field.metadata.get("le")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
@@ -35,16 +34,11 @@ class SafetensorsOptions:
 
     reading: str = field(
         default="lazy",
-        metadata={"help": "lazy maps the files, eager reads each file whole (slow disks)"},
+        metadata={
+            "choices": READINGS,
+            "help": "lazy maps the files, eager reads each file whole (slow disks)",
+        },
     )
-
-    def __post_init__(self) -> None:
-        if self.reading not in READINGS:
-            raise ConfigError(
-                f'"{self.reading}" is no way to read safetensors',
-                where="load_format.reading",
-                fix=f"use one of {', '.join(READINGS)}",
-            )
 
 
 class Safetensors(LoadFormat):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dovetail.errors import ConfigError
-
 STEP = {"int8": 16, "float": 8}
 """Groups of inputs are multiples of it, by what activations become."""
 
@@ -16,14 +14,8 @@ class GroupedOptions:
 
     activations: str = field(
         default="int8",
-        metadata={"help": "int8: activations become 8-bit per token, which is faster; float: not"},
+        metadata={
+            "choices": tuple(STEP),
+            "help": "int8: activations become 8-bit per token, which is faster; float: not",
+        },
     )
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a value that is not possible."""
-        if self.activations not in STEP:
-            raise ConfigError(
-                f"{self.activations!r} is not possible",
-                where="--plugin-options.quantization.activations",
-                fix=f"use one of {', '.join(STEP)}",
-            )

@@ -51,24 +51,16 @@ FP4 = (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
 class BitsAndBytesOptions(SkipOptions):
     """Options of bitsandbytes."""
 
-    kind: str = field(default="nf4", metadata={"help": "while loading: nf4, fp4 or int8"})
+    kind: str = field(
+        default="nf4", metadata={"choices": KINDS, "help": "what weights become while loading"}
+    )
     activations: str = field(
         default="float",
-        metadata={"help": "with 8-bit weights: float, or int8 (faster, without outliers apart)"},
+        metadata={
+            "choices": ACTIVATIONS,
+            "help": "with 8-bit weights: float, or int8 (faster, without outliers apart)",
+        },
     )
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a value that is not possible."""
-        for name, value, known in (
-            ("kind", self.kind, KINDS),
-            ("activations", self.activations, ACTIVATIONS),
-        ):
-            if value not in known:
-                raise ConfigError(
-                    f"{value!r} is not possible",
-                    where=f"--plugin-options.quantization.{name}",
-                    fix=f"use one of {', '.join(known)}",
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

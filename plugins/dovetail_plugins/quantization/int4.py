@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
@@ -27,26 +26,26 @@ HEAD = "lm_head"
 class Int4Options:
     """Options of int4."""
 
-    group: int = field(default=64, metadata={"help": "inputs that share a scale: 32, 64 or 128"})
+    group: int = field(
+        default=64, metadata={"choices": GROUPS, "help": "inputs that share a scale"}
+    )
     activations: str = field(
         default="int8",
-        metadata={"help": "int8: activations become 8-bit per token, which is faster; float: not"},
+        metadata={
+            "choices": tuple(ACTIVATIONS),
+            "help": "int8: activations become 8-bit per token, which is faster; float: not",
+        },
     )
     symmetric: bool = field(
         default=True, metadata={"help": "without a zero point per group; less memory, more error"}
     )
     head: str = field(
-        default="int8", metadata={"help": "the layer before the logits: int4, int8 or none"}
+        default="int8",
+        metadata={"choices": HEADS, "help": "how the layer before the logits is kept"},
     )
     skip: tuple[str, ...] = field(
         default=(), metadata={"help": "parts of layer names that stay in full precision"}
     )
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a value that is not possible."""
-        _check("group", self.group, GROUPS)
-        _check("activations", self.activations, tuple(ACTIVATIONS))
-        _check("head", self.head, HEADS)
 
 
 class Int4(WhileLoading):
@@ -92,12 +91,3 @@ class Int4(WhileLoading):
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options
         return (*options.skip, HEAD) if options.head == "none" else tuple(options.skip)
-
-
-def _check(option: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(
-            f"{value!r} is not possible",
-            where=f"--plugin-options.quantization.{option}",
-            fix=f"use one of {', '.join(map(str, allowed))}",
-        )

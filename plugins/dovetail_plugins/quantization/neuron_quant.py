@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
@@ -20,16 +19,7 @@ DTYPES = ("s8", "f8e4m3fn")
 class NeuronOptions(Int8Options):
     """Options of neuron_quant."""
 
-    dtype: str = field(default="s8", metadata={"help": "what weights become: s8 or f8e4m3fn"})
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a value that is not possible."""
-        if self.dtype not in DTYPES:
-            raise ConfigError(
-                f"{self.dtype!r} is not possible",
-                where="--plugin-options.quantization.dtype",
-                fix=f"use one of {', '.join(DTYPES)}",
-            )
+    dtype: str = field(default="s8", metadata={"choices": DTYPES, "help": "what weights become"})
 
 
 class NeuronQuant(Int8):

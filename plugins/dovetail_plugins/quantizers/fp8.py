@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 128
-LARGEST = 448.0
-"""The largest number of e4m3."""
-SCALES = ("block", "matrix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +26,11 @@ class Fp8Options:
 
     scale: str = field(
         default="block",
-        metadata={"help": "block: one for 128 x 128 weights; matrix: one for each matrix"},
+        metadata={
+            "choices": ("block", "matrix"),
+            "help": "block: one for 128 x 128 weights; matrix: one for each matrix",
+        },
     )
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a word that is not known."""
-        if self.scale not in SCALES:
-            raise ConfigError(
-                f"{self.scale!r} is not possible.",
-                where="--plugin-options.quantizer.scale",
-                fix=f"use one of {', '.join(SCALES)}.",
-            )
 
 
 class Fp8(Quantizer):
@@ -56,15 +46,19 @@ class Fp8(Quantizer):
         """Return the matrix rounded to nearest. Shapes: weight [O, I]"""
         import torch
 
+        from dovetail_kernels.gemm.weight import FLOAT8_LARGEST
+
         if self.options.scale == "matrix":
-            scales = (weight.abs().max() / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+            scales = (weight.abs().max() / FLOAT8_LARGEST).clamp(
+                min=torch.finfo(torch.float32).tiny
+            )
             spread, leaf = scales, "weight_scale"
         else:
             scales = block_scales(weight)
             spread = scales.repeat_interleave(BLOCK, 0)[: len(weight)]
             spread = spread.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
             leaf = "weight_scale_inv"
-        values = (weight / spread).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+        values = (weight / spread).clamp(-FLOAT8_LARGEST, FLOAT8_LARGEST).to(torch.float8_e4m3fn)
         return Quantized(tensors={"weight": values, leaf: scales}, meant=values.float() * spread)
 
     def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
@@ -86,6 +80,8 @@ def block_scales(weight: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
+    from dovetail_kernels.gemm.weight import FLOAT8_LARGEST
+
     rows = [part.abs().amax(0) for part in weight.split(BLOCK)]
     blocks = [part.amax(1) for part in torch.stack(rows).split(BLOCK, dim=1)]
-    return (torch.stack(blocks, 1) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    return (torch.stack(blocks, 1) / FLOAT8_LARGEST).clamp(min=torch.finfo(torch.float32).tiny)

@@ -29,19 +29,13 @@ BITS = (4, 8)
 class GptqOptions:
     """How many levels, and how much the inputs' sums are steadied."""
 
-    bits: int = field(default=4, metadata={"help": "4 or 8 bits a weight"})
+    bits: int = field(default=4, metadata={"choices": BITS, "help": "bits a weight"})
     damping: float = field(
         default=0.01, metadata={"help": "share of the mean added to every input's own sum"}
     )
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for a number that is not possible."""
-        if self.bits not in BITS:
-            raise ConfigError(
-                f"{self.bits} bits are not written.",
-                where="--plugin-options.quantizer.bits",
-                fix=f"use {' or '.join(map(str, BITS))}.",
-            )
         if not 0 < self.damping < 1:
             raise ConfigError(
                 f"{self.damping} is not possible.",

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer
 from dovetail_plugins.quantizers._compressed import settings_of, words_unfit
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 BITS = 8
-ACTIVATIONS = ("int8", "float")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +28,11 @@ class Int8Options:
 
     activations: str = field(
         default="int8",
-        metadata={"help": "int8: readers round activations to 8 bits per token; float: not"},
+        metadata={
+            "choices": ("int8", "float"),
+            "help": "int8: readers round activations to 8 bits per token; float: not",
+        },
     )
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a word that is not known."""
-        if self.activations not in ACTIVATIONS:
-            raise ConfigError(
-                f"{self.activations!r} is not possible.",
-                where="--plugin-options.quantizer.activations",
-                fix=f"use one of {', '.join(ACTIVATIONS)}.",
-            )
 
 
 class Int8(Quantizer):
