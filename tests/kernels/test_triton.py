@@ -1,4 +1,4 @@
-"""Triton's kernels against their definitions, interpreted on CPU tensors.
+"""Triton's kernels against their definitions, interpreted on CPU tensors, and compiled for a GPU.
 
 A process of its own for each op: whether kernels are interpreted is decided when Triton is
 imported. `make test-gpu` runs all cases on a GPU.
@@ -37,6 +37,14 @@ def test_interpreted_kernels_do_what_is_defined(op_name: str) -> None:
     support = run("support", "--op", op_name, **interpreted)
     assert f"{TRITON}: ok" in support
     assert " 0 failed" in run("test", "--op", op_name, **interpreted)
+
+
+@pytest.mark.parametrize("op_name", WITH_TRITON)
+def test_kernels_compile_for_a_gpu_that_is_not_here(op_name: str) -> None:
+    pytest.importorskip("triton")
+    told = run("compile", "--op", op_name, "--most", "3", **{VARIABLE: "0"})
+    assert " registers" in told
+    assert ", 0 failed" in told
 
 
 def test_without_a_gpu_they_say_why_not() -> None:

@@ -1,0 +1,159 @@
+"""Compiling Triton kernels for a GPU that is not here: whether they compile, and what they take.
+
+Triton's compiler and NVIDIA's assembler need no device. `AbsentGpu` stands in for the driver:
+what is launched is compiled as it would be there and then not run, so an op's results are
+undefined; only which kernels came of it counts. Cannot stand beside a GPU in one process. Source:
+https://docs.nvidia.com/cuda/cuda-binary-utilities/index.html (cuobjdump --dump-resource-usage)
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail_kernels.gpu import TRITON
+from dovetail_kernels.op import Case, Implementation, Op
+
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Shared memory that a block may have, by compute capability."""
+MAX_THREADS = 1024
+USE = re.compile(r"REG:(\d+) STACK:(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A kernel as the device would run it. `stack_bytes` of a thread are registers that did not
+    fit: they lie in memory, and cost time."""
+
+    name: str
+    num_warps: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+class AbsentGpu:
+    """What Triton asks of a driver, answered for one compute capability (90 is an H100 or H200)."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+        self.found: list[Compiled] = []
+        self.utils = self
+        self._num_warps = 0
+
+    def get_current_target(self) -> Any:
+        """Return what kernels are compiled for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Return the number of the only device."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """Return the only stream."""
+        return 0
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Return what Triton holds a kernel against before it is launched."""
+        return {"max_shared_mem": SHARED_BYTES[self._target.arch]}
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        """Return what launches nothing."""
+        self._num_warps = metadata.num_warps
+        return lambda *arguments: None
+
+    def load_binary(
+        self, name: str, binary: bytes, shared_bytes: int, device: int
+    ) -> tuple[int, int, int, int, int]:
+        """Note what a kernel takes. Mutates: self"""
+        registers, stack_bytes = _use(binary)
+        self.found.append(
+            Compiled(
+                name=name,
+                num_warps=self._num_warps,
+                registers=registers,
+                stack_bytes=stack_bytes,
+                shared_bytes=shared_bytes,
+            )
+        )
+        return 1, 1, registers, stack_bytes // 4, MAX_THREADS
+
+
+@contextmanager
+def absent_gpu(capability: int) -> Iterator[AbsentGpu]:
+    """Compile every launch inside the with block for a GPU that is not here, and run none.
+
+    Raises: ValueError when the capability is not known
+    """
+    from triton.runtime.driver import driver
+
+    if capability not in SHARED_BYTES:
+        raise ValueError(
+            f"capability {capability} is not one of {', '.join(map(str, SHARED_BYTES))}"
+        )
+    gpu = AbsentGpu(capability)
+    driver.set_active(gpu)
+    try:
+        yield gpu
+    finally:
+        driver._active = None
+
+
+def _use(binary: bytes) -> tuple[int, int]:
+    """Return the registers and the bytes of stack a thread of a kernel takes."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = USE.search(told)
+    assert found is not None, told
+    return int(found[1]), int(found[2])
+
+
+def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:
+    """Return calls of an op's Triton implementation on CPU tensors, of up to `most` of its small
+    cases, spread evenly; none where it has no such implementation."""
+    found = next((i for i in op.implementations if i.name == TRITON), None)
+    if found is None:
+        return []
+    cases = [case for case in op.small_cases() if case.dtype in found.dtypes]
+    return [
+        (f"{case.name} {case.dtype}", partial(_call, found, case))
+        for case in cases[:: -(-len(cases) // most)]
+    ]
+
+
+def _call(implementation: Implementation, case: Case) -> None:
+    arguments = implementation.prepare(case.build(torch.device("cpu")))
+    implementation.function(**arguments)
+
+
+def compile_all(
+    calls: Sequence[tuple[str, Callable[[], Any]]], capability: int
+) -> Iterator[tuple[str, list[Compiled], str | None]]:
+    """Yield each call's name, the kernels that it was the first to need, and what went wrong."""
+    with absent_gpu(capability) as gpu:
+        for name, call in calls:
+            before = len(gpu.found)
+            fault: str | None = None
+            try:
+                with torch.inference_mode():
+                    call()
+            except Exception as error:  # told with the case; the others are compiled all the same
+                fault = f"{type(error).__name__}: {error}"
+            yield name, gpu.found[before:], fault
