@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 OP_NAMES = (
     "gemm",
+    "moe",
     "rms_norm",
     "layer_norm",
     "rotary",

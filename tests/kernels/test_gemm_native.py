@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.cpu.program import Pool, record
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups
-from dovetail_kernels.gemm.native import Packed
-from dovetail_kernels.gemm.weight import FORMATS, quantize_int4, quantize_int8
+from dovetail_kernels.gemm.native import Packed, multiply_beside
+from dovetail_kernels.gemm.weight import FORMATS, quantize_int4, quantize_int8, widened
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
@@ -96,6 +97,45 @@ def test_rows_are_looked_up(format: str) -> None:
     found = Packed(weight).rows(index)
     assert torch.allclose(found, weight.rows(index), atol=1e-6)
     assert torch.equal(weight.rows(index), weight.dequantize()[index])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 5, 6])
+@pytest.mark.parametrize("end", ["", "_int8"])
+def test_narrow_values_take_their_bits(bits: int, end: str) -> None:
+    packed = Packed(make_weight(f"int{bits}{end}", 64, 160))
+    assert packed.data.nbytes == 64 * 160 * bits // 8
+
+
+def test_codes_of_four_bits_share_a_byte_and_others_do_not() -> None:
+    """Two bits a value beside scales and offsets of a byte each would be half of the weight."""
+    small = make_weight("int2_int8", 64, 512, group=16, run=256)
+    assert small.scales is not None
+    assert Packed(small).offsets is None
+    wide = replace(small, scales=small.scales - 1)
+    packed = Packed(wide)
+    assert packed.offsets is not None
+    index = torch.arange(64)
+    for weight in (small, wide):
+        assert torch.allclose(Packed(weight).rows(index), weight.dequantize(), atol=1e-6)
+
+
+@pytest.mark.parametrize("format", ["int2", "int3_int8", "int5", "int6_int8"])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_a_wider_format_means_the_same(format: str, is_symmetric: bool) -> None:
+    weight = make_weight(format, 40, 96, is_symmetric=is_symmetric)
+    wider = widened(weight)
+    assert wider.format != format
+    assert torch.equal(wider.dequantize(), weight.dequantize())
+
+
+def test_matrices_beside_each_other_are_one_recorded_product() -> None:
+    """Parts of a fused layer in different formats: no torch operator joins them."""
+    weights = [make_weight(f, n, 96) for f, n in (("int4_int8", 50), ("int6_int8", 24))]
+    packed = [Packed(weight) for weight in weights]
+    x, bias, residual = inputs(3, 96), inputs(1, 74)[0], inputs(3, 74)
+    program = record(lambda: multiply_beside(packed, x, bias, residual), Pool())
+    expected = torch.cat([one(x) for one in packed], dim=1) + bias + residual
+    assert torch.allclose(program.run(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16_bfloat16", "int8", "int4_int8"])

@@ -4,12 +4,49 @@ from __future__ import annotations
 
 import torch
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+INT8_STEPS = 127.0
 
-def reference(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Store k and v. Shapes: k and v [T, K, D], cache [2, N, P, K, D], slots [T]
 
-    Mutates: cache
+def reference(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    scales: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Store k and v. Shapes: k and v [T, K, D], cache [2, N, P, K, D], slots [T],
+    scales [2, N, P, K]
+
+    Mutates: cache, scales
     """
-    flat = cache.view(2, -1, *cache.shape[3:])
-    flat[0, slots] = k.to(cache.dtype)
-    flat[1, slots] = v.to(cache.dtype)
+    for half, (x, scale) in enumerate(((k, k_scale), (v, v_scale))):
+        numbers = x.to(cache.dtype)
+        if scales is not None:
+            numbers, own = _int8(x.float())
+            scales[half].view(-1, x.shape[1])[slots] = own
+        elif cache.dtype in FLOAT8:
+            numbers = _float8(x.float(), scale, cache.dtype)
+        _bytes_of(cache[half]).view(-1, *x.shape[1:])[slots] = _bytes_of(numbers)
+
+
+def _float8(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return x / scale, what is out of range as the largest number."""
+    largest = torch.finfo(dtype).max
+    # By a number alone a GPU would multiply with 1 / scale.
+    return (x / torch.full_like(x, scale)).clamp(-largest, largest).to(dtype)
+
+
+def _int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whole numbers and their scales. Shapes: x [T, K, D] -> [T, K, D], [T, K]"""
+    most = x.abs().amax(-1)
+    scales = most / torch.full_like(most, INT8_STEPS)
+    divisors = torch.where(scales == 0, torch.ones_like(scales), scales)
+    return (x / divisors.unsqueeze(-1)).round().to(torch.int8), scales
+
+
+def _bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the same bytes in a type that torch can move about."""
+    return x.view(torch.uint8) if x.dtype in FLOAT8 else x

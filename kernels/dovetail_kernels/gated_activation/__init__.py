@@ -7,6 +7,7 @@ Source: Shazeer, "GLU variants improve transformer", 2020
 from dovetail_kernels.gated_activation.cases import cases, perf_cases
 from dovetail_kernels.gated_activation.native import NATIVE
 from dovetail_kernels.gated_activation.reference import reference
+from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
 
 OP = Op(
@@ -15,5 +16,5 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
-    implementations=[NATIVE],
+    implementations=[NATIVE, triton_implementation("gated_activation")],
 )

@@ -4,10 +4,12 @@ Shapes: x [M, K] float32, W [N, K] in one of `FORMATS`, bias [N], residual [M, N
 (gated: W [2F, K], gate rows first -> [M, F], no residual)
 """
 
-from dovetail_kernels.gemm.cases import cases, perf_cases
+from dovetail_kernels.gemm.cases import cases, perf_cases, small_cases
+from dovetail_kernels.gemm.gpu import prepare
 from dovetail_kernels.gemm.native import NATIVE
 from dovetail_kernels.gemm.reference import reference
 from dovetail_kernels.gemm.weight import FORMATS, Weight
+from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
 
 __all__ = ["FORMATS", "OP", "Weight"]
@@ -18,6 +20,7 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
-    implementations=[NATIVE],
+    small_cases=small_cases,
+    implementations=[NATIVE, triton_implementation("gemm", prepare=prepare)],
 )
 """The one matrix product of dense layers."""

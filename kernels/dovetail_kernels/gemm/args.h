@@ -10,8 +10,8 @@ struct GemmArgs {
   float* out;             // [M, N] (gated: [M, N / 2]), rows out_stride floats apart
   const void* weight;     // packed by gemm_pack
   const void* scales;     // int8: [N padded]; in groups: [panels, K / group, panel columns]
-  const void* zeros;      // the zero points like scales; null: 8 (int4) or 0 (bytes) everywhere
-  const void* offsets;    // like scales, added instead of zero points; or null
+  const void* zeros;      // the zero points like scales; null: half the values (2 to 6 bits) or 0
+  const void* offsets;    // like scales, added instead of zero points; kLowCodes: scales; or null
   const void* steps;      // [panels, runs of groups, panel columns]: a factor of the run's scales
   const void* offset_steps;  // the same for offsets; both null: 1
   const float* table;     // table4: what the sixteen codes stand for
@@ -24,13 +24,13 @@ struct GemmArgs {
   int32_t format;                   // a Format
   int32_t activation;               // an Activation (activations.h)
   int32_t is_gated;
-  int32_t scale_format;             // the Format of scales, zeros and offsets: a float one or kInt8
+  int32_t scale_format;             // the Format of scales, zeros and offsets: a float one, kInt8, kLowCodes
   int32_t step_format;              // the Format of steps: a float one
   int32_t run_shift;                // 2 ^ run_shift groups share a step
 };
 
-// What gemm_pack is told: the weight as a checkpoint has it becomes panels. int8, float8 and 4-bit
-// weights come as one byte per value.
+// What gemm_pack is told: the weight as a checkpoint has it becomes panels. Weights of 8 bits and
+// less come as one byte per value.
 struct PackArgs {
   const void* weight;  // [N, K] contiguous, elements of the format
   void* packed;        // packed_bytes long, 64-aligned
@@ -64,4 +64,8 @@ enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kI
   kTable4 = 8,
   kInt8Float32 = 9,
   kInt8Int8 = 10,
+  kInt2 = 11, kInt3 = 12, kInt5 = 13, kInt6 = 14,  // planes of bits (planes.h), float activations
+  kInt2Int8 = 15, kInt3Int8 = 16, kInt5Int8 = 17, kInt6Int8 = 18,  // likewise, int8 activations
+  // Of scales and offsets only: a byte holds the scale's code in its low half, the offset's above.
+  kLowCodes = 64, kHighCodes = 65,
 };

@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
+from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.weight import (
     FLOATS,
     FORMATS,
     Weight,
+    narrow_bits,
     quantize_float8,
     quantize_int4,
     quantize_int8,
     quantize_int8_groups,
     quantize_table4,
+    usual_zero,
 )
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
@@ -28,7 +31,10 @@ GROUPS = {
     "table4": 32,
     "int8_float32": 32,
     "int8_int8": 32,
+    **{f"int{bits}{end}": 32 for bits in (2, 3, 5, 6) for end in ("", "_int8")},
 }
+PLANES = tuple(f"int{bits}{end}" for bits in (2, 3, 5, 6) for end in ("", "_int8"))
+"""Formats of integers that are held in planes of bits."""
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TABLE = torch.cat([E2M1, -E2M1])
 BYTES = {
@@ -40,6 +46,7 @@ BYTES = {
     "int4": 0.5,
     "int4_int8": 0.5,
     "table4": 0.5,
+    **{name: narrow_bits(name) / 8 for name in PLANES},
 }
 STEPPED = ("int4", "int4_int8", "int8_float32", "int8_int8")
 ROWS = (1, 2, 5, 12, 13, 40, 131)
@@ -63,7 +70,7 @@ def cases() -> list[Case]:
     deep = [_case(f, m, 1000, 33, {}, "deep") for f in FORMATS for m in (1, 40)]
     ends = [
         _case(f, m, 72, 90, options, end)
-        for f in ("float32", "bfloat16", "int8", "int4_int8", "int8_int8", "table4")
+        for f in ("float32", "bfloat16", "int8", "int4_int8", "int8_int8", "int6_int8", "table4")
         for end, options in ENDS.items()
         for m in (1, 40)
     ]
@@ -76,6 +83,15 @@ def cases() -> list[Case]:
         for even in (True, False)
         for m in (1, 7)
     ]
+    planes = [
+        _case(
+            f, m, 200, 70, {"group": group, "is_symmetric": even}, f"G{group}{'' if even else 'z'}"
+        )
+        for f in PLANES
+        for group in (16, 48)
+        for even in (True, False)
+        for m in (1, 7, 40)
+    ]
     scales = [
         _case(f, m, 200, 64, {"group": group}, f"G{group}")
         for f, group in (("float8", 0), ("float8", 32), ("table4", 16), ("table4", 64))
@@ -83,11 +99,11 @@ def cases() -> list[Case]:
     ]
     steps = [
         _case(f, m, 600, 70, {"group": group, "run": run}, f"G{group}R{run}")
-        for f in STEPPED
+        for f in (*STEPPED, *PLANES)
         for group, run in ((16, 256), (32, 256), (32, 32))
         for m in (1, 7, 40)
     ]
-    return plain + deep + ends + groups + scales + steps
+    return plain + deep + ends + groups + planes + scales + steps + _halves()
 
 
 def perf_cases() -> list[Case]:
@@ -95,6 +111,52 @@ def perf_cases() -> list[Case]:
     return [
         _case(f, m, k, n, {}, "perf") for f in FORMATS for k, n in PERF_SHAPES for m in PERF_ROWS
     ]
+
+
+def _halves() -> list[Case]:
+    """Return cases of 16-bit activations, which the CPU's kernels leave to the GPU's: each way that
+    weights meet them."""
+    ends: dict[str, Any] = {"bias": True, "residual": True, "activation": "silu"}
+    return [
+        replace(_case(f, m, 200, 72, ends | options, str(dtype)[6:], dtype), rtol=2e-2, atol=2e-2)
+        for dtype in (torch.bfloat16, torch.float16)
+        for f, options in (
+            ("int8", {}), ("int4", {}), ("int4", {"is_symmetric": False}), ("int4_int8", {}),
+            ("int4", {"group": 32, "run": 32}), ("float8", {}), ("table4", {}),
+            ("table4", {"group": 16}), ("int8_float32", {}),
+        )
+        for m in (3, 70)
+    ]  # fmt: skip
+
+
+def small_cases() -> list[Case]:
+    """Return the cases that are checked where kernels are interpreted: every format, every fused
+    end, every way that scales lie, few rows in parts and many without."""
+    formats = [f for f in FORMATS if f not in PLANES or f in ("int3", "int6_int8")]
+    plain = [_case(f, m, 100, 70, {}, "plain") for f in formats for m in (1, 20, 70)]
+    deep = [_case(f, 2, 1000, 33, {}, "deep") for f in formats]
+    ends = [
+        _case(f, m, k, 36, options, end)
+        for f, k in (("int8", 520), ("int4", 1100))
+        for end, options in ENDS.items()
+        for m in (2, 70)
+    ]
+    groups = [
+        _case(f, 3, 200, 30, {"group": group, "is_symmetric": even}, f"G{group}{even:d}")
+        for f in ("int4", "int4_int8", "int8_float32", "int8_int8")
+        for group in (24, 64)
+        for even in (True, False)
+    ]
+    scales = [
+        _case(f, 3, 200, 30, {"group": group}, f"G{group}")
+        for f, group in (("float8", 0), ("float8", 64), ("table4", 16), ("table4", 64))
+    ]
+    steps = [
+        _case(f, 3, 600, 30, {"group": group, "run": run}, f"G{group}R{run}")
+        for f in STEPPED
+        for group, run in ((16, 256), (32, 256), (32, 32))
+    ]
+    return plain + deep + ends + groups + scales + steps + _halves()
 
 
 def make_weight(
@@ -122,6 +184,8 @@ def make_weight(
         return quantize_float8(wide, group)
     if format == "table4":
         return _table4(wide, group or GROUPS[format])
+    if format in PLANES:
+        return _planes(format, wide, group or GROUPS[format], is_symmetric=is_symmetric)
     made = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)
     return replace(made, format=format)
 
@@ -129,11 +193,13 @@ def make_weight(
 def _stepped(format: str, outputs: int, inputs: int, group: int, run: int) -> Weight:
     """Return integers whose scales and offsets are small integers times a step of their run."""
     random = torch.Generator().manual_seed(outputs + inputs + group)
-    low, high = (0, 16) if format.startswith("int4") else (-60, 60)
+    bits = narrow_bits(format)
+    low, high = (0, 1 << bits) if bits else (-60, 60)
+    codes = (0, 16) if bits == 2 and run == group * 16 else (-31, 64)
     values = torch.randint(low, high, (outputs, inputs), generator=random)
     groups, runs = -(-inputs // group), -(-inputs // run)
     scales, offsets = (
-        torch.randint(-31, 64, (outputs, groups), generator=random).to(torch.int8) for _ in range(2)
+        torch.randint(*codes, (outputs, groups), generator=random).to(torch.int8) for _ in range(2)
     )
     size = inputs**-0.5 / (32 * high)
     steps, offset_steps = (
@@ -141,7 +207,7 @@ def _stepped(format: str, outputs: int, inputs: int, group: int, run: int) -> We
     )
     return Weight(
         format=format,
-        values=values.to(torch.uint8 if format.startswith("int4") else torch.int8),
+        values=values.to(torch.uint8 if bits else torch.int8),
         scales=scales,
         offsets=offsets,
         steps=steps.half(),
@@ -149,6 +215,18 @@ def _stepped(format: str, outputs: int, inputs: int, group: int, run: int) -> We
         group=group,
         run=run,
     )
+
+
+def _planes(format: str, wide: torch.Tensor, group: int, *, is_symmetric: bool) -> Weight:
+    """Return values of few bits, with float16 scales and, where not symmetric, offsets."""
+    bits = narrow_bits(format)
+    grouped = torch.nn.functional.pad(wide, (0, -wide.shape[1] % group)).view(len(wide), -1, group)
+    scales = (grouped.abs().amax(2, keepdim=True) / 2 ** (bits - 1)).half()
+    levels = (grouped / scales.float() + usual_zero(format)).round().clamp(0, 2**bits - 1)
+    values = levels.view(len(wide), -1)[:, : wide.shape[1]].to(torch.uint8)
+    scales = scales.squeeze(2)
+    offsets = None if is_symmetric else scales * -(usual_zero(format) + 0.25)
+    return Weight(format=format, values=values, scales=scales, offsets=offsets, group=group)
 
 
 def _int8(wide: torch.Tensor, group: int, *, is_symmetric: bool) -> Weight:
@@ -169,14 +247,20 @@ def _table4(wide: torch.Tensor, group: int) -> Weight:
 
 
 def _case(
-    format: str, rows: int, inputs: int, outputs: int, options: dict[str, Any], label: str
+    format: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    options: dict[str, Any],
+    label: str,
+    dtype: torch.dtype = torch.float32,
 ) -> Case:
     weight_bytes = BYTES.get(format, 2.0)
-    is_int8 = format in ("int8", "int4_int8", "int8_int8")
+    is_int8 = format == "int8" or format.endswith("_int8")
     return Case(
         name=f"{format}_{label}_M{rows}_K{inputs}_N{outputs}",
-        dtype=torch.float32,
-        build=_builder(format, rows, inputs, outputs, options),
+        dtype=dtype,
+        build=_builder(format, rows, inputs, outputs, options, dtype),
         moved_bytes=int(outputs * inputs * weight_bytes) + 4 * rows * (inputs + outputs),
         flops=2 * rows * inputs * outputs,
         rtol=1e-4 if is_int8 else 2e-5,
@@ -185,7 +269,12 @@ def _case(
 
 
 def _builder(
-    format: str, rows: int, inputs: int, outputs: int, options: dict[str, Any]
+    format: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    options: dict[str, Any],
+    dtype: torch.dtype,
 ) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         weight = make_weight(
@@ -199,15 +288,15 @@ def _builder(
         is_gated = options.get("is_gated", False)
         width = outputs // 2 if is_gated else outputs
         arguments: Arguments = {
-            "x": normal((rows, inputs), torch.float32, device, seed=1),
-            "weight": weight,
+            "x": normal((rows, inputs), dtype, device, seed=1),
+            "weight": moved(weight, device),
             "activation": options.get("activation", "none"),
             "is_gated": is_gated,
         }
         if options.get("bias"):
-            arguments["bias"] = normal((outputs,), torch.float32, device, seed=3)
+            arguments["bias"] = normal((outputs,), dtype, device, seed=3)
         if options.get("residual"):
-            arguments["residual"] = normal((rows, width), torch.float32, device, seed=4)
+            arguments["residual"] = normal((rows, width), dtype, device, seed=4)
         return arguments
 
     return build

@@ -1,11 +1,11 @@
 // Matrix products with float activations: weights float32, bfloat16, half,
-// or in groups: float8, 8-bit or 4-bit.
+// or in groups: float8 or 2 to 8 bits.
 //
 // A narrow weight becomes float in a register, next to its multiply-add. Where many rows share a
 // panel, it becomes float once, into the first-level cache. Both ways give the same bits.
 // Work: M*N*K multiply-adds; bytes: the packed weight once for every kBlockRows rows.
 
-#include "gemm/tiles.h"
+#include "gemm/planes.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -98,6 +98,39 @@ struct Int4 {
   template <int s> static DT_INLINE Vec get(const Raw& raw, int j) {
     const Vec q = to_float(iand(shift_right<4 * s>(raw.packed[j]), iset1(15)));
     return fma(q, raw.scale[j], raw.zero[j]);
+  }
+};
+
+// Planes of 2, 3, 5 or 6 bits, otherwise as Int4. The group is a multiple of a unit.
+template <int bits>
+struct Narrow {
+  static constexpr int step = Planes<bits>::kUnit;
+  static int64_t panel_bytes(const GemmArgs& a) { return Planes<bits>::panel_bytes(a.in_size); }
+  const uint8_t* at;
+  Factors scales;
+  Added added;
+  int64_t group;
+  DT_INLINE Narrow(const GemmArgs& args, int64_t panel)
+      : at(static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args)),
+        scales(args, args.scales, args.steps, panel),
+        added(args, panel),
+        group(args.group) {}
+  struct Raw {
+    const uint8_t* at;
+    Vec scale[2], zero[2];
+  };
+  DT_INLINE Raw raw(int64_t k) const {
+    Raw r;
+    r.at = at + k / step * Planes<bits>::kUnitBytes;
+    const int64_t g = k / group;
+    for (int j = 0; j < 2; ++j) {
+      r.scale[j] = scales.load(g, j * kLanes);
+      r.zero[j] = added.load(g, j * kLanes, r.scale[j], set1(1 << (bits - 1)));
+    }
+    return r;
+  }
+  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) {
+    return fma(to_float(Planes<bits>::template wide<s>(raw.at, j)), raw.scale[j], raw.zero[j]);
   }
 };
 
@@ -303,6 +336,10 @@ int multiply_any(const GemmArgs& args) {
     case kFloat8: return multiply<Bytes<true>>(args);
     case kInt8Float32: return multiply<Bytes<false>>(args);
     case kTable4: return multiply<Table4>(args);
+    case kInt2: return multiply<Narrow<2>>(args);
+    case kInt3: return multiply<Narrow<3>>(args);
+    case kInt5: return multiply<Narrow<5>>(args);
+    case kInt6: return multiply<Narrow<6>>(args);
     default: return 2;
   }
 }

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "gemm/tiles.h"
+#include "gemm/planes.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -65,7 +65,20 @@ void pack_panel_int4(const PackArgs& args, int64_t panel, uint8_t* to, const int
   }
 }
 
+// One byte a value becomes bits of planes.
+void pack_panel_planes(const PackArgs& args, int64_t panel, uint8_t* to, int64_t bytes) {
+  memset(to, 0, bytes);
+  const Plane plane{plane_bits(args.format), to};
+  for (int column = 0; column < kPanel; ++column) {
+    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+    if (row < 0) continue;
+    const uint8_t* from = static_cast<const uint8_t*>(args.weight) + row * args.in_size;
+    for (int64_t k = 0; k < args.in_size; ++k) plane.put(k, column, from[k]);
+  }
+}
+
 int64_t panel_bytes(int32_t format, int64_t in_size) {
+  if (const int bits = plane_bits(format)) return divide_up(in_size, 16) * 2 * bits * kPanel;
   const int64_t values = padded_inputs(format, in_size) * kPanel;
   switch (format) {
     case kFloat32: return values * 4;
@@ -105,6 +118,14 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kFloat8: return pack_panel(args, panel, to);
       case kInt4:
       case kTable4: return pack_panel_int4(args, panel, to, kInOrder);
+      case kInt2:
+      case kInt3:
+      case kInt5:
+      case kInt6:
+      case kInt2Int8:
+      case kInt3Int8:
+      case kInt5Int8:
+      case kInt6Int8: return pack_panel_planes(args, panel, to, bytes);
       default: return pack_panel_int4(args, panel, to, kNibbleOfInput);
     }
   });
@@ -115,12 +136,13 @@ DT_KERNEL(gemm_pack, PackArgs) {
 DT_KERNEL(gemm_rows, RowsArgs) {
   const int64_t bytes = panel_bytes(args.format, args.in_size);
   const Place place{step_of(args.format)};
+  const int bits = plane_bits(args.format);
   parallel(args.count, [&](int64_t i) {
     const int64_t panel = args.index[i] / kPanel;
     const int column = static_cast<int>(args.index[i] % kPanel);
     const uint8_t* at = static_cast<const uint8_t*>(args.weight) + panel * bytes;
     const Factors scales(args, args.scales, args.steps, panel), zeros(args, args.zeros, nullptr, panel);
-    const Factors offsets(args, args.offsets, args.offset_steps, panel);
+    const Factors offsets(args, args.offsets, args.offset_steps, panel, true);
     const float outer = args.outer ? args.outer[panel * kPanel + column] : 1.0f;
     float* out = args.out + i * args.in_size;
     for (int64_t k = 0; k < args.in_size; ++k) {
@@ -137,7 +159,10 @@ DT_KERNEL(gemm_rows, RowsArgs) {
           const float scale = scales.one(g, column);
           const int nibble = args.format != kInt4Int8 ? static_cast<int>(k % 8) : kNibbleOfInput[k % 8];
           int value, usual = 0;
-          if (args.format == kInt8Int8) {
+          if (bits) {
+            value = Plane{bits, const_cast<uint8_t*>(at)}.get(k, column);
+            usual = 1 << (bits - 1);
+          } else if (args.format == kInt8Int8) {
             value = static_cast<int8_t>(at[here] - kInt8Offset);
           } else if (args.format == kInt8Float32) {
             value = static_cast<int8_t>(at[here]);

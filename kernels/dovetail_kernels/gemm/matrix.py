@@ -12,9 +12,11 @@ import torch
 
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm import OP, native
+from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
 from dovetail_kernels.gemm.native import Packed
 from dovetail_kernels.gemm.reference import reference
-from dovetail_kernels.gemm.weight import FLOATS, Weight
+from dovetail_kernels.gemm.weight import FLOATS, Weight, widened
+from dovetail_kernels.gpu import TRITON
 
 BFLOAT16_ISA = "avx512bf16"
 
@@ -22,6 +24,13 @@ BFLOAT16_ISA = "avx512bf16"
 def runs_natively(device: str, dtype: torch.dtype) -> bool:
     """Return whether activations of a dtype on a device are multiplied natively."""
     return OP.runs("native", torch.device(device).type, dtype)
+
+
+def runs_on_gpu(device: str, dtype: torch.dtype) -> bool:
+    """Return whether activations of a dtype on a device are multiplied by Triton's kernels: on a
+    GPU, or interpreted where there is no native library."""
+    kind = torch.device(device).type
+    return not OP.runs("native", kind, dtype) and OP.runs(TRITON, kind, dtype)
 
 
 def stored_format(values: torch.Tensor, *, rounds_activations: bool) -> str:
@@ -37,19 +46,35 @@ def stored_format(values: torch.Tensor, *, rounds_activations: bool) -> str:
 
 
 class Matrix:
-    """A weight ready to be multiplied: packed where the native library runs, as it is elsewhere.
+    """A weight ready to be multiplied: packed for the native library or for the GPU where they
+    run, as it is elsewhere. Plain floats are torch's to multiply on a GPU.
 
     `is_gated`: the first half of its outputs is the gate of the second (see the op).
+    `rounds_activations`: products with float8 may make activations e4m3 per row, on a GPU.
     """
 
     def __init__(
-        self, weight: Weight, *, device: str, dtype: torch.dtype, is_gated: bool = False
+        self,
+        weight: Weight,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        is_gated: bool = False,
+        rounds_activations: bool = False,
     ) -> None:
-        is_native = runs_natively(device, dtype)
-        self._order = weight.order
-        weight = replace(weight, order=None)
-        self._packed = Packed(weight, is_gated=is_gated) if is_native else None
-        self._weight = None if is_native else weight
+        is_native, on_gpu = runs_natively(device, dtype), runs_on_gpu(device, dtype)
+        self._order = None if weight.order is None else weight.order.to(device)
+        weight = replace(weight if is_native else widened(weight), order=None)
+        self._packed: Packed | GpuPacked | None = None
+        if is_native:
+            self._packed = Packed(weight, is_gated=is_gated)
+        elif on_gpu and is_packed(weight.format):
+            self._packed = pack(
+                weight, device=device, is_gated=is_gated, rounds_activations=rounds_activations
+            )
+        elif on_gpu and weight.scales is None:
+            weight = replace(weight, values=weight.values.to(device, dtype))
+        self._weight = None if self._packed is not None else weight
         self._is_gated = is_gated
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -82,12 +107,11 @@ class Matrix:
         if self._packed is not None:
             return self._packed(x, bias, residual, activation)
         assert self._weight is not None
-        out = reference(x.float(), self._weight, bias, residual, activation, self._is_gated)
-        return out.to(x.dtype)
+        return reference(x, self._weight, bias, residual, activation, self._is_gated)
 
     @property
-    def packed(self) -> Packed | None:
-        """Return the native form, or None where there is none that takes inputs as they come."""
+    def packed(self) -> Packed | GpuPacked | None:
+        """Return the packed form, or None where there is none that takes inputs as they come."""
         return self._packed if self._order is None else None
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -106,6 +130,12 @@ class Matrix:
         return self._weight.rows(index)
 
 
+def stacked(matrices: Sequence[Matrix]) -> GpuPacked | None:
+    """Return the matrices of several experts as one for a GPU; None where they cannot be."""
+    packed = [one for m in matrices if isinstance(one := m.packed, GpuPacked)]
+    return stack(packed) if len(packed) == len(matrices) else None
+
+
 def multiply_groups(
     matrices: Sequence[Matrix], x: torch.Tensor, counts: Sequence[int], activation: str = "none"
 ) -> torch.Tensor:
@@ -114,7 +144,7 @@ def multiply_groups(
 
     Shapes: x [sum of counts, K] -> [sum of counts, N]
     """
-    packed = [m.packed for m in matrices if m.packed is not None]
+    packed = [one for m in matrices if isinstance(one := m.packed, Packed)]
     if len(packed) == len(matrices) and len({one.format for one in packed}) == 1:
         return native.multiply_groups(packed, x, counts, activation)
     parts = zip(matrices, x.split(list(counts)), strict=True)

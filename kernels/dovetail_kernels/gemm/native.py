@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight
+from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits
 from dovetail_kernels.op import Arguments, Implementation
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
@@ -22,8 +22,14 @@ KERNELS = {
     "int8": "gemm_int8",
     "int4_int8": "gemm_int8",
     "int8_int8": "gemm_int8",
+    "int2_int8": "gemm_int8",
+    "int3_int8": "gemm_int8",
+    "int5_int8": "gemm_int8",
+    "int6_int8": "gemm_int8",
     "bfloat16_bfloat16": "gemm_bf16",
 }
+LOW_CODES = 64
+"""The format of scales whose bytes hold the offset's code as well (args.h)."""
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -114,9 +120,10 @@ class Packed:
         self.format, self.is_gated = weight.format, is_gated
         self.in_size, self.out_size = inputs, outputs // 2 if is_gated else outputs
         self.data, rows = _pack(native, weight, is_gated)
-        self.scales = _spread(weight.scales, rows)
+        paired = _paired_codes(weight)
+        self.scales = _spread(weight.scales if paired is None else paired, rows)
         self.zeros = _spread(weight.zeros, rows)
-        self.offsets = _spread(weight.offsets, rows)
+        self.offsets = None if paired is not None else _spread(weight.offsets, rows)
         self.steps = _spread(weight.steps, rows)
         self.offset_steps = _spread(weight.offset_steps, rows)
         self.outer = _spread(weight.outer, rows)
@@ -127,7 +134,7 @@ class Packed:
             weight=self.data.data_ptr(),
             scales=_address(self.scales),
             zeros=_address(self.zeros),
-            offsets=_address(self.offsets),
+            offsets=_address(self.offsets if paired is None else self.scales),
             steps=_address(self.steps),
             offset_steps=_address(self.offset_steps),
             table=_address(self.table),
@@ -137,8 +144,8 @@ class Packed:
             group=weight.group,
             format=FORMATS.index(weight.format),
             is_gated=int(is_gated),
-            scale_format=0 if self.scales is None else _scale_format(self.scales),
-            step_format=0 if self.steps is None else _scale_format(self.steps),
+            scale_format=_scale_format(self.scales) if paired is None else LOW_CODES,
+            step_format=_scale_format(self.steps),
             run_shift=0 if self.steps is None else (weight.run // weight.group).bit_length() - 1,
         )
         self.reference = ctypes.byref(self._args)
@@ -156,16 +163,31 @@ class Packed:
 
         x may be a slice whose rows lie apart; residual must be contiguous. All float32.
         """
-        rows = x.shape[0]
-        out = torch.empty((rows, self.out_size))
-        args = self._args
+        out = torch.empty((x.shape[0], self.out_size))
+        self.multiply_into(out, x, bias, residual, activation)
+        return out
+
+    def multiply_into(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        activation: str = "none",
+        column: int = 0,
+    ) -> None:
+        """Write act(x W^T + bias) + residual from a column of `out` on. Mutates: out
+
+        bias and residual are as wide as out. Shapes: x [M, K], out and residual [M, N or more]
+        """
+        rows, args, start = x.shape[0], self._args, 4 * column
         args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), rows
-        args.out, args.out_stride = out.data_ptr(), self.out_size
-        args.bias, args.residual = _address(bias), _address(residual)
+        args.out, args.out_stride = out.data_ptr() + start, out.shape[1]
+        args.bias = None if bias is None else bias.data_ptr() + start
+        args.residual = None if residual is None else residual.data_ptr() + start
         args.activation = CODES[activation]
         if self._kernel(self.reference):
             raise MemoryError(f"no memory for {rows} rows of {self.in_size}")
-        return out
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix that is meant. Shapes: index [M] int64 -> [M, K] float32
@@ -225,6 +247,24 @@ class GroupArgs(ctypes.Structure):
     """See args.h."""
 
     _fields_ = [("items", ctypes.POINTER(GemmArgs)), ("count", _int64)]
+
+
+def multiply_beside(
+    weights: Sequence[Packed],
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the products by several matrices side by side, plus bias and residual.
+
+    Shapes: x [M, K], bias [sum of N], residual [M, sum of N] contiguous -> [M, sum of N]
+    """
+    out = torch.empty((x.shape[0], sum(weight.out_size for weight in weights)))
+    column = 0
+    for weight in weights:
+        weight.multiply_into(out, x, bias, residual, column=column)
+        column += weight.out_size
+    return out
 
 
 def multiply_groups(
@@ -318,7 +358,24 @@ def _address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _scale_format(scales: torch.Tensor) -> int:
+def _paired_codes(weight: Weight) -> torch.Tensor | None:
+    """Return scales and offsets in the halves of a byte, where 4 bits hold either.
+
+    Only of values of 2 bits, where they would take half as much as the values.
+    Shapes: [N, K / G] uint8
+    """
+    scales, offsets = weight.scales, weight.offsets
+    if narrow_bits(weight.format) != 2 or scales is None or offsets is None:
+        return None
+    both = (scales, offsets)
+    if any(t.dtype != torch.int8 or not t.numel() or t.min() < 0 or t.max() > 15 for t in both):
+        return None
+    return (scales | offsets << 4).view(torch.uint8)
+
+
+def _scale_format(scales: torch.Tensor | None) -> int:
+    if scales is None:
+        return 0
     return FORMATS.index(next(name for name, dtype in SCALES.items() if dtype == scales.dtype))
 
 

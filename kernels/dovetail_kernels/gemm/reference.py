@@ -28,20 +28,28 @@ def reference(
     activation: str = "none",
     is_gated: bool = False,
 ) -> torch.Tensor:
-    """Return act(x W^T + bias) + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]"""
-    out = _product(x, weight)
+    """Return act(x W^T + bias) + residual, or act(gate) * up, in x's dtype.
+
+    Shapes: x [M, K] -> [M, N or F]
+    """
+    out = _product(x.float(), weight) if weight.values.dtype != x.dtype else _plain(x, weight)
     if bias is not None:
         out = out + bias
     if is_gated:
         gate, up = out.chunk(2, dim=-1)
-        return ACTIVATIONS[activation](gate) * up
+        return (ACTIVATIONS[activation](gate) * up).to(x.dtype)
     out = ACTIVATIONS[activation](out)
-    return out if residual is None else out + residual
+    return (out if residual is None else out + residual).to(x.dtype)
+
+
+def _plain(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Return x W^T of one dtype, as torch multiplies it."""
+    return x @ weight.values.T
 
 
 def _product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Return x W^T; integer formats multiply exactly what the integers say."""
-    if weight.format in ("int8", "int4_int8", "int8_int8"):
+    if weight.format == "int8" or weight.format.endswith("_int8"):
         scale = x.abs().amax(dim=1, keepdim=True) / 127.0
         inverse = torch.where(scale > 0, 127.0 / x.abs().amax(dim=1, keepdim=True), 0.0)
         x = (x * inverse).round()

@@ -52,11 +52,14 @@ struct Tiling {
 struct Scales {
   const void* at;
   int32_t format;
+  DT_INLINE IVec codes(int64_t i) const { return iload_s8(static_cast<const int8_t*>(at) + i); }
   DT_INLINE Vec load(int64_t i) const {
     if (format == kBfloat16) return load_bf16(static_cast<const bf16*>(at) + i);
     if (format == kFloat16) return load_f16(static_cast<const f16*>(at) + i);
     if (format == kFloat8) return mul(load_e4m3_256ths(static_cast<const uint8_t*>(at) + i), set1(256.0f));
     if (format == kInt8) return load_s8(static_cast<const int8_t*>(at) + i);
+    if (format == kLowCodes) return to_float(iand(codes(i), iset1(15)));
+    if (format == kHighCodes) return to_float(iand(shift_right<4>(codes(i)), iset1(15)));
     return DT_ISA::load(static_cast<const float*>(at) + i);
   }
   DT_INLINE float one(int64_t i) const {
@@ -64,6 +67,8 @@ struct Scales {
     if (format == kFloat16) return f16_to_float(static_cast<const f16*>(at)[i]);
     if (format == kFloat8) return e4m3_to_float(static_cast<const uint8_t*>(at)[i]);
     if (format == kInt8) return static_cast<const int8_t*>(at)[i];
+    if (format == kLowCodes) return static_cast<float>(static_cast<const uint8_t*>(at)[i] & 15);
+    if (format == kHighCodes) return static_cast<float>(static_cast<const uint8_t*>(at)[i] >> 4);
     return static_cast<const float*>(at)[i];
   }
 };
@@ -75,8 +80,10 @@ struct Factors {
   int64_t first, first_step;
   int32_t shift;
   template <class Args>
-  DT_INLINE Factors(const Args& args, const void* at, const void* step, int64_t panel)
-      : own{at, args.scale_format}, steps{step, args.step_format}, shift(args.run_shift) {
+  DT_INLINE Factors(const Args& args, const void* at, const void* step, int64_t panel,
+                    bool is_offset = false)
+      : own{at, is_offset && args.scale_format == kLowCodes ? kHighCodes : args.scale_format},
+        steps{step, args.step_format}, shift(args.run_shift) {
     const int64_t groups = args.group ? divide_up(args.in_size, args.group) : 1;
     first = panel * groups * kPanel;
     first_step = panel * divide_up(groups, int64_t{1} << shift) * kPanel;
@@ -87,7 +94,7 @@ struct Factors {
   }
   // Loads of one kind: a group's number as an integer, its float, or its run's step.
   DT_INLINE IVec code(int64_t g, int column) const {
-    return iload_s8(static_cast<const int8_t*>(own.at) + first + g * kPanel + column);
+    return own.codes(first + g * kPanel + column);
   }
   template <int32_t format> DT_INLINE Vec plain(int64_t g, int column) const {
     return Scales{own.at, format}.load(first + g * kPanel + column);
@@ -106,7 +113,7 @@ struct Added {
   Factors zeros, offsets;
   DT_INLINE Added(const GemmArgs& args, int64_t panel)
       : zeros(args, args.zeros, nullptr, panel),
-        offsets(args, args.offsets, args.offset_steps, panel) {}
+        offsets(args, args.offsets, args.offset_steps, panel, true) {}
   DT_INLINE bool is_there() const { return zeros.own.at || offsets.own.at; }
   // `usual` is the zero point where there is none.
   DT_INLINE Vec load(int64_t g, int column, Vec scale, Vec usual) const {

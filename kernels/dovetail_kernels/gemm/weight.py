@@ -23,14 +23,22 @@ FORMATS = (
     "table4",
     "int8_float32",
     "int8_int8",
+    "int2",
+    "int3",
+    "int5",
+    "int6",
+    "int2_int8",
+    "int3_int8",
+    "int5_int8",
+    "int6_int8",
 )
 """The weight's format, and after an underscore the activations' if they are not float32.
 
 int8: a scale per output, activations made int8 per row. int8_float32: a scale per output and group
 of inputs, float activations; int8_int8: the same, activations made int8 per row. int4 and
-int4_int8: as these two, in 4 bits. bfloat16_bfloat16: activations rounded to bfloat16, which some
-instruction sets multiply at twice the rate. float8: e4m3 with a scale per output and group.
-table4: 4-bit codes of a table of sixteen floats, likewise.
+int4_int8: as these two, in 4 bits; so are int2, int3, int5 and int6. bfloat16_bfloat16: activations
+rounded to bfloat16, which some instruction sets multiply at twice the rate. float8: e4m3 with a
+scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise.
 """
 PART_VALUES = 1 << 17
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,14 +53,14 @@ _PER_OUTPUT = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", 
 class Weight:
     """A matrix [N, K].
 
-    `values`: the format's own dtype for floats, int8 for 8 bits, uint8 in 0 .. 15 for 4 bits.
+    `values`: the format's own dtype for floats, int8 for 8 bits, uint8 from 0 on for fewer.
     `scales`: float32 [N] for int8; [N, K / G rounded up] in one of `SCALES` for the others, G a
-    multiple of 8. `zeros`: zero points like the scales, None for 8 everywhere (int4) or 0: a weight
-    is (value - zero) * scale. `offsets`, like the scales, are added in their place: a weight is
-    value * scale + offset. `steps` and `offset_steps` [N, K / run] in one of `FLOATS` multiply the
-    scales and the offsets of `run` inputs, G times a power of two, which may then be int8. `table`
-    float32 [16] and `outer` float32 [N], which may be None: a table4 weight is
-    table[value] * scale * outer. Values of float8 are no NaN.
+    multiple of 8, of 16 for 2, 3, 5 and 6 bits. `zeros`: zero points like the scales, None for
+    `usual_zero` everywhere: a weight is (value - zero) * scale. `offsets`, like the scales, are
+    added in their place: a weight is value * scale + offset. `steps` and `offset_steps` [N, K /
+    run] in one of `FLOATS` multiply the scales and the offsets of `run` inputs, G times a power of
+    two, which may then be int8. `table` float32 [16] and `outer` float32 [N], which may be None: a
+    table4 weight is table[value] * scale * outer. Values of float8 are no NaN.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     """
 
@@ -107,7 +115,7 @@ class Weight:
             return wide * scales + self._spread(self.offsets, self.offset_steps)
         if self.zeros is not None:
             return (wide - self._spread(self.zeros)) * scales
-        return (wide - 8) * scales if self.format.startswith("int4") else wide * scales
+        return (wide - usual_zero(self.format)) * scales
 
     def _spread(self, scales: torch.Tensor, steps: torch.Tensor | None = None) -> torch.Tensor:
         """Return what groups share as every input's own. Shapes: [N, K / G] -> [N, K] float32"""
@@ -116,6 +124,41 @@ class Weight:
             own = steps.float().repeat_interleave(self.run // self.group, dim=1)
             scales = scales.float() * own[:, : scales.shape[1]]
         return scales.float().repeat_interleave(self.group, dim=1)[:, :inputs]
+
+
+def integer_format(bits: int, activations: str) -> str:
+    """Return the format of integers in groups: 2 to 6 or 8 bits, "int8" or "float" activations."""
+    if activations == "int8":
+        return f"int{bits}_int8"
+    return "int8_float32" if bits == 8 else f"int{bits}"
+
+
+def narrow_bits(format: str) -> int:
+    """Return the bits of a format of less than 8 bits in integers, 0 for another."""
+    name = format.partition("_")[0].removeprefix("int")
+    return int(name) if name in ("2", "3", "4", "5", "6") else 0
+
+
+def usual_zero(format: str) -> int:
+    """Return the zero point where a weight has none of its own: the middle of unsigned values."""
+    bits = narrow_bits(format)
+    return 1 << (bits - 1) if bits else 0
+
+
+def widened(weight: Weight) -> Weight:
+    """Return a matrix of 2, 3, 5 or 6 bits as one of 4 or 8, for who has no product of the former;
+    any other as it is."""
+    bits = narrow_bits(weight.format)
+    if bits in (0, 4):
+        return weight
+    activations = "int8" if weight.format.endswith("_int8") else "float"
+    size = 4 if bits < 4 else 8
+    format, values = integer_format(size, activations), weight.values
+    if weight.zeros is None and weight.offsets is None:
+        values = values + (usual_zero(format) - usual_zero(weight.format))
+    return replace(
+        weight, format=format, values=values.to(torch.int8 if size == 8 else torch.uint8)
+    )
 
 
 def join(weights: Sequence[Weight]) -> Weight | None:

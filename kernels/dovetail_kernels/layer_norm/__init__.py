@@ -6,6 +6,7 @@ Shapes: x and delta [T, E], weight and bias [E] -> [T, E] in x's dtype
 Source: Ba, Kiros, Hinton, "Layer normalization", 2016
 """
 
+from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.layer_norm.cases import cases, perf_cases
 from dovetail_kernels.layer_norm.native import NATIVE
 from dovetail_kernels.layer_norm.reference import reference
@@ -17,5 +18,5 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
-    implementations=[NATIVE],
+    implementations=[NATIVE, triton_implementation("layer_norm")],
 )

@@ -15,10 +15,18 @@ query_start [R + 1] int32, seq_lens [R] int32, sinks [H] -> [T, H, D] in q's dty
 Source: Kwon et al., "Efficient memory management for LLM serving with PagedAttention", 2023
 """
 
-from dovetail_kernels.op import Op
-from dovetail_kernels.paged_attention.cases import cases, perf_cases
+from dovetail_kernels.gpu import triton_implementation
+from dovetail_kernels.op import Arguments, Op
+from dovetail_kernels.paged_attention.cases import cases, perf_cases, small_cases
 from dovetail_kernels.paged_attention.native import NATIVE
 from dovetail_kernels.paged_attention.reference import reference
+
+
+def _prepare_triton(arguments: Arguments) -> Arguments:
+    from dovetail_kernels.paged_attention.triton import prepare
+
+    return prepare(arguments)
+
 
 OP = Op(
     name="paged_attention",
@@ -26,5 +34,6 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
-    implementations=[NATIVE],
+    small_cases=small_cases,
+    implementations=[NATIVE, triton_implementation("paged_attention", prepare=_prepare_triton)],
 )

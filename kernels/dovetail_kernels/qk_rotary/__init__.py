@@ -9,6 +9,7 @@ q_weight and k_weight [D]
 Source: Su et al., "RoFormer", 2021; Henry et al., "Query-key normalization", 2020
 """
 
+from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
 from dovetail_kernels.qk_rotary.cases import cases, perf_cases
 from dovetail_kernels.qk_rotary.native import NATIVE
@@ -20,5 +21,5 @@ OP = Op(
     reference=reference,
     cases=cases,
     perf_cases=perf_cases,
-    implementations=[NATIVE],
+    implementations=[NATIVE, triton_implementation("qk_rotary")],
 )

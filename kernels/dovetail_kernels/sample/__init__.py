@@ -11,8 +11,11 @@ w are whole numbers and their sums exact, so no order, batch, thread or instruct
 token (`definition.py`). The native kernel also takes penalties and gives logprobs.
 """
 
+import torch
+
+from dovetail_kernels.gpu import triton_implementation
 from dovetail_kernels.op import Op
-from dovetail_kernels.sample.cases import cases
+from dovetail_kernels.sample.cases import cases, perf_cases, small_cases
 from dovetail_kernels.sample.native import NATIVE
 from dovetail_kernels.sample.reference import reference
 
@@ -21,5 +24,7 @@ OP = Op(
     summary="one token per row of logits",
     reference=reference,
     cases=cases,
-    implementations=[NATIVE],
+    perf_cases=perf_cases,
+    small_cases=small_cases,
+    implementations=[NATIVE, triton_implementation("sample", dtypes=(torch.float32,))],
 )

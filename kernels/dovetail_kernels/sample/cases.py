@@ -50,6 +50,13 @@ def cases() -> list[Case]:
     return plain + [_case(name, 2, LARGE_VOCAB, "normal") for name in WAYS]
 
 
+def small_cases() -> list[Case]:
+    """Return the cases that are checked where kernels are interpreted."""
+    plain = [_case(name, 3, 50, "ties") for name in WAYS]
+    others = ("random", "top_k", "top_p", "both", "all")
+    return plain + [_case(name, 1, 20_000, "normal") for name in others]
+
+
 def perf_cases() -> list[Case]:
     """Return the cases that are timed: logits like a language model's, and the worst, flat ones."""
     ways = ("greedy", "random", "top_k", "top_p", "both", "min_p")
@@ -92,13 +99,13 @@ def _builder(way: Way, rows: int, vocab: int, kind: str) -> Callable[[torch.devi
     def build(device: torch.device) -> Arguments:
         inverse = 1.0 / way.temperature if way.temperature else 0.0
         return {
-            "logits": logits_of(kind, rows, vocab),
-            "inverse_temperature": torch.full((rows,), inverse),
-            "top_k": torch.full((rows,), way.top_k),
-            "top_p": torch.full((rows,), way.top_p, dtype=torch.float64),
-            "min_p": torch.full((rows,), way.min_p, dtype=torch.float64),
-            "seed": torch.arange(rows),
-            "position": torch.arange(rows) * 3,
+            "logits": logits_of(kind, rows, vocab).to(device),
+            "inverse_temperature": torch.full((rows,), inverse, device=device),
+            "top_k": torch.full((rows,), way.top_k, device=device),
+            "top_p": torch.full((rows,), way.top_p, dtype=torch.float64, device=device),
+            "min_p": torch.full((rows,), way.min_p, dtype=torch.float64, device=device),
+            "seed": torch.arange(rows, device=device),
+            "position": torch.arange(rows, device=device) * 3,
         }
 
     return build

@@ -23,12 +23,13 @@ def reference(
     top_k [S] int64 (0: off), top_p (1: off) and min_p (0: off) [S] float64, seed and position [S]
     int64 -> [S] int64
     """
-    uniform = torch.from_numpy(uniforms(seed.numpy().view(np.uint64), position.numpy()))
+    drawn = uniforms(seed.cpu().numpy().view(np.uint64), position.cpu().numpy())
+    uniform = torch.from_numpy(drawn).to(logits.device)
     tokens = [
         _row(logits[i], inverse_temperature[i], int(top_k[i]), top_p[i], min_p[i], uniform[i])
         for i in range(len(logits))
     ]
-    return torch.tensor(tokens)
+    return torch.tensor(tokens, device=logits.device)
 
 
 def _row(

@@ -1,0 +1,452 @@
+"""GpuPacked: a weight as Triton's products read it, and one call a product.
+
+Codes lie in panels: H codes of every output, then the next H codes of every output, so that a tile
+of any outputs is one run of memory. In 4 bits they are words of 16 bits: an input (lowest) and the
+ones H, 2 H and 3 H further. Scales and what is like them lie group by group. Plain floats stay as
+they are. Several experts' weights may lie behind each other. Knows no layer; needs Triton when it
+multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from dovetail_kernels.gemm.panels import (
+    CODES,
+    FOUR_BITS,
+    KINDS,
+    TENSORS,
+    has_whole_zeros,
+    kind_of,
+    moved,
+    panel_of,
+    panels,
+    scaling_of,
+    turned,
+)
+from dovetail_kernels.gemm.weight import FLOATS, Weight, narrow_bits, widened
+from dovetail_kernels.gpu import interprets
+from dovetail_kernels.op import Arguments
+
+ROUNDED = ("int8", "int4_int8", "int8_int8")
+"""Formats whose activations are made int8 per row."""
+MIN_INTEGER_PANEL = 32
+PROGRAMS = 264
+"""As many programs as keep a device of 132 processors busy: two on each, of four warps."""
+MAX_PARTS = 8
+MIN_PANELS = 4
+"""Panels that a program multiplies at least, so that loads run ahead of it."""
+MAX_SPLIT_ROWS = 64
+"""Above, a product is bound by its operations: larger tiles, inputs in one part, and scales of 16
+inputs multiplied into the weights."""
+ROW_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """The shape of a product: rows and outputs of a program, parts of the inputs, and how the
+    device runs it."""
+
+    rows: int
+    outputs: int
+    parts: int
+    warps: int
+    stages: int
+
+
+def tiles(rows: int, outputs: int, panels: int) -> Tiles:
+    """Return the tiles of a product. Parts depend on the weight alone: a row's sums are the same
+    in every batch of up to 64 rows, and in every larger one."""
+    if rows > MAX_SPLIT_ROWS:
+        return Tiles(rows=128, outputs=128, parts=1, warps=8, stages=3)
+    parts = 1
+    while parts < MAX_PARTS and parts * -(-outputs // 64) < PROGRAMS:
+        parts *= 2
+    while parts > 1 and panels // parts < MIN_PANELS:
+        parts //= 2
+    height = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    return Tiles(rows=height, outputs=64, parts=parts, warps=4, stages=4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorted:
+    """Pairs of a token and an expert, sorted by expert into blocks of rows of one expert.
+
+    `pair_of` int32 [blocks * rows]: the pair in a row, `pairs` or more for none. `expert_of` int32
+    [blocks]: -1 for a block of no expert. `picked`: pairs of a row of x. `weights` float32 [pairs]
+    multiply what comes out, if there are any.
+    """
+
+    pair_of: torch.Tensor
+    expert_of: torch.Tensor
+    pairs: int
+    picked: int
+    weights: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPacked:
+    """A weight, or several experts' weights, ready to be multiplied on the device.
+
+    `scaling`: where scales are multiplied in (see the kernel's `_add`). `panel`: H.
+    Shapes: values [panels, N, H] (with experts [X, panels, N, H]; floats [N, K]), scales and what
+    is like them [groups, N], outer [N], table [16]
+    """
+
+    format: str
+    kind: str
+    activations: str
+    scaling: str
+    is_gated: bool
+    is_integer: bool
+    has_whole_zeros: bool
+    in_size: int
+    stored: int
+    panel: int
+    group: int
+    run: int
+    center: int
+    num_experts: int
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    steps: torch.Tensor | None = None
+    offset_steps: torch.Tensor | None = None
+    outer: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+    @property
+    def out_size(self) -> int:
+        """Return the outputs that a product has."""
+        return self.stored // 2 if self.is_gated else self.stored
+
+    @property
+    def num_panels(self) -> int:
+        """Return the panels of one expert."""
+        return -(-self.in_size // (self.panel * self.codes))
+
+    @property
+    def codes(self) -> int:
+        """Return the codes of a word."""
+        return CODES if self.kind in FOUR_BITS else 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that this weight takes."""
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what is kept in memory, by name."""
+        kept = {name: getattr(self, name) for name in TENSORS}
+        return {name: t for name, t in kept.items() if t is not None}
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        activation: str = "none",
+    ) -> torch.Tensor:
+        """Return act(x W^T + bias) + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]
+
+        Rows of x and residual may lie apart.
+        """
+        rows, kernels = x.shape[0], _kernels()
+        out = torch.empty((rows, self.out_size), dtype=x.dtype, device=x.device)
+        if not rows:
+            return out
+        plan = tiles(rows, self.stored, self.num_panels)
+        if plan.parts == 1:
+            self._launch(x, plan, out, bias, residual, activation)
+            return out
+        sums = torch.empty((plan.parts, rows, self.stored), dtype=torch.float32, device=x.device)
+        self._launch(x, plan, sums, None, None, "none")
+        block = min(1024, 1 << (self.out_size - 1).bit_length())
+        kernels.finish[rows, -(-self.out_size // block)](
+            sums, bias, residual, 0 if residual is None else residual.stride(0), out,
+            out.stride(0), rows, self.out_size, self.stored,
+            PARTS=plan.parts, IS_GATED=self.is_gated, ACTIVATION=activation, BLOCK=block,
+            num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def multiply_sorted(
+        self, x: torch.Tensor, order: Sorted, plan: Tiles, activation: str = "none"
+    ) -> torch.Tensor:
+        """Return each pair's row times its expert's matrix, at the pair's place.
+
+        Shapes: x [pairs / picked, K] -> [pairs, N or F]
+        """
+        out = torch.empty((order.pairs, self.out_size), dtype=x.dtype, device=x.device)
+        self._launch(x, plan, out, None, None, activation, order)
+        return out
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of the matrix that is meant. Shapes: index [M] int64 -> [M, K] float32"""
+        codes = self._codes(index)
+        if self.scaling == "none":
+            wide = codes.float() - self.center
+            if self.table is not None:
+                wide = self.table[codes.int()]
+            return wide if self.outer is None else wide * self.outer[index].unsqueeze(1)
+        return Weight(
+            format=self.format,
+            values=codes,
+            scales=_picked(self.scales, index),
+            zeros=_picked(self.zeros, index),
+            offsets=_picked(self.offsets, index),
+            steps=_picked(self.steps, index),
+            offset_steps=_picked(self.offset_steps, index),
+            run=self.run * self.group,
+            table=self.table,
+            outer=None if self.outer is None else self.outer[index],
+            group=self.group,
+        ).dequantize()
+
+    def _codes(self, index: torch.Tensor) -> torch.Tensor:
+        """Return rows of codes in the inputs' order. Shapes: index [M] -> [M, K]"""
+        if self.kind == "float":
+            return self.values[index]
+        picked = self.values[:, index].transpose(0, 1)
+        if self.kind in FOUR_BITS:
+            words = [(picked >> (4 * number)) & 15 for number in range(CODES)]
+            picked = torch.stack(words, dim=2).to(torch.uint8)
+        codes = picked.flatten(1)[:, : self.in_size].contiguous()
+        return codes.view(torch.float8_e4m3fn) if self.kind == "float8" else codes
+
+    def _launch(
+        self,
+        x: torch.Tensor,
+        plan: Tiles,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        activation: str,
+        order: Sorted | None = None,
+    ) -> None:
+        """Multiply into `out`; in parts, into their sums. Mutates: out"""
+        dot = self._dot(x.dtype)
+        is_fast = self._is_fast(dot)
+        is_narrow = self.scaling == "after" and self.panel < MIN_INTEGER_PANEL
+        scaling = "inside" if is_narrow and plan.rows > MAX_SPLIT_ROWS else self.scaling
+        x, x_scales = self._rounded(x)
+        is_float8, is_packed = x.dtype == torch.float8_e4m3fn, self.kind != "float"
+        rows, pairs, picked = x.shape[0], 0, 1
+        sorting: tuple[torch.Tensor | None, ...] = (None, None, None)
+        if order is not None:
+            rows, pairs, picked = len(order.pair_of), order.pairs, order.picked
+            sorting = (order.pair_of, order.expert_of, order.weights)
+        size = self.panel
+        strides = (self.stored * size, size) if is_packed else (size, self.in_size)
+        grid = (-(-rows // plan.rows) * -(-self.stored // plan.outputs), plan.parts)
+        _kernels().product[grid](
+            x.view(torch.uint8) if is_float8 else x, x.stride(0), x_scales,
+            self.values, *strides, self.values[0].numel() if order else 0,
+            _bytes(self.scales), self.zeros, self.offsets, self.steps, self.offset_steps,
+            self.outer, self.table,
+            bias, residual, 0 if residual is None else residual.stride(0), *sorting,
+            out, out.stride(0), rows, self.in_size, self.stored, _height(self.scales),
+            _height(self.steps), self.num_panels, pairs, -(-self.num_panels // plan.parts),
+            KIND=self.kind, CENTER=self.center, SCALING=scaling, dot_type=dot,
+            IS_FAST=is_fast,
+            IS_CENTERED=is_fast and self.has_whole_zeros, FLOAT8_X=is_float8,
+            IS_PADDED=is_packed or self.in_size % size == 0,
+            IS_GATED=self.is_gated, IS_SPLIT=plan.parts > 1, ACTIVATION=activation,
+            PICKED=picked, GROUP=self.group, RUN=self.run, CODES=self.codes,
+            SHARED=self._shared(), H=size, BN=plan.outputs, BM=plan.rows,
+            num_warps=plan.warps, num_stages=plan.stages,
+        )  # fmt: skip
+
+    def _is_fast(self, dot: Any) -> bool:
+        """Return whether codes are unpacked by instructions of the device's own."""
+        types = _kernels().tl
+        if interprets() or self.kind not in ("int4", "e2m1"):
+            return False
+        return dot in (types.bfloat16, types.float16, types.int8)
+
+    def _shared(self) -> int:
+        """Return how many of a word's codes have one scale."""
+        shared = self.codes
+        while shared > 1 and self.group % (shared * self.panel):
+            shared //= 2
+        return shared
+
+    def _dot(self, dtype: torch.dtype) -> Any:
+        """Return the type that is multiplied for activations of a dtype."""
+        types = _kernels().tl
+        if self.activations == "int8" and self.is_integer:
+            return types.int8
+        if interprets():
+            return types.float32
+        if self.activations == "float8":
+            return types.float8e4nv
+        if self.format == "bfloat16_bfloat16":
+            return types.bfloat16
+        known = {torch.bfloat16: types.bfloat16, torch.float16: types.float16}
+        return known.get(dtype, types.float32)
+
+    def _rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return rows as they are multiplied, and their scales. Shapes: x [M, K] -> same, [M]"""
+        if self.format == "bfloat16_bfloat16":
+            return x.bfloat16(), None
+        if self.activations == "float":
+            return (x if x.stride(1) == 1 else x.contiguous()), None
+        dtype = torch.int8 if self.activations == "int8" else torch.float8_e4m3fn
+        return round_rows(x, dtype)
+
+
+def round_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows in 8 bits and what each is to be multiplied by. Shapes: x [M, K] -> same, [M]"""
+    rows, inputs = x.shape
+    made = torch.empty((rows, inputs), dtype=dtype, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = min(ROW_BLOCK, 1 << (inputs - 1).bit_length())
+    _kernels().round_rows[(rows,)](
+        x, x.stride(0), made, scales, inputs,
+        LARGEST=127 if dtype == torch.int8 else 448, BLOCK=block,
+        num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
+    return made, scales
+
+
+def is_packed(format: str) -> bool:
+    """Return whether weights of a format are packed for the device; others are plain floats."""
+    return format in KINDS or narrow_bits(format) > 0
+
+
+def pack(
+    weight: Weight,
+    *,
+    device: torch.device | str | None = None,
+    is_gated: bool = False,
+    rounds_activations: bool = False,
+) -> GpuPacked:
+    """Return a weight in panels, on the device. Its order, if it has one, is the caller's to apply.
+    Of 2, 3, 5 and 6 bits become 4 or 8.
+
+    `is_gated`: the first half of the outputs is the gate of the second. `rounds_activations`: rows
+    become e4m3 for products with float8.
+    """
+    weight = widened(moved(weight, device))
+    kind, weight = kind_of(weight)
+    has_shift = weight.zeros is not None or weight.offsets is not None
+    is_whole = weight.scales is None or weight.format == "int8" or weight.scales.shape[1] == 1
+    activations = "int8" if weight.format in ROUNDED else "float"
+    if kind == "float8" and rounds_activations:
+        activations = "float8"
+    scaling = "none" if is_whole and not has_shift else scaling_of(weight, is_whole=is_whole)
+    panel = panel_of(weight, kind, scaling, is_large=activations != "float")
+    is_whole_zeros = has_whole_zeros(weight)
+    is_integer = kind in ("int8", "int4") and scaling in ("none", "after")
+    is_integer = is_integer and panel >= MIN_INTEGER_PANEL
+    if weight.zeros is not None:
+        is_integer = is_integer and kind == "int4" and is_whole_zeros
+    outer = weight.outer
+    if scaling == "none" and weight.scales is not None:
+        own = weight.scales.float().flatten()
+        own = own if weight.steps is None else own * weight.steps.float().flatten()
+        outer = own if outer is None else own * outer
+    is_scaled = scaling != "none"
+    return GpuPacked(
+        format=weight.format,
+        kind=kind,
+        activations=activations,
+        scaling=scaling,
+        is_gated=is_gated,
+        is_integer=is_integer,
+        has_whole_zeros=is_whole_zeros,
+        in_size=weight.shape[1],
+        stored=weight.shape[0],
+        panel=panel,
+        group=weight.shape[1] + -weight.shape[1] % 256 if is_whole else weight.group,
+        run=weight.run // weight.group if is_scaled and weight.steps is not None else 1,
+        center=8 if kind == "int4" and not has_shift else 0,
+        num_experts=1,
+        values=panels(weight, kind, panel),
+        scales=turned(weight.scales) if is_scaled else None,
+        zeros=turned(weight.zeros),
+        offsets=turned(weight.offsets),
+        steps=turned(weight.steps) if is_scaled else None,
+        offset_steps=turned(weight.offset_steps),
+        outer=outer,
+        table=None if weight.table is None else weight.table.float().contiguous(),
+    )
+
+
+def prepare(arguments: Arguments) -> Arguments:
+    """Return a case's arguments with the weight packed, once for many calls."""
+    packed = pack(
+        arguments["weight"],
+        device=arguments["x"].device,
+        is_gated=arguments.get("is_gated", False),
+    )
+    return {**arguments, "weight": packed}
+
+
+def stack(experts: Sequence[GpuPacked]) -> GpuPacked | None:
+    """Return the weights of several experts as one, None where they differ in kind."""
+    first = experts[0]
+    rest = [f.name for f in fields(GpuPacked) if f.name not in TENSORS]
+    for other in experts:
+        if any(getattr(other, name) != getattr(first, name) for name in rest):
+            return None
+        if list(other.tensors()) != list(first.tensors()):
+            return None
+    if first.table is not None and not all(_same_table(first, other) for other in experts):
+        return None
+    stacked: dict[str, Any] = {
+        name: _stacked([e.tensors()[name] for e in experts])
+        for name in first.tensors()
+        if name != "table"
+    }
+    return replace(first, num_experts=len(experts), **stacked)
+
+
+def stack_floats(values: torch.Tensor, *, is_gated: bool) -> GpuPacked:
+    """Return plain matrices of experts as they lie. Shapes: values [X, N, K]"""
+    name = next(name for name, dtype in FLOATS.items() if dtype == values.dtype)
+    one = pack(Weight(format=name, values=values[0]), is_gated=is_gated)
+    return replace(one, values=values, num_experts=len(values))
+
+
+def _same_table(one: GpuPacked, other: GpuPacked) -> bool:
+    return one.table is not None and other.table is not None and torch.equal(one.table, other.table)
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    if tensors[0].dtype != torch.float8_e4m3fn:
+        return torch.stack(list(tensors))
+    return torch.stack([t.view(torch.uint8) for t in tensors]).view(torch.float8_e4m3fn)
+
+
+def _picked(scales: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | None:
+    """Return the scales of some outputs. Shapes: [groups, N] -> [M, groups]"""
+    if scales is None:
+        return None
+    if scales.dtype != torch.float8_e4m3fn:
+        return scales[:, index].t()
+    return scales.view(torch.uint8)[:, index].t().contiguous().view(scales.dtype)
+
+
+def _bytes(scales: torch.Tensor | None) -> torch.Tensor | None:
+    """Return e4m3 as the bytes that kernels take it for."""
+    is_float8 = scales is not None and scales.dtype == torch.float8_e4m3fn
+    return scales.view(torch.uint8) if is_float8 and scales is not None else scales
+
+
+def _height(scales: torch.Tensor | None) -> int:
+    """Return the groups that an output has."""
+    return 0 if scales is None else scales.shape[-2]
+
+
+@cache
+def _kernels() -> Any:
+    """Return the kernels' module: importing it needs Triton."""
+    return import_module("dovetail_kernels.gemm.triton")

@@ -1,0 +1,110 @@
+"""Weights as the GPU's products read them: what codes are, how many lie together, in which order.
+
+Knows no product and no Triton. Shape letters: N outputs, K inputs, H codes of a panel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dovetail_kernels.gemm.weight import Weight
+
+FOUR_BITS = ("int4", "e2m1", "table4")
+"""Kinds of codes of which four lie in a word of 16 bits."""
+CODES = 4
+KINDS = {
+    "int8": "int8",
+    "int8_float32": "int8",
+    "int8_int8": "int8",
+    "int4": "int4",
+    "int4_int8": "int4",
+    "float8": "float8",
+    "table4": "table4",
+}
+"""What a format's codes are; those that are not here are plain floats."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+PANELS = (128, 64, 32, 16)
+"""The sizes that a dot product may have; 8-bit ones take 32 at least."""
+TENSORS = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", "outer", "table")
+
+
+def moved(weight: Weight, device: torch.device | str | None) -> Weight:
+    """Return a weight whose tensors lie on a device."""
+    there: dict[str, Any] = {
+        name: None if (t := getattr(weight, name)) is None else t.to(device) for name in TENSORS
+    }
+    return replace(weight, **there)
+
+
+def kind_of(weight: Weight) -> tuple[str, Weight]:
+    """Return what a weight's codes are, and the weight: a multiple of e2m1's table becomes that
+    table, and the factor a scale of the outputs."""
+    kind = KINDS.get(weight.format, "float")
+    if kind != "table4":
+        return kind, weight
+    assert weight.table is not None
+    half = torch.tensor(E2M1)
+    wanted = torch.cat([half, -half])
+    table = weight.table.float().cpu()
+    factor = float(table[7]) / 6
+    if factor <= 0 or not torch.equal(table, wanted * factor):
+        return kind, weight
+    if factor == 1:
+        return "e2m1", weight
+    outer = weight.table.new_full((weight.shape[0],), factor)
+    outer = outer if weight.outer is None else outer * weight.outer
+    return "e2m1", replace(weight, table=wanted.to(outer.device), outer=outer)
+
+
+def scaling_of(weight: Weight, *, is_whole: bool) -> str:
+    """Return where the scales of groups are multiplied in."""
+    if not is_whole and weight.group % min(PANELS):
+        return "each"
+    return "after" if weight.offsets is None else "inside"
+
+
+def has_whole_zeros(weight: Weight) -> bool:
+    """Return whether zero points are small integers. (Asks the device, once a weight.)"""
+    if weight.zeros is None:
+        return False
+    zeros = weight.zeros.float()
+    return bool(((zeros == zeros.round()) & (zeros >= 0) & (zeros <= 64)).all())
+
+
+def panel_of(weight: Weight, kind: str, scaling: str, *, is_large: bool) -> int:
+    """Return how many inputs of an output are one dot product: within a group, where it matters."""
+    largest = PANELS[2] if kind in FOUR_BITS else PANELS[0] if is_large else PANELS[1]
+    if scaling in ("none", "each") or weight.scales is None or weight.scales.shape[1] == 1:
+        return largest
+    return next(p for p in PANELS if p <= largest and weight.group % p == 0)
+
+
+def panels(weight: Weight, kind: str, panel: int) -> torch.Tensor:
+    """Return codes in panels. Shapes: [N, K] -> [panels, N, H]; floats as they are"""
+    values = weight.values
+    if kind == "float":
+        return values.contiguous()
+    if kind == "float8":
+        values = values.view(torch.uint8)
+    wide = panel * (CODES if kind in FOUR_BITS else 1)
+    values = F.pad(values, (0, -values.shape[1] % wide))
+    if kind not in FOUR_BITS:
+        return values.unflatten(1, (-1, panel)).transpose(0, 1).contiguous()
+    quarters = values.unflatten(1, (-1, CODES, panel)).transpose(0, 1)
+    words = quarters[:, :, 0].to(torch.int16)
+    for number in range(1, CODES):
+        words |= quarters[:, :, number].to(torch.int16) << (4 * number)
+    return words.contiguous()
+
+
+def turned(scales: torch.Tensor | None) -> torch.Tensor | None:
+    """Return scales group by group. Shapes: [N, groups] -> [groups, N]"""
+    if scales is None:
+        return None
+    if scales.dtype != torch.float8_e4m3fn:
+        return scales.t().contiguous()
+    return scales.view(torch.uint8).t().contiguous().view(scales.dtype)

@@ -1,0 +1,401 @@
+"""gemm in Triton: a tile of outputs times a tile of rows, packed codes made numbers in registers.
+
+Weights are the left operand, so that a few rows fill the narrow side of the matrix instructions and
+what is unpacked stays in registers. Codes of 4 bits lie four in a word, so that the lowest of a run
+of words are one run of inputs, and so on: no code changes lanes. A scale that all inputs of a dot
+product share is multiplied after it; others are multiplied into the weights.
+A part of the inputs a program (`parts`), added in their order by a second kernel, gives few rows
+enough programs; how many parts there are does not depend on the rows.
+
+Floor: the packed weight once (its bytes over the bandwidth), or 2 M N K operations at the rate of
+the operands' type, whichever is longer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from dovetail_kernels.gemm.gpu import GpuPacked
+from dovetail_kernels.gemm.unpack import decode, unpack
+
+ROUND = tl.constexpr(12582912.0)
+"""1.5 * 2^23: what is added to it becomes whole, to the nearest even."""
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _sigmoid(v):
+    return 1.0 / (1.0 + tl.exp2(-v * LOG2E))
+
+
+@triton.jit
+def activate(v, ACTIVATION: tl.constexpr):
+    """Return the activation of float32 values."""
+    if ACTIVATION == "silu":
+        v = v * _sigmoid(v)
+    elif ACTIVATION == "gelu":
+        v = 0.5 * v * (1.0 + tl.math.erf(v * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the sigmoid of 2 u
+        v = v * _sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
+    elif ACTIVATION == "quick_gelu":
+        v = v * _sigmoid(1.702 * v)
+    elif ACTIVATION == "relu":
+        v = tl.maximum(v, 0.0)
+    elif ACTIVATION == "relu2":
+        v = tl.maximum(v, 0.0) * tl.maximum(v, 0.0)
+    return v
+
+
+@triton.jit
+def _wide(v):
+    """Return loaded factors as float32; bytes are e4m3."""
+    if v.dtype == tl.uint8:
+        v = v.to(tl.float8e4nv, bitcast=True)
+    return v.to(tl.float32)
+
+
+@triton.jit
+def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr):  # fmt: skip
+    """Return what the inputs of one group share. Shapes: stored [BN] -> [BN] float32"""
+    there = inside & (group < count)
+    found = _wide(tl.load(base + group * STORED + stored, mask=there, other=0))
+    if steps is not None:
+        step = tl.load(steps + (group // RUN) * STORED + stored, mask=there, other=0.0)
+        found = found * step.to(tl.float32)
+    return found
+
+
+@triton.jit
+def _factors(base, steps, stored, inside, k, count, STORED, RUN: tl.constexpr, GROUP: tl.constexpr,
+             H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Return each input's own factor, for groups that end inside a tile. Shapes: [BN, H]"""
+    if H % GROUP == 0:
+        group = k // GROUP + tl.arange(0, H // GROUP)
+    else:
+        group = (k + tl.arange(0, H)) // GROUP
+    there = inside[:, None] & (group < count)[None, :]
+    at = group[None, :] * STORED + stored[:, None]
+    found = _wide(tl.load(base + at, mask=there, other=0))
+    if steps is not None:
+        at = (group // RUN)[None, :] * STORED + stored[:, None]
+        found = found * tl.load(steps + at, mask=there, other=0.0).to(tl.float32)
+    if H % GROUP == 0:
+        wide = tl.broadcast_to(found[:, :, None], (BN, H // GROUP, GROUP))
+        found = tl.reshape(wide, (BN, H))
+    return found
+
+
+@triton.jit
+def _center(zeros, stored, inside, group, count, STORED, RUN: tl.constexpr, CENTER: tl.constexpr,
+            IS_CENTERED: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Return what unpacking subtracts. Shapes: -> [BN, 1] float32"""
+    if zeros is not None and IS_CENTERED:
+        found = _factor(zeros, None, stored, inside, group, count, STORED, RUN)
+    else:
+        found = tl.full((BN,), CENTER, dtype=tl.float32)
+    return found[:, None]
+
+
+@triton.jit
+def _right(x, x_at, x_inside, k, inputs, dot_type: tl.constexpr, FLOAT8_X: tl.constexpr,
+           H: tl.constexpr):  # fmt: skip
+    """Return H inputs of the rows. Shapes: x_at [BM] -> [H, BM]"""
+    at = k + tl.arange(0, H)
+    found = tl.load(
+        x + x_at[None, :] + at[:, None], mask=x_inside[None, :] & (at < inputs)[:, None], other=0
+    )
+    if FLOAT8_X:
+        found = found.to(tl.float8e4nv, bitcast=True)
+    if found.dtype != dot_type:
+        found = found.to(tl.float32).to(dot_type)
+    return found
+
+
+@triton.jit
+def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps, count, STORED,
+            SCALING: tl.constexpr, dot_type: tl.constexpr, IS_CENTERED: tl.constexpr,
+            GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
+    """Return weights as they are multiplied. Shapes: left [BN, H]
+
+    SCALING: "none" (one scale an output, at the end), "after" the dot product, "inside" the
+    weights, or "each" input its own. IS_CENTERED: zero points are subtracted already.
+    """
+    if SCALING == "each":
+        left = left.to(tl.float32)
+        if zeros is not None:
+            left -= _factors(zeros, None, stored, inside, k, count, STORED, RUN, GROUP, H, BN)
+        left *= _factors(scales, steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN)
+        if offsets is not None:
+            left += _factors(
+                offsets, offset_steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN
+            )
+    elif SCALING != "none":
+        group = k // GROUP
+        if zeros is not None and not IS_CENTERED:
+            zero = _factor(zeros, None, stored, inside, group, count, STORED, RUN)
+            if dot_type == tl.int8:
+                left = left - zero.to(tl.int8)[:, None]
+            else:
+                left = left.to(tl.float32) - zero[:, None]
+        if SCALING == "inside":
+            scale = _factor(scales, steps, stored, inside, group, count, STORED, RUN)
+            left = left.to(tl.float32) * scale[:, None]
+            if offsets is not None:
+                offset = _factor(
+                    offsets, offset_steps, stored, inside, group, count, STORED, RUN
+                )  # fmt: skip
+                left += offset[:, None]
+    return left.to(dot_type)
+
+
+@triton.jit
+def _quarters(codes, k, stored, inside, zeros, table, count, STORED,
+              KIND: tl.constexpr, CENTER: tl.constexpr, dot_type: tl.constexpr,
+              IS_FAST: tl.constexpr, IS_CENTERED: tl.constexpr, CODES: tl.constexpr,
+              GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
+              BN: tl.constexpr):  # fmt: skip
+    """Return the numbers of a word's codes (four times the same where a word is one code).
+
+    Shapes: codes [BN, H] -> [BN, H] four times
+    """
+    if CODES == 1:
+        only = decode(codes, table, KIND, CENTER, dot_type)
+        quarters = (only, only, only, only)
+    elif IS_FAST:
+        first = _center(zeros, stored, inside, k // GROUP, count, STORED, RUN, CENTER,
+                        IS_CENTERED, BN)  # fmt: skip
+        if GROUP % (4 * H) == 0:
+            centers = (first, first, first, first)
+        else:
+            centers = (
+                first,
+                _center(zeros, stored, inside, (k + H) // GROUP, count, STORED, RUN, CENTER,
+                        IS_CENTERED, BN),
+                _center(zeros, stored, inside, (k + 2 * H) // GROUP, count, STORED, RUN,
+                        CENTER, IS_CENTERED, BN),
+                _center(zeros, stored, inside, (k + 3 * H) // GROUP, count, STORED, RUN,
+                        CENTER, IS_CENTERED, BN),
+            )  # fmt: skip
+        quarters = unpack(codes, centers, KIND, dot_type)
+    else:
+        quarters = (
+            decode(codes & 15, table, KIND, CENTER, dot_type),
+            decode((codes >> 4) & 15, table, KIND, CENTER, dot_type),
+            decode((codes >> 8) & 15, table, KIND, CENTER, dot_type),
+            decode((codes >> 12) & 15, table, KIND, CENTER, dot_type),
+        )
+    return quarters
+
+
+@triton.jit
+def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pair_weights, out,
+           out_stride, STORED, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+           BN: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+    """Apply what follows a product and store it. Shapes: found [BN, BM], row [BM], n [BN]"""
+    if bias is not None:
+        found += tl.load(bias + stored, mask=n < STORED, other=0.0).to(tl.float32)[:, None]
+    if IS_GATED:
+        pairwise = tl.permute(tl.reshape(found, (BN // 2, 2, BM)), (0, 2, 1))
+        gate, up = tl.split(pairwise)
+        found = activate(gate, ACTIVATION) * up
+        column = tl.min(n, axis=0) // 2 + tl.arange(0, BN // 2)
+        kept = (column < STORED // 2)[:, None] & m_inside[None, :]
+    else:
+        found = activate(found, ACTIVATION)
+        column = n
+        kept = (n < STORED)[:, None] & m_inside[None, :]
+    if pair_weights is not None:
+        found *= tl.load(pair_weights + row, mask=m_inside, other=0.0).to(tl.float32)[None, :]
+    if residual is not None:
+        at = row[None, :] * residual_stride + column[:, None]
+        found += tl.load(residual + at, mask=kept, other=0.0).to(tl.float32)
+    at = row[None, :] * out_stride + column[:, None]
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _add(acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets, steps,
+         offset_steps, count, STORED, SCALING: tl.constexpr, dot_type: tl.constexpr,
+         sum_type: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
+         CODES: tl.constexpr, SHARED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr,
+         H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Return acc + the product of CODES times H inputs. Shapes: acc [BN, BM]"""
+    for number in tl.static_range(CODES):
+        at = k + number * H
+        left = _scaled(
+            quarters[number], at, stored, inside, scales, zeros, offsets, steps, offset_steps,
+            count, STORED, SCALING, dot_type, IS_CENTERED, GROUP, RUN, H, BN,
+        )  # fmt: skip
+        right = _right(x, x_at, m_inside, at, inputs, dot_type, FLOAT8_X, H)
+        if SCALING != "after":
+            acc = tl.dot(left, right, acc, input_precision="ieee", out_dtype=acc.dtype)
+        else:
+            if number % SHARED == 0:
+                own = tl.dot(left, right, input_precision="ieee", out_dtype=sum_type)
+            else:
+                own = tl.dot(left, right, own, input_precision="ieee", out_dtype=sum_type)
+            if number % SHARED == SHARED - 1:
+                scale = _factor(scales, steps, stored, inside, at // GROUP, count, STORED, RUN)
+                acc += own.to(tl.float32) * scale[:, None]
+    return acc
+
+
+@triton.jit
+def _tile(rows, STORED, BM: tl.constexpr, BN: tl.constexpr):
+    """Return a program's block of rows and its outputs: eight blocks of rows go together."""
+    tile = tl.program_id(0)
+    wide = tl.cdiv(STORED, BN)
+    top = tile // (8 * wide) * 8
+    height = tl.minimum(tl.cdiv(rows, BM) - top, 8)
+    block = top + tile % (8 * wide) % height
+    return block, tile % (8 * wide) // height * BN + tl.arange(0, BN)
+
+
+@triton.jit
+def product(
+    x, x_stride, x_scales, weight, panel_stride, row_stride, expert_stride,
+    scales, zeros, offsets, steps, offset_steps, outer, table,
+    bias, residual, residual_stride, pair_of, expert_of, pair_weights, out, out_stride,
+    rows, inputs, STORED, count, runs, panels, pairs, panels_per_part,
+    KIND: tl.constexpr, CENTER: tl.constexpr, SCALING: tl.constexpr, dot_type: tl.constexpr,
+    IS_FAST: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
+    IS_PADDED: tl.constexpr, IS_GATED: tl.constexpr, IS_SPLIT: tl.constexpr,
+    ACTIVATION: tl.constexpr, PICKED: tl.constexpr,
+    GROUP: tl.constexpr, RUN: tl.constexpr, CODES: tl.constexpr, SHARED: tl.constexpr,
+    H: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Multiply BM rows by BN outputs. With experts, rows are pairs of a token and its expert,
+    sorted by expert; `pair_of` says which. Gated outputs are read gate, up, gate, up.
+
+    `weight` is [panels, STORED, H] bytes, or words of four codes (CODES), or rows as they lie (its
+    strides tell). SHARED dot products of a word's codes share their scales.
+    """
+    part = tl.program_id(1)
+    block, n = _tile(rows, STORED, BM, BN)
+    m = block * BM + tl.arange(0, BM)
+    inside = n < STORED
+    stored = (n % 2) * (STORED // 2) + n // 2 if IS_GATED else n
+    if expert_of is not None:
+        expert = tl.load(expert_of + block)
+        if expert < 0:
+            return
+        m = tl.load(pair_of + m)
+        m_inside = m < pairs
+        x_row = (m // PICKED).to(tl.int64)
+        own = expert.to(tl.int64) * STORED
+        weight += expert.to(tl.int64) * expert_stride
+        scales = scales if scales is None else scales + own * count
+        zeros = zeros if zeros is None else zeros + own * count
+        offsets = offsets if offsets is None else offsets + own * count
+        steps = steps if steps is None else steps + own * runs
+        offset_steps = offset_steps if offset_steps is None else offset_steps + own * runs
+        outer = outer if outer is None else outer + own
+        bias = bias if bias is None else bias + own
+    else:
+        m_inside = m < rows
+        x_row = m.to(tl.int64)
+    x_at = x_row * x_stride
+    lane = tl.arange(0, H)
+    w_at = weight + stored.to(tl.int64)[:, None] * row_stride + lane[None, :]
+    w_at += part.to(tl.int64) * panels_per_part * panel_stride
+    sum_type: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
+    acc = tl.zeros((BN, BM), dtype=sum_type if SCALING == "none" else tl.float32)
+    for panel in range(part * panels_per_part, tl.minimum((part + 1) * panels_per_part, panels)):
+        there = inside[:, None]
+        if not IS_PADDED:
+            there = there & (panel * H + lane < inputs)[None, :]
+        codes = tl.load(w_at, mask=there, other=0)
+        w_at += panel_stride
+        k = panel * H * CODES
+        quarters = _quarters(
+            codes, k, stored, inside, zeros, table, count, STORED, KIND, CENTER, dot_type,
+            IS_FAST, IS_CENTERED, CODES, GROUP, RUN, H, BN,
+        )  # fmt: skip
+        acc = _add(
+            acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets,
+            steps, offset_steps, count, STORED, SCALING, dot_type, sum_type, IS_CENTERED,
+            FLOAT8_X, CODES, SHARED, GROUP, RUN, H, BN,
+        )  # fmt: skip
+    found = acc.to(tl.float32)
+    if outer is not None:
+        found *= tl.load(outer + stored, mask=inside, other=0.0)[:, None]
+    if x_scales is not None:
+        found *= tl.load(x_scales + x_row, mask=m_inside, other=0.0)[None, :]
+    row = m.to(tl.int64)
+    if IS_SPLIT:
+        at = (part * rows + row)[None, :] * STORED + stored[:, None]
+        tl.store(out + at, found, mask=inside[:, None] & m_inside[None, :])
+    else:
+        _write(
+            found, row, n, m_inside, stored, bias, residual, residual_stride, pair_weights, out,
+            out_stride, STORED, IS_GATED, ACTIVATION, BN, BM,
+        )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    sums, bias, residual, residual_stride, out, out_stride, rows, width, STORED,
+    PARTS: tl.constexpr, IS_GATED: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of a row in their order and apply what follows. Shapes: sums [PARTS, M, N]"""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    found = tl.zeros((BLOCK,), dtype=tl.float32)
+    up = tl.zeros((BLOCK,), dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        at = sums + (part * rows + row) * STORED + column
+        found += tl.load(at, mask=inside, other=0.0)
+        if IS_GATED:
+            up += tl.load(at + width, mask=inside, other=0.0)
+    if bias is not None:
+        found += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        if IS_GATED:
+            up += tl.load(bias + width + column, mask=inside, other=0.0).to(tl.float32)
+    found = activate(found, ACTIVATION)
+    if IS_GATED:
+        found *= up
+    if residual is not None:
+        at = row * residual_stride + column
+        found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + column, found.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def round_rows(x, x_stride, out, scales, inputs, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """Make a row 8-bit: its largest magnitude becomes LARGEST. Shapes: x [M, K], scales [M]"""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    most = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, inputs, BLOCK):
+        column = start + lane
+        own = tl.load(x + row * x_stride + column, mask=column < inputs, other=0.0)
+        most = tl.maximum(most, tl.abs(own.to(tl.float32)))
+    largest = tl.max(most, axis=0)
+    tl.store(scales + row, tl.div_rn(largest, LARGEST * 1.0))
+    inverse = tl.where(
+        largest > 0, tl.div_rn(LARGEST * 1.0, tl.where(largest > 0, largest, 1.0)), 0.0
+    )
+    for start in range(0, inputs, BLOCK):
+        column = start + lane
+        own = tl.load(x + row * x_stride + column, mask=column < inputs, other=0.0)
+        made = own.to(tl.float32) * inverse
+        if out.dtype.element_ty == tl.int8:
+            made = (made + ROUND) - ROUND
+        tl.store(out + row * inputs + column, made.to(out.dtype.element_ty), mask=column < inputs)
+
+
+def run(
+    x: torch.Tensor,
+    weight: GpuPacked,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str = "none",
+    is_gated: bool = False,
+) -> torch.Tensor:
+    """Return the product by a packed weight (see GpuPacked)."""
+    assert weight.is_gated == is_gated
+    return weight(x, bias, residual, activation)

@@ -1,0 +1,24 @@
+"""moe: each token's picked experts, gated matrices all, their outputs weighted and added.
+
+out[t] = sum over a of weights[t, a] * down[e] (act(gate) * up), [gate, up] = gate_up[e] x[t],
+e = experts[t, a].
+
+Shapes: x [T, E], gate_up X matrices [2F, E] (gate rows first), down X matrices [E, F], weights
+[T, A] float32, experts [T, A] int64 -> [T, E] in x's dtype
+"""
+
+from dovetail_kernels.gpu import triton_implementation
+from dovetail_kernels.moe.cases import cases, perf_cases, small_cases
+from dovetail_kernels.moe.gpu import prepare
+from dovetail_kernels.moe.reference import reference
+from dovetail_kernels.op import Op
+
+OP = Op(
+    name="moe",
+    summary="mixture of experts: sorted tokens, grouped products, weighted sum",
+    reference=reference,
+    cases=cases,
+    perf_cases=perf_cases,
+    small_cases=small_cases,
+    implementations=[triton_implementation("moe", prepare=prepare)],
+)

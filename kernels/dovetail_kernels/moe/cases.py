@@ -1,0 +1,108 @@
+"""Cases of moe: formats of the experts' matrices, one token and many, experts that nobody picks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dovetail_kernels.gemm.cases import BYTES, make_weight
+from dovetail_kernels.gemm.panels import moved
+from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.op import Arguments, Case
+from dovetail_kernels.random import normal
+
+FORMATS = ("float32", "int8", "int4", "int4_int8", "float8", "table4", "int8_float32")
+ROUNDED = ("int8", "int4_int8")
+PER_OUTPUT = ("values", "scales")
+
+
+def cases() -> list[Case]:
+    """Return the cases that are checked."""
+    tokens = (1, 3, 40, 200)
+    plain = [_case(f, t, 96, 72, 6, 2, torch.float32) for f in FORMATS for t in tokens]
+    return plain + _halves(tokens) + _shapes()
+
+
+def small_cases() -> list[Case]:
+    """Return the cases that are checked where kernels are interpreted."""
+    return [_case(f, 9, 72, 40, 6, 2, torch.float32) for f in FORMATS] + _halves((3,)) + _shapes()
+
+
+def perf_cases() -> list[Case]:
+    """Return the cases that are timed: a layer of 128 experts of which 8 are picked."""
+    return [
+        _case(f, t, 2048, 768, 128, 8, torch.bfloat16)
+        for f in ("bfloat16", "int8", "int4", "float8")
+        for t in (1, 16, 64, 1024)
+    ]
+
+
+def _halves(tokens: tuple[int, ...]) -> list[Case]:
+    return [
+        _case(f, t, 96, 72, 6, 2, dtype)
+        for f, dtype in (
+            ("bfloat16", torch.bfloat16), ("float16", torch.float16), ("int4", torch.bfloat16),
+            ("float8", torch.bfloat16),
+        )
+        for t in tokens
+    ]  # fmt: skip
+
+
+def _shapes() -> list[Case]:
+    """Return one picked expert, all picked, more than fit a block, and none for most experts."""
+    shapes = ((7, 40, 24, 3, 1), (5, 40, 24, 4, 4), (90, 40, 24, 2, 1), (2, 40, 24, 33, 3))
+    return [_case("float32", *shape, torch.float32) for shape in shapes]
+
+
+def _case(
+    format: str, tokens: int, size: int, inner: int, experts: int, picked: int, dtype: torch.dtype
+) -> Case:
+    is_half, is_rounded = dtype != torch.float32, format in ROUNDED
+    used = min(experts, tokens * picked)
+    weight_bytes = int(used * 3 * size * inner * BYTES.get(format, 2.0))
+    bound = 2e-2 if is_half else 1e-3 if is_rounded else 3e-5
+    return Case(
+        name=f"{format}_T{tokens}_E{size}_F{inner}_X{experts}_A{picked}",
+        dtype=dtype,
+        build=_builder(format, tokens, size, inner, experts, picked, dtype),
+        moved_bytes=weight_bytes + 2 * tokens * size * dtype.itemsize,
+        flops=6 * tokens * picked * size * inner,
+        rtol=bound,
+        atol=bound,
+    )
+
+
+def _builder(
+    format: str, tokens: int, size: int, inner: int, experts: int, picked: int, dtype: torch.dtype
+) -> Callable[[torch.device], Arguments]:
+    def build(device: torch.device) -> Arguments:
+        random = torch.Generator().manual_seed(tokens)
+        scores = torch.rand(tokens, experts, generator=random)
+        weights, ids = scores.topk(picked, dim=-1)
+        first = [make_weight(format, 2 * inner, size) for _ in range(experts)]
+        second = [make_weight(format, size, inner) for _ in range(experts)]
+        return {
+            "x": normal((tokens, size), dtype, device, seed=1),
+            "gate_up": [moved(_rolled(w, n), device) for n, w in enumerate(first)],
+            "down": [moved(_rolled(w, n), device) for n, w in enumerate(second)],
+            "weights": weights.to(device),
+            "experts": ids.to(device),
+            "activation": "silu",
+        }
+
+    return build
+
+
+def _rolled(weight: Weight, by: int) -> Weight:
+    """Return a weight whose outputs are moved on: each expert another matrix."""
+    rolled: dict[str, Any] = {}
+    for name in PER_OUTPUT:
+        tensor = getattr(weight, name)
+        if tensor is not None:
+            is_float8 = tensor.dtype == torch.float8_e4m3fn
+            bytewise = tensor.view(torch.uint8) if is_float8 else tensor
+            rolled[name] = bytewise.roll(by, 0).view(tensor.dtype)
+    return replace(weight, **rolled)

@@ -1,0 +1,284 @@
+"""Triton's kernels of paged_attention: decodes over splits of their keys, prefills in tiles.
+
+A tile holds some queries of a row times the G query heads that share a kv head; keys come through
+the block table, `KEYS` at a time, under the online softmax. Rows of one token run in `decode`: a
+row's keys are cut into splits whose length follows from the row's own number of keys, and `join`
+adds them up. All other rows run in `prefill`, whose key tiles begin at multiples of KEYS. Both are
+launched over the whole batch, and a program that has nothing to do ends: so a row's numbers depend
+on its own tokens only, not on its neighbours, nor, when causal, on how a prompt was cut into
+chunks of several tokens. Knows no launch: grids and sizes are `triton.py`'s.
+
+Floor: a decode reads each key and value it sees once (G queries share a read), 2 * K * D numbers a
+token; a prefill does 4 * H * D operations for each pair of query and key.
+
+Source: Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding for long-context inference", 2023
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _row_of(tile, query_start, num_rows, QUERIES: tl.constexpr):
+    """Return the row that a tile belongs to. Row r's tiles begin at query_start[r] // QUERIES + r:
+    a row of n tokens has room for ceil(n / QUERIES) of them, and some tiles stay empty."""
+    low, high = tile * 0, num_rows - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        begins = tl.load(query_start + middle) // QUERIES + middle <= tile
+        low = tl.where(begins, middle, low)
+        high = tl.where(begins, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _split_tokens(count, LEAST: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr):
+    """Return the length of a row's splits: at least LEAST, at most SPLITS of them."""
+    return tl.maximum(LEAST, tl.cdiv(tl.cdiv(count, SPLITS), KEYS) * KEYS)
+
+
+@triton.jit
+def _blocks(table, key, low, end, BLOCK_TOKENS: tl.constexpr):
+    """Return the ids of the blocks of keys, 0 for those outside of low .. end - 1."""
+    return tl.load(table + key // BLOCK_TOKENS, mask=(key >= low) & (key < end), other=0)
+
+
+@triton.jit
+def _walk(
+    q, acc, total, most, positions, start, stop, low, end,
+    keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
+    block_scales, token_scales, score_scale, soft_cap, window,
+    BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
+    IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Return the running sums after the keys start .. stop - 1, of which those from `low` to before
+    `end` may be read, and only they are where IS_MASKED.
+
+    `most` is the largest product so far, without score_scale, or, under a cap, the largest score.
+    Scores are exponents of 2.
+    """
+    at, step = tl.arange(0, WIDE), tl.arange(0, KEYS)
+    block = _blocks(table, start + step, low, end, BLOCK_TOKENS)
+    for first in range(start, stop, KEYS):
+        key = first + step
+        # Block ids come one round early: so keys are fetched as far ahead as there are stages.
+        next_block = _blocks(table, key + KEYS, low, end, BLOCK_TOKENS)
+        is_there = (key >= low) & (key < end)
+        inside = (at < SIZE)[None, :]
+        if IS_MASKED:
+            inside = inside & is_there[:, None]
+        place = block.to(tl.int64) * block_stride + (key % BLOCK_TOKENS) * token_stride
+        beside = block.to(tl.int64) * block_scales + (key % BLOCK_TOKENS) * token_scales
+        where = place[:, None] + at[None, :]
+        if IS_MASKED or SIZE < WIDE:
+            k = tl.load(keys_at + where, mask=inside, other=0.0)
+        else:
+            k = tl.load(keys_at + where)
+        scores = tl.dot(q, tl.trans(k.to(DTYPE)), input_precision="ieee")
+        if HAS_SCALES:
+            scores *= tl.load(key_scales + beside, mask=is_there, other=0.0)[None, :]
+        factor = score_scale
+        if HAS_CAP:
+            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * score_scale * scores) - 1.0)
+            factor = 1.0
+        if IS_MASKED:
+            seen = is_there[None, :]
+            if IS_CAUSAL:
+                seen = seen & (key[None, :] <= positions[:, None])
+            if HAS_WINDOW:
+                seen = seen & (key[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_most = tl.maximum(most, tl.max(scores, axis=1))
+        level = tl.where(new_most == float("-inf"), 0.0, new_most * factor)
+        weights = tl.exp2(scores * factor - level[:, None])
+        fade = tl.exp2(most * factor - level)
+        total = total * fade + tl.sum(weights, axis=1)
+        acc = acc * fade[:, None]
+        if HAS_SCALES:
+            weights *= tl.load(value_scales + beside, mask=is_there, other=0.0)[None, :]
+        if IS_MASKED or SIZE < WIDE:
+            v = tl.load(values_at + where, mask=inside, other=0.0)
+        else:
+            v = tl.load(values_at + where)
+        acc = tl.dot(weights.to(DTYPE), v.to(DTYPE), acc, input_precision="ieee")
+        most, block = new_most, next_block
+    return acc, total, most
+
+
+@triton.jit
+def _sum_with_sinks(
+    total, most, sinks, head, inside, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr
+):
+    """Return what sums of weighted values are divided by; 1 where no key was seen."""
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=inside, other=0.0).to(tl.float32) * LOG2_E
+        total = total + tl.exp2(sink - most)
+    return tl.where(most == float("-inf"), 1.0, total)
+
+
+@triton.jit(do_not_specialize=["num_rows", "window"])
+def prefill(
+    q, out, cache, scales, sinks, table, query_start, seq_lens, num_rows,
+    q_token_stride, q_head_stride, out_token_stride, table_stride,
+    half_stride, block_stride, token_stride, head_stride,
+    half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product."""
+    kv_head = tl.program_id(0) % KV_HEADS
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS  # the longest walks start first
+    row = _row_of(tile, query_start, num_rows, QUERIES)
+    first = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - first
+    skipped = (tile - first // QUERIES - row) * QUERIES
+    if (count > 1) & (skipped < count):
+        length = tl.load(seq_lens + row)
+        start = length - count + skipped
+        line, at = tl.arange(0, LANES), tl.arange(0, WIDE)
+        query, head = line // GROUP, kv_head * GROUP + line % GROUP
+        is_query = (query < QUERIES) & (skipped + query < count)
+        inside = is_query[:, None] & (at < SIZE)[None, :]
+        token = (first + skipped + query).to(tl.int64)
+        source = q + token[:, None] * q_token_stride + (head * q_head_stride)[:, None] + at[None, :]
+        tile_q = tl.load(source, mask=inside, other=0.0).to(DTYPE)
+        positions = start + query
+        keys_at = cache + kv_head.to(tl.int64) * head_stride
+        values_at = keys_at + half_stride
+        key_scales, value_scales = cache, cache
+        if HAS_SCALES:
+            key_scales = scales + kv_head
+            value_scales = key_scales + half_scales
+        row_table = table + row.to(tl.int64) * table_stride
+        acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
+        total = tl.zeros((LANES,), dtype=tl.float32)
+        most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
+        low, end, plain = 0, length, 0
+        if IS_CAUSAL:
+            end = tl.minimum(length, start + QUERIES)
+        if HAS_WINDOW:
+            low = tl.maximum(0, start - window + 1)
+        else:
+            plain = (start + 1 if IS_CAUSAL else length) // KEYS * KEYS  # seen by all
+            acc, total, most = _walk(
+                tile_q, acc, total, most, positions, 0, plain, 0, end,
+                keys_at, values_at, key_scales, value_scales, row_table, block_stride,
+                token_stride, block_scales, token_scales, score_scale, soft_cap, window,
+                BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, HAS_WINDOW, HAS_CAP,
+                HAS_SCALES, DTYPE,
+            )  # fmt: skip
+        acc, total, most = _walk(
+            tile_q, acc, total, most, positions, tl.maximum(plain, low // KEYS * KEYS), end, low,
+            end, keys_at, values_at, key_scales, value_scales, row_table, block_stride,
+            token_stride, block_scales, token_scales, score_scale, soft_cap, window,
+            BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, HAS_WINDOW, HAS_CAP,
+            HAS_SCALES, DTYPE,
+        )  # fmt: skip
+        most = most if HAS_CAP else most * score_scale
+        total = _sum_with_sinks(total, most, sinks, head, is_query, HAS_SINKS, LOG2_E)
+        made = acc * (value_scale / total)[:, None]
+        target = out + token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
+        tl.store(target, made.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["kept_splits", "window"])
+def decode(
+    q, out, sums, levels, cache, scales, sinks, table, query_start, seq_lens, kept_splits,
+    q_token_stride, q_head_stride, out_token_stride, table_stride,
+    half_stride, block_stride, token_stride, head_stride,
+    half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr,
+    LEAST: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Attend some splits of a row's keys with the GROUP heads of one kv head.
+
+    Where a row has one split the answer is stored, else the parts: sums [R, H, splits, D] of
+    weighted values, levels [R, H, splits, 2] with the largest score and the sum of weights.
+    """
+    row, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    token = tl.load(query_start + row).to(tl.int64)
+    if tl.load(query_start + row + 1) - token == 1:
+        length = tl.load(seq_lens + row)
+        low = length * 0
+        if HAS_WINDOW:
+            low = tl.maximum(0, length - window)
+        size = _split_tokens(length - low, LEAST, SPLITS, KEYS)
+        num_splits = tl.maximum(1, tl.cdiv(length - low, size))
+        line, at = tl.arange(0, LANES), tl.arange(0, WIDE)
+        is_head, head = line < GROUP, kv_head * GROUP + line
+        inside = is_head[:, None] & (at < SIZE)[None, :]
+        source = q + token * q_token_stride + (head * q_head_stride)[:, None] + at[None, :]
+        tile_q = tl.load(source, mask=inside, other=0.0).to(DTYPE)
+        keys_at = cache + kv_head.to(tl.int64) * head_stride
+        values_at = keys_at + half_stride
+        key_scales, value_scales = cache, cache
+        if HAS_SCALES:
+            key_scales = scales + kv_head
+            value_scales = key_scales + half_scales
+        row_table = table + row.to(tl.int64) * table_stride
+        for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
+            acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
+            total = tl.zeros((LANES,), dtype=tl.float32)
+            most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
+            start = low + split * size
+            end = tl.minimum(start + size, length)
+            acc, total, most = _walk(
+                tile_q, acc, total, most, line, start, end, start, end,
+                keys_at, values_at, key_scales, value_scales, row_table, block_stride,
+                token_stride, block_scales, token_scales, score_scale, soft_cap, window,
+                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, False, HAS_CAP, HAS_SCALES, DTYPE,
+            )  # fmt: skip
+            most = most if HAS_CAP else most * score_scale
+            if num_splits == 1:
+                total = _sum_with_sinks(total, most, sinks, head, is_head, HAS_SINKS, LOG2_E)
+                made = acc * (value_scale / total)[:, None]
+                target = out + token * out_token_stride + (head * SIZE)[:, None] + at[None, :]
+                tl.store(target, made.to(out.dtype.element_ty), mask=inside)
+            else:
+                part = (row.to(tl.int64) * KV_HEADS * GROUP + head) * kept_splits + split
+                tl.store(sums + part[:, None] * SIZE + at[None, :], acc, mask=inside)
+                tl.store(levels + part * 2, most, mask=is_head)
+                tl.store(levels + part * 2 + 1, total, mask=is_head)
+
+
+@triton.jit(do_not_specialize=["kept_splits", "window"])
+def join(
+    out, sums, levels, sinks, query_start, seq_lens, kept_splits, out_token_stride,
+    value_scale, window,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
+    SIZE: tl.constexpr, WIDE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Add up the parts of one head of one row, always over SPLITS places, so in the same order."""
+    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    token = tl.load(query_start + row).to(tl.int64)
+    length = tl.load(seq_lens + row)
+    count = length
+    if HAS_WINDOW:
+        count = tl.minimum(length, window)
+    num_splits = tl.cdiv(count, _split_tokens(count, LEAST, SPLITS, KEYS))
+    if (tl.load(query_start + row + 1) - token == 1) & (num_splits > 1):
+        split, at = tl.arange(0, SPLITS), tl.arange(0, WIDE)
+        is_part = split < num_splits
+        part = (row.to(tl.int64) * HEADS + head) * kept_splits + split
+        most = tl.load(levels + part * 2, mask=is_part, other=float("-inf"))
+        total = tl.load(levels + part * 2 + 1, mask=is_part, other=0.0)
+        top = tl.max(most, axis=0)
+        share = tl.exp2(most - top)
+        inside = is_part[:, None] & (at < SIZE)[None, :]
+        acc = tl.load(sums + part[:, None] * SIZE + at[None, :], mask=inside, other=0.0)
+        whole = tl.sum(total * share, axis=0)
+        if HAS_SINKS:
+            whole += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2_E - top)
+        made = tl.sum(acc * share[:, None], axis=0) * (value_scale / whole)
+        target = out + token * out_token_stride + head * SIZE + at
+        tl.store(target, made.to(out.dtype.element_ty), mask=at < SIZE)

@@ -1,0 +1,69 @@
+"""Sampling on a device: what kernels are told and what they leave there. Imports no Triton itself.
+
+Knows no row numbers and no requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+import torch
+
+FIELD_NAMES = (
+    "inverse_temperature",
+    "top_k",
+    "top_p",
+    "least",
+    "uniform",
+    "repetition",
+    "frequency",
+    "presence",
+    "slot",
+)
+"""The numbers of a row, in the order in which kernels read them; `least` is the logarithm of min-p,
+`slot` the row's line in `seen`, -1 without penalties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the rows of a step want. `params` [S, fields] float64 lie on the device (see `pack`);
+    `is_random`: some row has a temperature, `has_bounds`: a top-k or a top-p, `has_top_p`: a top-p.
+
+    `seen` [slots, V] int32 says of each token of a row with penalties 0 where it was not seen, else
+    1 more than how often it was drawn; None where no row has penalties.
+    """
+
+    params: torch.Tensor
+    is_random: bool
+    has_bounds: bool
+    has_top_p: bool
+    seen: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """tokens [S] int64, 0 where there is no finite best logit; told [S, 3] int64: the token again,
+    and the bits of the largest logits after penalties (NaN if one is) and before."""
+
+    tokens: torch.Tensor
+    told: torch.Tensor
+
+
+def pack(columns: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the numbers of rows that kernels read, exactly. Shapes: all [S] -> [S, fields]"""
+    packed = np.empty((len(columns["slot"]), len(FIELD_NAMES)), dtype=np.float64)
+    for i, name in enumerate(FIELD_NAMES):
+        packed[:, i] = columns[name]
+    return packed
+
+
+def draw(logits: torch.Tensor, wanted: Wanted) -> Drawn:
+    """Draw one token per row; rows of logits may lie apart. Nothing is waited for.
+
+    Shapes: logits [S, V] of any float dtype
+    Mutates: wanted.seen: what was drawn is counted
+    """
+    drawn: Drawn = import_module("dovetail_kernels.sample.triton").draw(logits, wanted)
+    return drawn
