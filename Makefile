@@ -8,7 +8,7 @@ PORT ?= 8000
 # Tests run on one thread a process; two processes share the two cores of a small machine.
 WORKERS ?= 2
 
-.PHONY: serve test test-quick lint docs bench clean
+.PHONY: serve test test-quick test-gpu lint docs bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -22,6 +22,12 @@ test: $(VENV)/.test lint
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/dovetail plugins check
+
+# On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
+# tests that need the device. WORKERS does not matter here: one process has the GPU.
+test-gpu:
+	PYTHONPATH=core:plugins:kernels $(PYTHON) -m dovetail_kernels test --device cuda
+	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest tests -m gpu -p no:cacheprovider
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -101,7 +101,9 @@ async def measure(backend: str | None, limit_s: float, model: str | None) -> Non
     assert spec.run.guided is not None
     every = [one.name for one in spec.run.guided.backends]
     for name in [backend] if backend else every:  # making one ready is no form's doing
-        await guides.guide(Literal("ready"), where="form", backend=name)
+        guide = await guides.guide(Literal("ready"), where="form", backend=name)
+        async for _ in engine.generate("x", SamplingParams(guide=guide), f"ready {name}"):
+            pass
     plain, _ = await with_streams(engine, asyncio.sleep(15.0))
     hostile, rows = await with_streams(engine, ask_all(guides, engine, backend))
     again, _ = await with_streams(engine, asyncio.sleep(15.0))

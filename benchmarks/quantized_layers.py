@@ -2,12 +2,18 @@
 
     python benchmarks/quantized_layers.py [--threads 1]
         [--write docs/reference/quantized_layers.json]
+    DOVETAIL_CPU_ISA=none TRITON_INTERPRET=1 python benchmarks/quantized_layers.py --interpreted
+        [--write docs/reference/quantized_layers_gpu.json]
 
 One layer of 4096 x 4096 is filled with random stored tensors, finished, and multiplied in turn with
 the same layer in bfloat16: `memory` is what it keeps over what the checkpoint stores, `speed` the
 bfloat16 layer's median time over its own, at 1 and at 16 rows. Logit errors are not taken here:
 tests/plugins/quantization holds every method to its bound against the library that wrote the
 checkpoint.
+
+With `--interpreted`, layers of 1024 x 1024 are packed as for a GPU and multiplied by Triton's
+interpreter: `memory` as above, `error` the largest distance of a product from the same rows times
+the matrix that the layer looks up, in deviations of the products.
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 4096
+SMALL = 1024
+"""The size of layers whose products are interpreted."""
 ROWS = (1, 16)
 GROUP = 128
 ROUNDS = 25
@@ -87,21 +95,21 @@ ONLY_EXPERTS = ("mxfp4", "experts_int8")
 LOADING = ("none", "int8", "int4", "fp8", "bitsandbytes", "experts_int8", "deepspeedfp")
 
 
-def spec_of(method: str) -> Any:
+def spec_of(method: str, size: int = SIZE) -> Any:
     """Return the layer."""
     from dovetail.interfaces.quantization import LinearSpec
 
     return LinearSpec(
         name=EXPERTS if method in ONLY_EXPERTS else LAYER,
-        in_size=SIZE,
-        out_sizes=(SIZE,),
+        in_size=size,
+        out_sizes=(size,),
         dtype="float32",
         device="cpu",
         weight_dtype="bfloat16",
     )
 
 
-def linear_of(method: str, config: dict[str, Any] | None) -> Any:
+def linear_of(method: str, config: dict[str, Any] | None, size: int = SIZE) -> Any:
     """Return the linear method for the layer, of a checkpoint's config or while loading."""
     import msgspec
 
@@ -116,24 +124,24 @@ def linear_of(method: str, config: dict[str, Any] | None) -> Any:
         spec = msgspec.structs.replace(spec, hf_config=made)
     reasons = plugin.why_not(spec)
     assert not reasons, (method, reasons)
-    return plugin(plugin.Options(), spec).linear(spec_of(method))
+    return plugin(plugin.Options(), spec).linear(spec_of(method, size))
 
 
-def filled(linear: Any, method: str) -> tuple[Any, int]:
+def filled(linear: Any, method: str, size: int = SIZE) -> tuple[Any, int]:
     """Return a finished layer and the bytes of what a checkpoint stores of it."""
     from torch import nn
 
     layer = nn.Module()
-    linear.create(layer, spec_of(method))
+    linear.create(layer, spec_of(method, size))
     stored_bytes = 0
     for name, parameter in layer.named_parameters():
-        parameter.data.copy_(random_tensor(name, parameter.data))
+        parameter.data.copy_(random_tensor(name, parameter.data, size))
         stored_bytes += parameter.data.nbytes
     linear.finish(layer)
     return layer, stored_bytes
 
 
-def random_tensor(name: str, like: Any) -> Any:
+def random_tensor(name: str, like: Any, size: int) -> Any:
     """Return a tensor that a checkpoint could hold. Shapes: as `like`"""
     import torch
 
@@ -142,9 +150,11 @@ def random_tensor(name: str, like: Any) -> Any:
         return torch.arange(like.numel()).div(GROUP, rounding_mode="floor").view_as(like)
     if like.is_floating_point():
         values = torch.rand(like.shape, generator=random) * 0.02 + 0.001
-        is_scale = "scale" in name or like.numel() < SIZE * SIZE
+        is_scale = "scale" in name or like.numel() < size * size
         signs = torch.randint(0, 2, like.shape, generator=random) * 2 - 1
         return (values if is_scale else values * signs).to(like.dtype)
+    if "scale" in name:  # exponents of two
+        return torch.randint(115, 125, like.shape, generator=random).to(like.dtype)
     facts = torch.iinfo(like.dtype)
     values = torch.randint(facts.min, facts.max, like.shape, generator=random)
     # Bytes that are halves of a float16 stay below one.
@@ -166,6 +176,25 @@ def measured(method: str, shown: str, config: dict[str, Any] | None) -> dict[str
     for rows in ROWS:
         row[f"speed_{rows}"] = speed(linear, layer, plain, plain_layer, rows)
     return row
+
+
+def interpreted(method: str, shown: str, config: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a GPU keeps of a layer, and how far the interpreted product is off."""
+    import torch
+
+    linear = linear_of(method, config, SMALL)
+    layer, stored_bytes = filled(linear, method, SMALL)
+    kept = [*layer.parameters(), *layer.buffers()]
+    x = torch.randn(3, SMALL, generator=torch.Generator().manual_seed(1))
+    wanted = x @ linear.rows(layer, torch.arange(SMALL)).float().T
+    error = (linear.apply(layer, x, None) - wanted).abs().max() / wanted.std()
+    return {
+        "method": method,
+        "stored": shown,
+        "kept": kept_as(linear),
+        "memory": round(sum(tensor.nbytes for tensor in kept) / stored_bytes, 3),
+        "error": float(f"{error:.1e}"),
+    }
 
 
 def kept_as(linear: Any) -> str:
@@ -202,20 +231,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--interpreted", action="store_true")
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(asked.threads)
     from dovetail.bench.machine import machine_facts
 
+    take = interpreted if asked.interpreted else measured
     rows = []
     stored = STORED | {"gguf": {name: {"types": {LAYER: name}} for name in GGUF}}
     for method, cases in stored.items():
-        rows += [measured(method, shown, config) for shown, config in cases.items()]
-    rows += [measured(method, "while loading", None) for method in LOADING]
+        rows += [take(method, shown, config) for shown, config in cases.items()]
+    rows += [take(method, "while loading", None) for method in LOADING]
     for row in rows:
         print(json.dumps(row), flush=True)
     if asked.write is not None:
-        found = {"threads": asked.threads, "machine": machine_facts(), "rows": rows}
-        asked.write.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        facts = {} if asked.interpreted else {"threads": asked.threads, "machine": machine_facts()}
+        text = json.dumps({**facts, "rows": rows}, indent=1)
+        asked.write.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

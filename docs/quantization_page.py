@@ -1,6 +1,7 @@
 """The page of quantization methods: what each layer is kept as, its memory and its speed.
 
-The figures come from quantized_layers.json, which benchmarks/quantized_layers.py writes; the names
+The figures come from quantized_layers.json and quantized_layers_gpu.json, which
+benchmarks/quantized_layers.py writes; the names
 and summaries from the registry. Knows no method.
 """
 
@@ -11,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 FIGURES = Path(__file__).parent / "reference" / "quantized_layers.json"
+GPU_FIGURES = Path(__file__).parent / "reference" / "quantized_layers_gpu.json"
 MEANT = {
     "bfloat16_bfloat16": "bfloat16, activations rounded to it",
     "float16": "float16",
     "int8": "int8, activations int8 per token",
     "int8_float32": "int8 in groups",
     "int8_int8": "int8 in groups, activations int8 per token",
-    "int4": "4 bits in groups",
-    "int4_int8": "4 bits in groups, activations int8 per token",
+    **{f"int{n}": f"{n} bits in groups" for n in (2, 3, 4, 5, 6)},
+    **{f"int{n}_int8": f"{n} bits in groups, activations int8 per token" for n in (2, 3, 4, 5, 6)},
     "float8": "e4m3 in groups",
     "table4": "4-bit codes of a table",
 }
@@ -29,10 +31,10 @@ HEAD = """\
 
 {note}
 
-How a layer of each method is kept and multiplied on a CPU. *Kept as* is the format of the native
+How a layer of each method is kept and multiplied. *Kept as* is the format of the CPU's native
 kernel; a method whose values no kernel reads is turned into plain numbers while it loads, which is
-said. Off the CPU, and where no compiler is found, the same matrix is dequantized and multiplied by
-torch; no method has a Triton kernel yet.
+said. Where there is neither a compiler nor Triton, the same matrix is dequantized and multiplied by
+torch.
 
 `memory` is what a layer keeps over what the checkpoint stores of it; `speed` the median time of the
 same layer in bfloat16 over its own, at 1 and at 16 rows, on {threads} of {machine}
@@ -42,6 +44,14 @@ whether tables and heads may be stored in it. Logits are compared in `tests/plug
 and `tests/plugins/gguf` with the library that wrote the checkpoint, or with transformers given the
 matrices that the format's words mean: within 0.001 of the range of the logits with float
 activations, 0.02 with activations rounded to 8 bits.
+
+*On a GPU* is what Triton's kernels keep and read: the same format unless another is named ("torch":
+no kernel, torch multiplies plain numbers). `memory` is as before; `error` the largest distance of a
+product by Triton's interpreter from the matrix that is meant, in deviations of the products, taken
+with float32 activations: what remains is the activations' rounding to 8 bits, where there is any.
+With 16-bit activations a device multiplies 16-bit weights: integers of 8 bits and fewer, e4m3 and
+e2m1 are exact in them, weights that take an offset, other tables and scales of groups under 32 are
+rounded once.
 """
 
 
@@ -53,10 +63,13 @@ def quantization_page(note: str) -> str:
     threads = "one thread" if found["threads"] == 1 else f"{found['threads']} threads"
     parts = [HEAD.format(note=note, threads=threads, machine=found["machine"]["cpu"])]
     parts.append(
-        "| method | stored | kept as | memory | experts | looks up | speed, 1 row | 16 rows |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "| method | stored | kept as | memory | experts | looks up | speed, 1 row | 16 rows "
+        "| on a GPU | memory | error |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|"
     )
-    parts += [_row(row) for row in found["rows"]]
+    told = json.loads(GPU_FIGURES.read_text(encoding="utf-8"))
+    on_gpu = {(row["method"], row["stored"]): row for row in told["rows"]}
+    parts += [_row(row, on_gpu.get((row["method"], row["stored"]))) for row in found["rows"]]
     shown = {row["method"] for row in found["rows"]}
     (kind,) = (kind for kind in registry.describe() if kind["kind"] == "quantization")
     built_in = (e["name"] for e in kind["entries"] if e["distribution"] == "dovetail-llm")
@@ -66,7 +79,7 @@ def quantization_page(note: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _row(row: dict[str, Any]) -> str:
+def _row(row: dict[str, Any], on_gpu: dict[str, Any] | None) -> str:
     kept = MEANT.get(row["kept"], row["kept"])
     if row["kept"] in FALLBACK and row["method"] != "none":
         kept += " (no kernel reads it packed)"
@@ -79,5 +92,16 @@ def _row(row: dict[str, Any]) -> str:
         "yes" if row["looks_up"] else "no",
         f"{row['speed_1']:.2f}",
         f"{row['speed_16']:.2f}",
+        *_gpu_cells(row, on_gpu),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _gpu_cells(row: dict[str, Any], on_gpu: dict[str, Any] | None) -> tuple[str, str, str]:
+    """Return what a GPU keeps, its memory, and the error of its product."""
+    if on_gpu is None:
+        return "", "", ""
+    kept = on_gpu["kept"]
+    meant = "torch" if kept == "torch" else MEANT.get(kept, kept)
+    same = "the same" if kept == row["kept"] else meant
+    return same, f"{on_gpu['memory']:.2f}", f"{on_gpu['error']:.0e}"

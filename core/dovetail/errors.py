@@ -86,6 +86,13 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class EngineAsleep(RequestError):
+    """The engine has given its memory back; it takes requests once it is woken up."""
+
+    status = 503
+    kind = "engine_asleep"
+
+
 class RequestFault(DovetailError):
     """A fault inside the engine that ends one request (NaN logits, a plugin that raised)."""
 

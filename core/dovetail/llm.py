@@ -219,6 +219,27 @@ class LLM(AbstractContextManager["LLM"]):
             ended.add(key)
         return ended
 
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory of weights and KV cache back; needs enable_sleep_mode.
+
+        Level 1 keeps the weights in host memory (on a CPU: in a temporary file), level 2 reads them
+        from the checkpoint again when it wakes up. Raises: RequestError
+        """
+        self._engine.settle()
+        self._engine.core.rest.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Take the memory of "weights", "kv_cache" (none named: both) again.
+
+        Raises: RequestError, ConfigError
+        """
+        self._engine.core.rest.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Return whether weights or KV cache are asleep."""
+        return bool(self._engine.core.rest.asleep)
+
     def close(self) -> None:
         """Give the model's memory back. May be called twice."""
         self._engine.shutdown()

@@ -87,10 +87,13 @@ WRONG: list[tuple[str, str, str]] = [
     ("scheduler", f"{TORCH}:LazyPlanner", "keeps_every_promise[0]"),
     ("scheduler", f"{TORCH}:TrustingScheduler", "drafts_change_no_token[False]"),
     ("scheduler", f"{TORCH}:TalkativeCounts", "plans_nothing_for_nobody"),
+    ("scheduler", f"{TORCH}:LosingScheduler", "swapped_blocks_are_where_they_should_be[400]"),
     ("worker", f"{TORCH}:ForgivingWorker", "faults_are_reported_not_raised"),
     ("worker", f"{TORCH}:AnywhereWorker", "says_which_devices_fit"),
     ("worker", f"{TORCH}:BackwardWorker", "draws_what_was_asked"),
     ("worker", f"{TORCH}:CredulousWorker", "drafts_change_no_token"),
+    ("worker", f"{TORCH}:LosingWorker", "swapped_blocks_come_back"),
+    ("worker", f"{TORCH}:SleepyWorker", "sleeps_and_wakes_up"),
     ("executor", f"{TORCH}:QuietExecutor", "a_crash_is_told[False]"),
     ("executor", f"{TORCH}:LeakyExecutor", "shutdown_twice"),
     ("model", f"{TORCH}:Qwen3ForCausalLM", "equals_transformers"),
@@ -164,6 +167,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 UNASKED = {
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
+    "model": {"reads_rows"},  # a claim about how it reads its input; runners act on it
     "quantizer": {"tables"},  # the command asks it: the kit hands over layers, not models
     "quantization": {"from_checkpoint"},  # needs a packed checkpoint, which the kit cannot invent
 }

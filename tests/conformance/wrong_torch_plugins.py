@@ -322,6 +322,32 @@ class TrustingScheduler(ContinuousScheduler):
         return super().update(msgspec.structs.replace(plan, rows=rows), result)
 
 
+class LosingScheduler(ContinuousScheduler):
+    """Forgets to have blocks copied to the host."""
+
+    def plan(self) -> StepPlan:
+        """Return the plan without those copies."""
+        return msgspec.structs.replace(super().plan(), swapped_out=())
+
+
+class LosingWorker(CpuWorker):
+    """Copies nothing back from the host."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run the plan without those copies."""
+        return super().step(msgspec.structs.replace(plan, swapped_in=()))
+
+
+class SleepyWorker(CpuWorker):
+    """Forgets its weights at every level."""
+
+    def sleep(self, level: int) -> None:
+        """Sleep, and scribble over what should have been kept."""
+        for weight in self.runner.weights():
+            weight.zero_()
+        super().sleep(level)
+
+
 class ForgivingWorker(CpuWorker):
     """Hides faults of rows."""
 

@@ -32,6 +32,15 @@ def test_recorded_equals_eager(flags: dict[str, object]) -> None:
     assert recorded[:1] == alone
 
 
+def test_only_the_sizes_asked_for_are_recorded() -> None:
+    prompts = [[5, 7, 9, 11], [6, 8], [7, 9, 3]]
+    for sizes, recorded in ((["1", "3"], {1, 3}), (["2"], {1, 2})):
+        with LLM(cuda_graph_sizes=sizes) as llm:
+            llm.generate(prompts, [WISHES[2], WISHES[1], WISHES[0]])
+            runner = llm._engine.core._executor.worker.runner
+            assert set(runner._recorded._programs) == recorded
+
+
 def test_steps_are_recorded_unless_forbidden() -> None:
     prompts = [[5, 7, 9, 11]]
     for is_eager in (False, True):

@@ -42,7 +42,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{WHOLE}::test_collect_detailed_traces",
         "plugins/test_otlp.py::test_detail_is_told_when_asked_for",
     ),
-    "compilation_config": (f"{CHECKPOINT}::test_compilation_levels",),
+    "compilation_config": (
+        f"{CHECKPOINT}::test_compilation_levels",
+        "core/runner/test_graphs.py::test_graphs_equal_eager",
+    ),
     "config_format": (
         "plugins/mistral/test_mistral_layout.py::test_through_the_engine_with_its_own_tokenizer",
         "plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",
@@ -52,6 +55,14 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "cpu_cores": (
         f"{WHOLE}::test_settings_of_the_engine_reach_it",
         f"{SETTINGS}::test_the_engine_keeps_to_its_processors",
+    ),
+    "cpu_offload_gb": (
+        "e2e/test_offload.py::test_cpu_offload_gb",
+        "e2e/test_offload.py::test_weights_are_there_while_their_block_runs",
+    ),
+    "cuda_graph_sizes": (
+        "e2e/test_recorded_steps.py::test_only_the_sizes_asked_for_are_recorded",
+        "core/config/test_compile_level.py::test_sizes",
     ),
     "device": (f"{WHOLE}::test_device",),
     "disable_fastapi_docs": (f"{EDGES}::test_models_and_docs",),
@@ -79,6 +90,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "enable_prompt_tokens_details": (f"{FRONTEND}::test_prompt_tokens_details",),
     "enable_request_id_headers": (f"{EDGES}::test_request_ids",),
     "enable_server_load_tracking": (f"{FRONTEND}::test_server_load_counts_requests_in_flight",),
+    "enable_sleep_mode": ("e2e/test_sleep.py::test_enable_sleep_mode",),
     "enable_ssl_refresh": ("core/server/test_tls.py::test_a_renewed_certificate_is_used",),
     "enable_tokenizer_info_endpoint": (f"{FRONTEND}::test_tokenizer_info",),
     "enforce_eager": ("e2e/test_recorded_steps.py::test_steps_are_recorded_unless_forbidden",),
@@ -203,6 +215,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "ssl_keyfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
     "stat_loggers": (f"{WHOLE}::test_stat_loggers_and_their_options",),
     "strict_request_fields": (f"{EDGES}::test_unknown_fields_are_errors_when_strict",),
+    "swap_space": ("plugins/test_swap.py::test_swap_space",),
     "thread_spin_us": (f"{WHOLE}::test_threads_of_the_kernels",),
     "timeout_keep_alive": (f"{WHOLE}::test_timeout_keep_alive",),
     "tokenizer": (f"{WHOLE}::test_tokenizer",),

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
+import torch
 
-from dovetail.interfaces.plugin import NoOptions
-from dovetail.testing.tiny import tiny_run
+from dovetail import LLM, SamplingParams
+from dovetail.interfaces.plugin import Info, NoOptions
+from dovetail.interfaces.stats import StepStats
+from dovetail.interfaces.step import StepResult
+from dovetail.runner.model_runner import ModelRunner
+from dovetail.testing.tiny import tiny_layout, tiny_run
 from dovetail_plugins.workers import cpu
 from dovetail_plugins.workers.cpu import CpuWorker
 from dovetail_plugins.workers.cuda import CudaWorker
+
+_DOUBLES = Path(__file__).parents[1] / "core" / "runner" / "doubles.py"
+_spec = importlib.util.spec_from_file_location("doubles", _DOUBLES)
+assert _spec is not None and _spec.loader is not None
+doubles = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(doubles)
 
 
 def write_group(folder: Path, limit: str, used: int, cached: int) -> tuple[str, str, str]:
@@ -41,3 +57,103 @@ def test_cuda_says_why_not() -> None:
     assert CudaWorker.why_not("cpu") == ["runs on cuda, not on cpu"]
     reason = CudaWorker.unavailable_reason()
     assert reason is None or "Fix:" in reason
+
+
+class _Memory:
+    """A GPU of 1000 MiB, 300 of them in use, whose largest steps take 100."""
+
+    def __init__(self) -> None:
+        self.measured: list[int] = []
+
+    def give_back(self) -> None:
+        pass
+
+    def free_and_total(self) -> tuple[int, int]:
+        return 700 << 20, 1000 << 20
+
+    def peak_of(self, function: Callable[[], object]) -> int:
+        result = function()
+        self.measured.append(len(result.rows) if isinstance(result, StepResult) else 0)
+        return 100 << 20
+
+
+class CudaOnCpu(CudaWorker):
+    """The worker of GPUs on a CPU: the device, what it says of its memory and its graphs are
+    played."""
+
+    def _open_device(self) -> torch.device:
+        self.memory = _Memory()  # type: ignore[assignment]
+        return torch.device("cpu")
+
+    def load(self) -> None:
+        self._runner = ModelRunner(self.run, self.device, doubles.DoubleDevice())
+        self._runner.load()
+
+
+@pytest.mark.parametrize(("share", "mebibytes"), [(0.9, 244), (0.5, 0), (1.0, 344)])
+def test_a_gpu_gives_the_cache_what_is_left(share: float, mebibytes: int) -> None:
+    """The share of all memory, less what is in use, the margin and a largest step."""
+    run = msgspec.structs.replace(tiny_run(max_rows=5), memory_share=share)
+    worker = CudaOnCpu(NoOptions(), run)
+    worker.load()
+    assert worker.free_bytes() == mebibytes << 20
+    assert worker.memory.measured == [5]  # type: ignore[attr-defined]
+    worker.allocate(tiny_layout(list(worker.kv_layers())))
+    worker.shutdown()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_engine_one_ahead_says_the_same(is_async: bool) -> None:
+    """The whole engine over the played GPU: graphs, steps ahead, rows that come and go."""
+    prompts = [[5 + i, 7, 9 + i, 11] * (1 + i % 4) for i in range(9)]
+    wishes = [
+        SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=9, ignore_eos=True, logprobs=2),
+        SamplingParams(temperature=0.8, seed=5, max_tokens=6, ignore_eos=True, bad_words=["a"]),
+    ]
+    params = [wishes[i % 3] for i in range(9)]
+
+    def answers(**flags: object) -> list[tuple[int, ...]]:
+        with LLM(max_num_seqs=4, **flags) as llm:
+            watched(llm._engine.core)
+            found = [tuple(o.outputs[0].token_ids) for o in llm.generate(prompts, params)]
+            calls = llm._engine.core._executor.worker.runner._calls
+            assert (getattr(calls, "num_replays", 0) > 0) == ("worker_cls" in flags)
+            return found
+
+    told: list[StepStats] = []
+
+    def watched(core: Any) -> None:
+        told.clear()
+        plain = core.step
+
+        def step() -> Any:
+            output = plain()
+            told.extend([output.stats] if output.stats and output.stats.step_tokens else [])
+            return output
+
+        core.step = step
+
+    worker = f"{__file__}:AheadOnCpu"
+    backend = f"{doubles.__file__}:CapturableReference"
+    begun_s = time.perf_counter()
+    played = answers(worker_cls=worker, attention_backend=backend, async_scheduling=is_async)
+    assert len(told) > 14 and all(stats.device_s > 0 for stats in told)
+    # The device's work and its pauses lie one behind the other.
+    assert sum(s.device_s + s.exposed_s for s in told) < time.perf_counter() - begun_s
+    assert sum(stats.exposed_s > 0 for stats in told) > len(told) // 2
+    assert played == answers(attention_backend=backend, enforce_eager=True)
+
+
+class AheadOnCpu(CudaOnCpu):
+    """The same, chosen for a CPU."""
+
+    info = Info(summary="test worker: a GPU played on a CPU", devices=("cpu",))
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        return None
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        return CpuWorker.why_not(query)

@@ -91,7 +91,7 @@ def _memory_text(spec: EngineSpec) -> str:
     elif cache.memory_bytes is not None:
         size = f"{cache.memory_bytes / 2**20:.4g} MiB"
     else:
-        size = f"{cache.memory_share:.0%} of what the device has free"
+        size = f"{cache.memory_share:.0%} of the device's memory less weights and steps"
     return f"KV cache of {size} ({spec.run.kv_dtype}), up to {spec.schedule.max_rows} requests"
 
 

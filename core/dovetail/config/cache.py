@@ -41,10 +41,19 @@ class CacheConfig:
     )
     kv_cache_dtype: str = flag("auto", kind="kv_cache_dtype", help="number type of the KV cache")
     cpu_offload_gb: float = flag(
-        0.0, ge=0, unit="GiB", help="part of the weights that each device leaves in host memory"
+        0.0,
+        ge=0,
+        unit="GiB",
+        help="part of the weights that each device leaves in host memory and has copied to it in "
+        "every step, whole blocks of the model; on a CPU all weights are there anyway",
     )
     swap_space: float = flag(
-        4.0, ge=0, unit="GiB", help="host memory for the caches of preempted requests"
+        4.0,
+        ge=0,
+        unit="GiB",
+        help="host memory for the caches of preempted requests, taken as it is needed; with 0 they "
+        "are computed again",
+        default_note="4, and 0 on a CPU, whose cache is host memory itself",
     )
     calculate_kv_scales: bool = flag(
         False, help="measure the scales of an fp8 cache at the start, on random tokens"

@@ -19,8 +19,11 @@ class EngineConfig:
         short="-O",
         key="level",
         metavar="LEVEL|JSON",
-        help="how steps are made fast, by level: 0 and 1 run operators one by one, 2 and 3 run "
-        "recorded steps where the device can; use_cudagraph false does as level 1",
+        help="how steps are made fast, by level: 0 runs the framework's operators one by one, 1 "
+        "joins them where the device has kernels for it, 2 also captures whole steps where the "
+        "device can, 3 does as 2 (nothing more has been measured to win); use_cudagraph false or "
+        "cudagraph_mode none does as level 1, cudagraph_capture_sizes and max_capture_size say "
+        "which numbers of requests are captured",
         default_note="the highest level that the device has",
     )
     additional_config: Mapping[str, Any] = flag(

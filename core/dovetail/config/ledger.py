@@ -34,7 +34,6 @@ _REPLICAS = Refused(
 _EXPERTS = Refused("experts are not divided over devices yet.")
 _HALVES = Refused("there is no communication between devices that a half batch could hide.")
 _MAMBA = Refused("no model with Mamba layers is built yet.", passing=("float32",))
-_GRAPHS = Refused("CUDA graphs are not built yet.")
 _TRANSFER = Refused("caches do not move between engines yet.")
 
 REFUSED: dict[str, Refused] = {
@@ -42,8 +41,6 @@ REFUSED: dict[str, Refused] = {
         "dovetail never runs code that comes with a checkpoint.",
         "leave the flag out; --revision chooses the checkpoint itself.",
     ),
-    "cpu_offload_gb": Refused("weights are not divided between device and host memory yet."),
-    "cuda_graph_sizes": _GRAPHS,
     "data_parallel_address": _REPLICAS,
     "data_parallel_hybrid_lb": _REPLICAS,
     "data_parallel_rank": Refused(_REPLICAS.missing, _REPLICAS.fix, passing=(0,)),
@@ -67,7 +64,6 @@ REFUSED: dict[str, Refused] = {
     "enable_lora": _LORA,
     "enable_lora_bias": _LORA,
     "enable_prompt_embeds": Refused("prompts are text or token ids, not embeddings, so far."),
-    "enable_sleep_mode": Refused("the engine cannot give its memory back while it runs yet."),
     "eplb_config": _EXPERTS,
     "expert_placement_strategy": _EXPERTS,
     "fully_sharded_loras": _LORA,
@@ -109,10 +105,6 @@ REFUSED: dict[str, Refused] = {
         "checkpoints are read into host memory and go to the device layer by layer."
     ),
     "ray_workers_use_nsight": Refused("there are no Ray workers."),
-    "swap_space": Refused(
-        "a preempted request is computed again; nothing is swapped to host memory.",
-        passing=(0.0,),
-    ),
     "tensor_parallel_size": Refused("dividing a layer over devices is not built yet.", "use 1."),
     "trust_remote_code": Refused(
         "dovetail never runs code that comes with a checkpoint.",

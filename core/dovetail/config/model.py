@@ -145,7 +145,11 @@ class ModelConfig:
         "refused",
     )
     enable_prompt_embeds: bool = flag(False, help="accept embeddings in place of a prompt")
-    enable_sleep_mode: bool = flag(False, help="let the engine give its device memory back")
+    enable_sleep_mode: bool = flag(
+        False,
+        help="let the engine give its memory back and take it again while it runs: POST /sleep and "
+        "/wake_up (with --enable-dev-endpoints), LLM.sleep and LLM.wake_up",
+    )
     override_attention_dtype: str | None = flag(
         None, kind="dtype", help="number type in which attention computes", default_note="dtype"
     )

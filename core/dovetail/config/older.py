@@ -171,6 +171,17 @@ def _speculative_model(value: Any) -> Fields:
     return {"speculative_config": guesser}
 
 
+def _preemption(value: Any) -> Fields:
+    known: dict[Any, Fields] = {
+        None: {},
+        "recompute": {"swap_space": 0.0},
+        "swap": {"swap_space": 4.0},
+    }
+    if value not in known:
+        raise ConfigError(f'"{value}" is no way to go on.', fix="use recompute or swap.")
+    return known[value]
+
+
 def _ray(value: Any) -> Fields:
     return {"distributed_executor_backend": "ray"} if value else {}
 
@@ -236,7 +247,7 @@ MAPPED: dict[str, Mapped] = {
     "qlora_adapter_name_or_path": _LORA,
     "long_lora_scaling_factors": _LORA,
     "override_neuron_config": _settled("there is no worker for AWS Neuron", {}),
-    "preemption_mode": _settled("a preempted request is computed again", None, "recompute"),
+    "preemption_mode": Mapped("--swap-space", _preemption),
     "num_scheduler_steps": _settled("every step is planned; --async-scheduling plans one ahead", 1),
     "multi_step_stream_outputs": _settled("every token is sent as it comes", True),
     "scheduler_delay_factor": _settled("prefills do not wait", 0),

@@ -19,7 +19,7 @@ from dovetail.config.cache_size import (
     kv_bytes,
     window_tokens,
 )
-from dovetail.config.compile_level import is_eager
+from dovetail.config.compile_level import step_making
 from dovetail.config.cores import chosen_cores
 from dovetail.config.drafting import draft_spec
 from dovetail.config.dtypes import compute_dtype, tell_dtypes, weight_dtype
@@ -27,6 +27,7 @@ from dovetail.config.engine import Config
 from dovetail.config.generation import default_sampling
 from dovetail.config.guided import guided_spec
 from dovetail.config.hf import load_model_facts
+from dovetail.config.host_memory import may_sleep, offload_bytes, swap_bytes
 from dovetail.config.kv_scales import kv_scales
 from dovetail.config.lengths import model_tokens
 from dovetail.config.log_config import read_log_config
@@ -274,9 +275,12 @@ def _engine_spec(
     guided = guided_spec(config, model, tokenizer, str(tokenizer_path))
     run = msgspec.structs.replace(run, guided=guided)
     scheduler = selections.select_scheduler(config)
+    executor = selections.select_executor(config)
+    worker = selections.select_worker(config, device)
+    host_bytes = swap_bytes(config, device, scheduler, worker)
     return EngineSpec(
         run=run,
-        cache=cache,
+        cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
         schedule=schedule,
         scheduler=scheduler,
         policy=selections.select(
@@ -285,8 +289,8 @@ def _engine_spec(
             where="--scheduling-policy",
             options=config.plugin.options_of("scheduling_policy"),
         ),
-        executor=selections.select_executor(config),
-        worker=selections.select_worker(config, device),
+        executor=executor,
+        worker=worker,
         tokenizer=tokenizer,
         tokenizer_path=str(tokenizer_path),
         drafting=draft_spec(config, schedule, scheduler),
@@ -304,6 +308,7 @@ def _engine_spec(
         reply_timeout_s=config.engine.engine_reply_timeout,
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),
+        can_sleep=may_sleep(config, executor, worker),
     )
 
 
@@ -316,7 +321,9 @@ def _run_spec(
     device: str,
 ) -> RunSpec:
     processors = chosen_cores(config.device.cpu_cores)
+    offloaded = offload_bytes(config, device)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
+    making = step_making(config, device=device, max_rows=schedule.max_rows)
     return RunSpec(
         model=model,
         device=device,
@@ -337,12 +344,16 @@ def _run_spec(
         logprobs_stage=stage,
         logprobs_scale=scale,
         pins_threads=config.device.pin_threads,
-        is_eager=is_eager(config),
+        is_eager=making.is_eager or offloaded > 0,
+        graph_sizes=making.graph_sizes,
+        uses_fused_ops=making.uses_fused_ops,
+        memory_share=config.cache.gpu_memory_utilization,
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),
         kv_scales=kv_scales(config, model, kv_dtype),
         measures_kv_scales=config.cache.calculate_kv_scales,
+        offload_bytes=offloaded,
     )
 
 

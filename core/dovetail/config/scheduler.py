@@ -67,7 +67,13 @@ class SchedulerConfig:
         0, ge=0, unit="slots", help="cache slots kept free for the tokens of a draft"
     )
     cuda_graph_sizes: tuple[str, ...] = flag(
-        (), metavar="N", help="batch sizes that are recorded as device graphs"
+        (),
+        metavar="N",
+        help="numbers of requests for which steps of one token each are captured as device graphs, "
+        "or recorded on a CPU; smaller steps are padded on a GPU. A single N means 1, 2, 4 and "
+        "every 8th number up to N; a number above max-num-seqs means that one",
+        default_note="as for N = 256, then every 16th up to 512, none above max-num-seqs; on a CPU "
+        "every number up to 64",
     )
     disable_hybrid_kv_cache_manager: bool = flag(
         False, help="give layers with a sliding window as much cache as the others"

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from dovetail.engine.client import EngineHost, EngineProcess, EngineThread, closed, error_of
@@ -19,6 +19,7 @@ from dovetail.engine.mailbox import Mailbox
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
+    AskRest,
     ClientGone,
     Dead,
     FromEngine,
@@ -29,11 +30,15 @@ from dovetail.engine.messages import (
     PrefixCacheReset,
     Ready,
     ResetPrefixCache,
+    RestState,
+    Sleep,
     StartFailed,
     Updates,
+    WakeUp,
 )
 from dovetail.engine.output import OutputProcessor, Processed
 from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.rest import asleep_error
 from dovetail.engine.transport import ClientEnd, ZmqClientEnd
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.guided.compiler import GuideCompiler
@@ -78,6 +83,7 @@ class AsyncEngine:
         self._mailboxes: dict[int, Mailbox] = {}
         self._keys: dict[str, set[int]] = {}
         self._serials = itertools.count()
+        self._asks = itertools.count(1)
         self._counts = (0, 0)
         self._num_steps = 0
         self._heard_s = time.monotonic()
@@ -85,6 +91,8 @@ class AsyncEngine:
         self._is_shut_down = False
         self._ticker: asyncio.Task[None] | None = None
         self._resets: deque[asyncio.Future[None]] = deque()
+        self._rests: dict[int, asyncio.Future[RestState]] = {}
+        self.asleep: tuple[str, ...] = ()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
         guided = spec.run.guided
@@ -178,9 +186,11 @@ class AsyncEngine:
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
         Raises: RequestError when the request is refused, RequestFault when it ends with an error,
-        EngineDead when the engine is gone, Overloaded while draining.
+        EngineDead when the engine is gone, EngineAsleep, Overloaded while draining.
         """
         self._verify_open()
+        if self.asleep:
+            raise asleep_error()
         key = next(self._serials)
         prepared = await self._prepare(prompt, params, request_id, key, priority, cache_salt)
         self._verify_open()
@@ -263,6 +273,37 @@ class AsyncEngine:
         except TimeoutError:
             raise Overloaded(f"the engine gave no answer within {limit_s:g} s.") from None
 
+    async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
+        """Have the engine give its memory back, in whatever time that takes; new requests are
+        refused, those under way end now or, if it `waits`, by themselves.
+
+        Raises: RequestError, EngineDead
+        """
+        await self._ask_rest(Sleep(ask_id=next(self._asks), level=level, waits=waits))
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Have the engine take the memory of "weights", "kv_cache" (none named: both) again.
+
+        Raises: RequestError, EngineDead
+        """
+        await self._ask_rest(WakeUp(ask_id=next(self._asks), tags=tuple(tags)))
+
+    async def is_sleeping(self) -> bool:
+        """Return whether any of the engine sleeps. Raises: EngineDead"""
+        return bool((await self._ask_rest(AskRest(ask_id=next(self._asks)))).asleep)
+
+    async def _ask_rest(self, message: Sleep | WakeUp | AskRest) -> RestState:
+        self._verify_open()
+        answer = self._rests[message.ask_id] = self._loop.create_future()
+        try:
+            self._end.send(message)
+            state = await answer
+        finally:
+            self._rests.pop(message.ask_id, None)
+        if state.fault is not None:
+            raise RequestError(state.fault, where=state.where, fix=state.fix, status=state.status)
+        return state
+
     def client_gone(self, name: str) -> None:
         """Tell the engine that the API process of this name has died."""
         if self.is_alive:
@@ -292,6 +333,11 @@ class AsyncEngine:
                 done = self._resets.popleft()
                 if not done.done():
                     done.set_result(None)
+            case RestState():
+                self.asleep = message.asleep
+                asked = self._rests.get(message.ask_id)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
             case Phase(name, duration_s):
                 self.phases.append(message)
                 logger.info("engine start-up: %s took %.2f s", name, duration_s)
@@ -361,7 +407,8 @@ class AsyncEngine:
             return
         logger.error("the engine is dead: %s", reason)
         self._end_all(EngineDead(reason))
-        for done in self._resets:
+        waiting: list[asyncio.Future[Any]] = [*self._resets, *self._rests.values()]
+        for done in waiting:
             if not done.done():
                 done.set_exception(EngineDead(reason))
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)

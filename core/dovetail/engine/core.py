@@ -21,6 +21,7 @@ from dovetail.engine.drafting import Drafting
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
+from dovetail.engine.rest import Rest
 from dovetail.engine.step_stats import StepCounter
 from dovetail.errors import RequestError
 from dovetail.interfaces.executor import Executor, PendingStep
@@ -63,18 +64,25 @@ class _Live:
 class _Flight:
     """A step handed over; its times are added to its riders when it has landed."""
 
-    __slots__ = ("_pending", "_riders", "_submitted_s", "plan")
+    __slots__ = ("_pending", "_riders", "_submitted_s", "is_busy", "plan", "wait_s")
 
-    def __init__(self, plan: StepPlan, riders: tuple[_Live, ...], executor: Executor) -> None:
+    def __init__(
+        self, plan: StepPlan, riders: tuple[_Live, ...], executor: Executor, *, is_busy: bool
+    ) -> None:
         self.plan = plan
+        self.is_busy = is_busy
+        self.wait_s = 0.0
         self._riders = riders
         self._submitted_s = time.monotonic()
         self._pending: PendingStep = executor.submit(plan)
 
     def result(self) -> StepResult:
         """Wait for the step's result. Mutates: the riders' times"""
+        asked_s = time.monotonic()
         result = self._pending.result()
-        execute_s = time.monotonic() - self._submitted_s
+        now_s = time.monotonic()
+        self.wait_s = now_s - asked_s
+        execute_s = now_s - self._submitted_s
         for live in self._riders:
             live.forward_s += result.forward_s
             live.execute_s += execute_s
@@ -101,7 +109,8 @@ class EngineCore:
             watch.lap("create KV cache and warm up")
             self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
             self._scheduler = _build_scheduler(spec, self.cache)
-            self._counter = StepCounter(self.cache)
+            self.rest = Rest(self._executor, self.cache.forget_all, can_sleep=spec.can_sleep)
+            self._counter = StepCounter(self.cache, lambda: self.rest.level)
             self._drafting: Drafting | None = None
             if spec.drafting is not None:
                 self._drafting = Drafting(spec.drafting, spec.run.model, self._counter)
@@ -114,6 +123,7 @@ class EngineCore:
         self._preparing: dict[str, tuple[EngineRequest, Future[None]]] = {}
         self._updates: list[RequestUpdate] = []
         self._stalled_since_s: float | None = None
+        self._is_busy = False
 
     @property
     def has_work(self) -> bool:
@@ -129,7 +139,10 @@ class EngineCore:
 
         A request that is held to a form waits until the form is loaded; others pass it.
         """
-        if message.sampling.guide is not None:
+        refusal = self.rest.refusal()
+        if refusal is not None:
+            self._updates.append(_refusal(message.request_id, refusal))
+        elif message.sampling.guide is not None:
             self._preparing[message.request_id] = (
                 message,
                 self._executor.prepare(message.sampling.guide),
@@ -178,6 +191,14 @@ class EngineCore:
             if self._preparing.pop(request_id, None) is not None:
                 self._updates.append(RequestUpdate(request_id=request_id, finish_reason="abort"))
 
+    def abort_all(self) -> None:
+        """End every request. The next steps tell of them."""
+        self.abort((*self._live, *self._preparing))
+
+    def stats(self) -> StepStats:
+        """Return the engine's numbers between two steps."""
+        return self._counter.take(self._scheduler.counts())
+
     def step(self) -> StepOutput:
         """Plan a step and hand it over, then record the oldest one when enough are under way.
 
@@ -189,13 +210,16 @@ class EngineCore:
         plan = self._scheduler.plan()
         if plan.rows:
             self._note_plan(plan, started_s)
-            self._flights.append(_Flight(plan, self._riders(plan), self._executor))
+            riders = self._riders(plan)
+            self._flights.append(_Flight(plan, riders, self._executor, is_busy=self._is_busy))
+            self._is_busy = True
             if len(self._flights) < self._depth:
                 return StepOutput(updates=self._take_updates())
         if not self._flights:
             return self._stalled()
         flight = self._flights.popleft()
         plan, result = flight.plan, flight.result()
+        self._is_busy = bool(self._live)
         changed = self._scheduler.update(plan, result)
         if self._drafting is not None:
             self._drafting.update(changed, sum(self._scheduler.counts()))
@@ -205,7 +229,7 @@ class EngineCore:
         if self.spec.checks_invariants:
             self.cache.check_invariants()
         self._stalled_since_s = None
-        stats = self._stats(plan, result, time.monotonic() - started_s)
+        stats = self._stats(flight, result, time.monotonic() - started_s)
         return StepOutput(updates=self._take_updates(), stats=stats)
 
     def reset_prefix_cache(self) -> None:
@@ -271,13 +295,19 @@ class EngineCore:
         updates, self._updates = self._updates, []
         return updates
 
-    def _stats(self, plan: StepPlan, result: StepResult, step_s: float) -> StepStats:
+    def _stats(self, flight: _Flight, result: StepResult, step_s: float) -> StepStats:
         return self._counter.take(
-            self._scheduler.counts(), step_tokens=plan.num_tokens, result=result, step_s=step_s
+            self._scheduler.counts(),
+            step_tokens=flight.plan.num_tokens,
+            result=result,
+            step_s=step_s,
+            wait_s=flight.wait_s,
+            is_busy=flight.is_busy,
         )
 
     def _stalled(self) -> StepOutput:
         """Return an empty step; requests that have waited in vain for too long end."""
+        self._is_busy = False
         now_s = time.monotonic()
         if not self._live:
             self._stalled_since_s = None
@@ -365,12 +395,13 @@ def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
     cache, schedule = spec.cache, spec.schedule
     memory_bytes = cache.memory_bytes
     if cache.num_blocks is None and memory_bytes is None:
-        memory_bytes = int(cache.memory_share * executor.free_bytes())
+        memory_bytes = executor.free_bytes()
     layout = kv_groups.plan_layout(
         executor.kv_layers(),
         block_tokens=cache.block_tokens,
         num_blocks=cache.num_blocks,
         memory_bytes=memory_bytes,
+        host_bytes=cache.host_bytes,
     )
     step_tokens = schedule.max_step_tokens * (2 if schedule.async_steps else 1)
     kv_groups.verify_fits(layout, schedule.max_model_tokens, step_tokens)

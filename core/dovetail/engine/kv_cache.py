@@ -1,8 +1,8 @@
 """KVCacheManager: which blocks each request owns, and which of its tokens are already cached.
 
-Implements interfaces.scheduler.KVCache over a BlockPool. Every group's block table of a request
-has the same length; a windowed group has the null block where tokens fell out of its window. Knows
-no tensor and no schedule.
+Implements interfaces.scheduler.KVCache over a BlockPool and, for preempted requests, HostBlocks.
+Every group's block table of a request has the same length; a windowed group has the null block
+where tokens fell out of its window. Knows no tensor and no schedule.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import islice
 from dovetail.engine import kv_groups
 from dovetail.engine.block_pool import NULL_BLOCK, BlockPool
 from dovetail.engine.prefix_hash import PrefixHasher
+from dovetail.engine.swap import Copies, HostBlocks
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.spec import CacheSpec
 from dovetail.interfaces.step import KVLayout
@@ -38,7 +39,8 @@ class KVCacheManager:
     """The block accounting of one engine.
 
     `num_queried_tokens` and `num_hit_tokens` count the tokens of first allocations and those of
-    them found in the prefix index, since the start.
+    them found in the prefix index, since the start; `num_swaps` requests went to host blocks, and
+    `num_swapped_in_tokens` were copied back from there.
     """
 
     def __init__(self, layout: KVLayout, cache: CacheSpec, hash_key: bytes) -> None:
@@ -54,6 +56,9 @@ class KVCacheManager:
         self._pool = BlockPool(layout.num_blocks, len(layout.groups))
         self._holdings: dict[str, _Holding] = {}
         self._nothing: Blocks = ((),) * len(layout.groups)
+        self.host = HostBlocks(layout.num_host_blocks)
+        self.num_swaps = 0
+        self.num_swapped_in_tokens = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -130,6 +135,7 @@ class KVCacheManager:
         if count * len(tables) + self._pool.num_free_among(owned) > self._pool.num_free:
             return None
         self._pool.share(owned)
+        self.host.drop(request.request_id)
         holding = self._holdings[request.request_id] = _Holding(tables, num_cached)
         for group, table in enumerate(tables):
             holding.num_dropped[group] = _num_leading_nulls(table)
@@ -185,11 +191,76 @@ class KVCacheManager:
                 table[first:end] = [NULL_BLOCK] * (end - first)
                 holding.num_dropped[group] = end
 
+    def swap_out(self, request: RequestState, num_tokens: int) -> Copies | None:
+        """Give the blocks back and keep what `num_tokens` tokens cached in host blocks.
+
+        Returns the copies (block, host block), or None when too few host blocks are free or the
+        tokens fill no block: they are computed again as fast. Mutates: nothing when it returns None
+        """
+        if num_tokens < self._block_tokens:
+            return None
+        holding = self._holdings[request.request_id]
+        count = -(-num_tokens // self._block_tokens)
+        tables = [table[:count] for table in holding.tables]
+        copies = self.host.put(request.request_id, tables, num_tokens)
+        if copies is not None:
+            self._release(request, forget=False)
+            self.num_swaps += 1
+        return copies
+
+    def find_swapped(self, request: RequestState) -> int:
+        """Return how many leading tokens the host blocks hold, at most num_tokens - 1.
+
+        What lies behind the last known token was computed for drafts that did not come true.
+        """
+        swapped = self.host.find(request.request_id)
+        return 0 if swapped is None else min(swapped.num_tokens, request.num_tokens - 1)
+
+    def swap_in(
+        self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
+    ) -> tuple[Blocks, Copies] | None:
+        """Make room up to position `num_tokens`; return the block ids and the copies (host block,
+        block) for what the first `cached_tokens` tokens do not bring from the prefix index.
+
+        Mutates: nothing when it returns None
+        """
+        swapped = self.host.find(request.request_id)
+        assert swapped is not None, "swap_in of a request that has no host blocks"
+        num_kept = self.find_swapped(request)
+        num_cached = cached_tokens // self._block_tokens
+        tables = self._prefix_tables(request, num_cached)
+        num_dropped = []
+        for group, table in enumerate(tables):
+            nulls = max(swapped.num_nulls[group], _num_leading_nulls(table))
+            tables[group] = [NULL_BLOCK] * nulls + table[nulls:]
+            num_dropped.append(nulls)
+        owned = [block for table in tables for block in table if block != NULL_BLOCK]
+        count = -(-num_tokens // self._block_tokens)
+        num_fresh = sum(count - len(table) for table in tables)
+        if num_fresh + self._pool.num_free_among(owned) > self._pool.num_free:
+            return None
+        self._pool.share(owned)
+        copies = []
+        for table, hosts in zip(tables, swapped.tables, strict=True):
+            first = len(table)
+            table.extend(self._pool.take(count - first))
+            kept = range(first, -(-num_kept // self._block_tokens))
+            copies += [(_held(hosts[i]), table[i]) for i in kept]
+        holding = self._holdings[request.request_id] = _Holding(tables, num_cached)
+        holding.num_blocks, holding.num_dropped = count, num_dropped
+        self.host.drop(request.request_id)
+        self.num_swapped_in_tokens += num_kept - cached_tokens
+        return tuple(map(tuple, tables)), tuple(copies)
+
     def free(self, request: RequestState, *, forget: bool = False) -> None:
         """Give all blocks back, last ones first, so that the start of a prefix is kept longest.
 
-        `forget` also removes them from the prefix index.
+        `forget` also removes them from the prefix index. Host blocks are given back too.
         """
+        self.host.drop(request.request_id)
+        self._release(request, forget=forget)
+
+    def _release(self, request: RequestState, *, forget: bool) -> None:
         holding = self._holdings.pop(request.request_id, None)
         if holding is None:
             return
@@ -209,6 +280,7 @@ class KVCacheManager:
         O(num_blocks); runs when the engine goes idle, and every step in tests.
         """
         self._pool.check_invariants()
+        self.host.check_invariants()
         owners: Counter[int] = Counter()
         for request_id, holding in self._holdings.items():
             lengths = {len(table) for table in holding.tables}
@@ -216,6 +288,7 @@ class KVCacheManager:
             for table in holding.tables:
                 owners.update(block for block in table if block != NULL_BLOCK)
             self._check_private_blocks(request_id, holding)
+            assert self.host.find(request_id) is None, f"{request_id} has blocks in both places"
         for block in range(1, self.layout.num_blocks):
             assert self._pool.refs(block) == owners[block], f"block {block}: wrong owner count"
 
@@ -223,7 +296,14 @@ class KVCacheManager:
         """Blocks that are still being written belong to one request alone."""
         for table in holding.tables:
             for block in islice(table, holding.num_committed, None):
+                if block == NULL_BLOCK:  # behind the window of one that came back from the host
+                    continue
                 assert self._pool.refs(block) == 1, f"{request_id}: unfinished block {block} shared"
+
+
+def _held(host: int | None) -> int:
+    assert host is not None, "a block within the window has no copy on the host"
+    return host
 
 
 def _num_leading_nulls(table: Sequence[int]) -> int:

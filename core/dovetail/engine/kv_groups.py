@@ -32,8 +32,10 @@ def plan_layout(
     block_tokens: int,
     num_blocks: int | None = None,
     memory_bytes: int | None = None,
+    host_bytes: int = 0,
 ) -> KVLayout:
-    """Return the layout of the cache: `num_blocks` blocks, or as many as `memory_bytes` holds.
+    """Return the layout of the cache: `num_blocks` blocks, or as many as `memory_bytes` holds, and
+    as many host blocks as `host_bytes` hold.
 
     Block 0 is counted, though it is the null block that nobody owns.
     Raises: ConfigError when layers differ in size or fewer than two blocks fit.
@@ -59,6 +61,7 @@ def plan_layout(
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         block_bytes=block_bytes,
+        num_host_blocks=host_bytes // (num_tensors * block_bytes) if num_tensors else 0,
     )
 
 

@@ -16,6 +16,7 @@ from dovetail.engine.core import EngineCore, StepOutput
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
+    AskRest,
     ClientGone,
     Dead,
     EngineRequest,
@@ -29,13 +30,16 @@ from dovetail.engine.messages import (
     Ready,
     RequestUpdate,
     ResetPrefixCache,
+    RestState,
     Shutdown,
+    Sleep,
     StartFailed,
     ToEngine,
     Updates,
+    WakeUp,
 )
 from dovetail.engine.transport import EngineEnd
-from dovetail.errors import DovetailError, EngineDead
+from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 
@@ -129,6 +133,7 @@ class EngineLoop:
         self._end = end
         self._clients: dict[bytes, _Client] = {}
         self._owners: dict[str, bytes] = {}
+        self._bedtime: list[tuple[bytes, Sleep]] = []
         self._is_stopping = False
         self._is_stalled = False
         self._idle_since_s: float | None = None
@@ -150,12 +155,14 @@ class EngineLoop:
             if self._core.has_work:
                 self._idle_since_s = None
                 self._publish(self._core.step())
+            elif self._bedtime:
+                self._fall_asleep()
             else:
                 self._idle()
 
     def _patience_s(self) -> float:
         if not self._core.has_work:
-            return IDLE_WAKE_S
+            return 0.0 if self._bedtime else IDLE_WAKE_S
         return STALL_WAIT_S if self._is_stalled else 0.0
 
     def _idle(self) -> None:
@@ -179,6 +186,12 @@ class EngineLoop:
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
                 self._send(client, PrefixCacheReset())
+            case Sleep():
+                self._go_to_bed(client, message)
+            case WakeUp(ask_id=ask_id, tags=tags):
+                self._wake_up(client, ask_id, tags)
+            case AskRest(ask_id=ask_id):
+                self._send(client, self._rest_state(ask_id))
             case Hello():
                 self._greet(client)
             case Goodbye():
@@ -195,6 +208,63 @@ class EngineLoop:
             self._owners[request.request_id] = client
             self._core.add(request)
 
+    def _go_to_bed(self, client: bytes, message: Sleep) -> None:
+        """Let requests end before the engine sleeps. Mutates: self"""
+        try:
+            self._core.rest.doze(message.level)
+        except RequestError as error:
+            self._send(client, self._rest_state(message.ask_id, error))
+            return
+        if not message.waits:
+            self._core.abort_all()
+        self._bedtime.append((client, message))
+
+    def _fall_asleep(self) -> None:
+        """Sleep as the first who asked wants it; say so to all. Mutates: self"""
+        for client, message in self._take_bedtime():
+            error: DovetailError | None = None
+            try:
+                self._core.rest.sleep(message.level)
+            except (RequestError, ConfigError) as caught:
+                error = caught
+            self._tell_rest(client, message.ask_id, error)
+
+    def _wake_up(self, client: bytes, ask_id: int, tags: Sequence[str]) -> None:
+        for other, message in self._take_bedtime():
+            woken = RequestError("the engine was woken up before it slept.", status=409)
+            self._send(other, self._rest_state(message.ask_id, woken))
+        error: DovetailError | None = None
+        try:
+            self._core.rest.wake_up(tags)
+        except (RequestError, ConfigError) as caught:
+            error = caught
+        self._tell_rest(client, ask_id, error)
+
+    def _take_bedtime(self) -> list[tuple[bytes, Sleep]]:
+        bedtime, self._bedtime = self._bedtime, []
+        return bedtime
+
+    def _tell_rest(self, client: bytes, ask_id: int, error: DovetailError | None) -> None:
+        """Answer one client and tell the others, with the engine's numbers."""
+        for name in list(self._clients):
+            is_asker = name == client
+            state = self._rest_state(ask_id, error) if is_asker else self._rest_state(0)
+            self._send(name, state)
+        self._publish(StepOutput(updates=[], stats=self._core.stats()))
+
+    def _rest_state(self, ask_id: int, error: DovetailError | None = None) -> RestState:
+        asleep = self._core.rest.asleep
+        if error is None:
+            return RestState(asleep=asleep, ask_id=ask_id)
+        return RestState(
+            asleep=asleep,
+            ask_id=ask_id,
+            fault=error.what,
+            where=error.where,
+            fix=error.fix,
+            status=error.status if isinstance(error, RequestError) else 503,
+        )
+
     def _pong(self) -> Pong:
         num_running, num_waiting = self._core.counts()
         return Pong(
@@ -208,6 +278,8 @@ class EngineLoop:
             num_blocks=layout.num_blocks, block_tokens=layout.block_tokens, pid=os.getpid()
         )
         self._send(client, ready)
+        if self._core.rest.asleep:
+            self._send(client, self._rest_state(0))
 
     def _forget(self, client: bytes) -> None:
         """End what a client that has left still has running."""

@@ -95,6 +95,28 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     """Ask that no cached prefix be used again; answered with PrefixCacheReset."""
 
 
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
+    """Ask the engine to give its memory back, once its requests have ended: by themselves if it
+    `waits`, else now. Answered, as WakeUp and AskRest are, with RestState."""
+
+    ask_id: int
+    level: int
+    waits: bool = False
+
+
+class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake_up"):
+    """Ask the engine to take the memory of these tags again (none: of all)."""
+
+    ask_id: int
+    tags: tuple[str, ...] = ()
+
+
+class AskRest(msgspec.Struct, frozen=True, kw_only=True, tag="ask_rest"):
+    """Ask whether the engine sleeps."""
+
+    ask_id: int
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """An API process leaves; what it still has running is aborted."""
 
@@ -109,7 +131,19 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process now."""
 
 
-ToEngine = Hello | AddRequests | Abort | Ping | ResetPrefixCache | Goodbye | ClientGone | Shutdown
+ToEngine = (
+    Hello
+    | AddRequests
+    | Abort
+    | Ping
+    | ResetPrefixCache
+    | Sleep
+    | WakeUp
+    | AskRest
+    | Goodbye
+    | ClientGone
+    | Shutdown
+)
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
@@ -155,10 +189,24 @@ class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset"):
     """From now on no prefix is found that was cached before."""
 
 
+class RestState(msgspec.Struct, frozen=True, kw_only=True, tag="rest", omit_defaults=True):
+    """What of the engine sleeps: nothing while it is awake. Every client is told of changes.
+
+    `ask_id` is the question that this answers (0: none), `fault` why what it asked was not done.
+    """
+
+    asleep: tuple[str, ...] = ()
+    ask_id: int = 0
+    fault: str | None = None
+    where: str | None = None
+    fix: str | None = None
+    status: int = 400
+
+
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
     """The engine ends because of a fault of the whole."""
 
     reason: str
 
 
-FromEngine = Phase | Ready | StartFailed | Updates | Pong | PrefixCacheReset | Dead
+FromEngine = Phase | Ready | StartFailed | Updates | Pong | PrefixCacheReset | RestState | Dead

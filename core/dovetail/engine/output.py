@@ -20,7 +20,7 @@ from dovetail.engine.outputs import (
     PromptLogprobs,
     RequestOutput,
 )
-from dovetail.errors import DovetailError, RequestError, RequestFault
+from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
 from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
@@ -303,6 +303,8 @@ def _output_of(
 def _error_of(update: RequestUpdate, request_id: str) -> DovetailError:
     """Return the exception an engine's error becomes for the caller."""
     what = update.error or "the engine gave no reason."
+    if update.error_code == EngineAsleep.kind:
+        return EngineAsleep(what, where=request_id, code=update.error_code)
     if update.error_status < 500:
         return RequestError(
             what, where=request_id, code=update.error_code, status=update.error_status

@@ -24,6 +24,8 @@ STDIN = 0
 LENGTH = struct.Struct(">Q")
 PR_SET_PDEATHSIG = 1
 EXIT_PARENT_GONE = 3
+SWITCH_S = 5e-4
+"""How long a thread beside the steps, one that loads forms, keeps the interpreter at most."""
 
 
 def main() -> int:
@@ -32,6 +34,7 @@ def main() -> int:
     _die_with_parent(boot)
     _leave_signals_to_parent()
     _start_logging(boot.spec)
+    sys.setswitchinterval(SWITCH_S)
     # The socket first: the parent's first message need not wait for the heavy imports below.
     end = ZmqEngineEnd(boot.address)
     from dovetail.engine import loop

@@ -1,6 +1,9 @@
-"""StepCounter: counts between two StepStats. Knows the KV cache's totals, nothing of requests."""
+"""StepCounter: counts between two StepStats. Knows the totals of the KV cache and how deep the
+engine sleeps, nothing of requests."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.interfaces.stats import StepStats
@@ -16,6 +19,9 @@ class StepCounter:
         "_cache",
         "_hit_tokens",
         "_queried_tokens",
+        "_sleep_level",
+        "_swapped_in_tokens",
+        "_swaps",
         "accepted_tokens",
         "draft_tokens",
         "drafts",
@@ -26,10 +32,13 @@ class StepCounter:
         "prompt_tokens",
     )
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(self, cache: KVCacheManager, sleep_level: Callable[[], int] = lambda: 0) -> None:
         self._cache = cache
+        self._sleep_level = sleep_level
         self._queried_tokens = 0
         self._hit_tokens = 0
+        self._swaps = 0
+        self._swapped_in_tokens = 0
         self._start()
 
     def _start(self) -> None:
@@ -49,18 +58,30 @@ class StepCounter:
         step_tokens: int = 0,
         result: StepResult = _NO_RESULT,
         step_s: float = 0.0,
+        wait_s: float = 0.0,
+        is_busy: bool = False,
     ) -> StepStats:
-        """Return the counts since the last call. Mutates: all counts go back to 0"""
+        """Return the counts since the last call. `wait_s` of `step_s` the device was waited for;
+        `is_busy`: the step was brought with no pause for want of work before it.
+
+        Mutates: all counts go back to 0
+        """
+        exposed_s = result.idle_s if is_busy else 0.0
         cache = self._cache
         queried, hit = cache.num_queried_tokens, cache.num_hit_tokens
         stats = StepStats(
             num_running=counts[0],
             num_waiting=counts[1],
             kv_usage=1.0 - cache.num_free_blocks / max(1, cache.num_blocks),
+            num_swapped=cache.host.num_requests,
+            host_kv_usage=cache.host.usage,
+            sleep_level=self._sleep_level(),
             step_tokens=step_tokens,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             preemptions=self.preemptions,
+            swaps=cache.num_swaps - self._swaps,
+            swapped_in_tokens=cache.num_swapped_in_tokens - self._swapped_in_tokens,
             prefix_queried_tokens=queried - self._queried_tokens,
             prefix_hit_tokens=hit - self._hit_tokens,
             finished=self.finished,
@@ -70,7 +91,11 @@ class StepCounter:
             accepted_tokens=self.accepted_tokens,
             forward_s=result.forward_s,
             step_s=step_s,
+            device_s=result.forward_s + result.sample_s,
+            exposed_s=exposed_s,
+            hidden_s=max(0.0, step_s - wait_s - exposed_s),
         )
         self._queried_tokens, self._hit_tokens = queried, hit
+        self._swaps, self._swapped_in_tokens = cache.num_swaps, cache.num_swapped_in_tokens
         self._start()
         return stats

@@ -54,6 +54,9 @@ class SyncEngine:
         cache_salt: str = "",
     ) -> PreparedRequest:
         """Return a checked request that is not yet under way. Raises: RequestError"""
+        refusal = self.core.rest.refusal()
+        if refusal is not None:
+            raise refusal
         serial = next(self._serials)
         return self._input.prepare(
             prompt,

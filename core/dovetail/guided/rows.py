@@ -18,6 +18,7 @@ from dovetail.guided.table import GuideTable, LoadedGuide
 from dovetail.interfaces.guided import Matcher
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.sampling.seen import on_device
 from dovetail_kernels.token_mask import OP
 
 if TYPE_CHECKING:
@@ -229,15 +230,13 @@ class GuideRows(LogitsProcessor):
         Shapes: logits [S, V]
         Mutates: logits
         """
-        import torch
-
         self._wait()
         states = [self._rows[row] for _, row in rows]
         self._fill_all([state for state in states if state.is_stale()])
         for state in states:
             if state.fault is not None:
                 raise state.fault
-        masks = torch.from_numpy(np.stack([state.mask for state in states]).view(np.int32))
-        indices = torch.tensor([index for index, _ in rows])
+        masks = on_device(np.stack([state.mask for state in states]).view(np.int32), logits.device)
+        indices = on_device(np.array([index for index, _ in rows]), logits.device)
         forbid = OP.pick(logits.device.type, logits.dtype)
-        forbid(logits, masks.to(logits.device), indices.to(logits.device))
+        forbid(logits, masks, indices)

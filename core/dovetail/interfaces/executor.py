@@ -27,6 +27,7 @@ class Executor(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "async_steps": "submit returns before the step has run",
+        "sleep": "lets its workers give their memory back and take it again",
     }
 
     @abstractmethod
@@ -39,7 +40,7 @@ class Executor(Plugin):
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Return the bytes of device memory free for the KV cache on the fullest rank."""
+        """Return the bytes that the KV cache may take on the fullest rank."""
 
     @abstractmethod
     def allocate(self, layout: KVLayout) -> None:
@@ -57,6 +58,20 @@ class Executor(Plugin):
         refused: Future[None] = Future()
         refused.set_exception(RequestError("this executor holds no answer to a form."))
         return refused
+
+    def sleep(self, level: int) -> None:
+        """Let every rank give its memory back (see Worker.sleep). Raises: RequestError.
+
+        The default: this executor does not pass that on.
+        """
+        raise RequestError("this executor cannot let its workers sleep.")
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Let every rank take its memory again (see Worker.wake_up).
+
+        Raises: RequestError, ConfigError. The default: this executor does not pass that on.
+        """
+        raise RequestError("this executor cannot let its workers sleep.")
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -36,13 +36,15 @@ class RowView(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
     """What a model's constructor may use. `quant` gives every linear layer its weights;
-    `max_tokens` is the longest row that will be served (None: all the checkpoint allows)."""
+    `max_tokens` is the longest row that will be served (None: all the checkpoint allows);
+    without `uses_fused_ops` layers run the framework's own operators where they have a choice."""
 
     model: ModelSpec
     quant: QuantMethod
     device: str
     rank: RankSpec = field(default_factory=RankSpec)
     max_tokens: int | None = None
+    uses_fused_ops: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ class Model(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "tensor_parallel": "layers may be divided over ranks",
+        "reads_rows": "looks at the step's rows on the host, so steps are neither captured nor "
+        "begun ahead (test models)",
         "no_weights": "needs no checkpoint tensors (test models)",
     }
 

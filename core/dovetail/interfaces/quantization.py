@@ -70,11 +70,12 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """The activation of a gated layer: its name among kernels ("" for one they do not know), and
-    itself."""
+    """The activation of a gated layer: its name among kernels ("" for one they do not know),
+    itself, and what makes act(first half) * second half of rows at once, where there is that."""
 
     name: str
     function: Callable[[torch.Tensor], torch.Tensor]
+    halves: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def weight_tensor(spec: LinearSpec, dtype: str) -> StoredTensor:
@@ -132,7 +133,10 @@ class LinearMethod(ABC):
     ) -> torch.Tensor:
         """Return act(first half) * second half of x W^T + bias, in one pass where a kernel can.
         Shapes: x [T, I], W [2F, I] -> [T, F]"""
-        first, second = self.apply(layer, x, bias).chunk(2, dim=-1)
+        out = self.apply(layer, x, bias)
+        if gate.halves is not None:
+            return gate.halves(out)
+        first, second = out.chunk(2, dim=-1)
         return gate.function(first) * second
 
     def rows(self, layer: torch.nn.Module, index: torch.Tensor) -> torch.Tensor:

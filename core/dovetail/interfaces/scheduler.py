@@ -96,8 +96,30 @@ class KVCache(Protocol):
         become findable by other requests."""
 
     def free(self, request: RequestState, *, forget: bool = False) -> None:
-        """Give all blocks of the request back; one that owns none is ignored. `forget` also
-        removes them from the prefix index, shared ones too (their content is suspect)."""
+        """Give all blocks of the request back, host blocks too; one that owns none is ignored.
+        `forget` also removes them from the prefix index, shared ones too (their content is
+        suspect)."""
+
+    def swap_out(
+        self, request: RequestState, num_tokens: int
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Give the request's blocks back and keep what its first `num_tokens` tokens have cached in
+        host blocks: return the copies for StepPlan.swapped_out, or None (and change nothing) when
+        too few host blocks are free or it is not worth it. The copies belong into the next plan
+        that has rows."""
+
+    def find_swapped(self, request: RequestState) -> int:
+        """Return how many leading tokens the request's host blocks hold, at most num_tokens - 1;
+        0 when it has none. Changes nothing."""
+
+    def swap_in(
+        self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]] | None:
+        """Make room up to position `num_tokens` for a request that has host blocks: return its
+        block ids per group and the copies for the same plan's `swapped_in`, or None (and change
+        nothing) when too few blocks are free. The prefix found by find_prefix, `cached_tokens`
+        (less than find_swapped said), is taken from the cache and not copied. The host blocks may
+        hold something else from the next plan on."""
 
 
 class Scheduler(Plugin):
@@ -117,6 +139,7 @@ class Scheduler(Plugin):
         "async_steps": "can plan a step before the previous result is known",
         "priority": "honours the scheduling policy's order",
         "drafts": "plans a request's draft_ids for verification",
+        "swap": "keeps what preempted requests have cached in host blocks",
     }
 
     @abstractmethod

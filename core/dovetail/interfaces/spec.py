@@ -89,11 +89,15 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
     torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
     `pins_threads` keeps each on one core; `processors` are all that the engine may run on (none: no
-    such limit). `is_eager` forbids recording or capturing steps. `async_steps` says that a plan may
-    arrive before the previous result was read. `logprobs_stage` is "raw" (the model's own logits
-    are reported) or "processed" (those that tokens are drawn from), `logprobs_scale` "logprobs" or
-    "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit floats (none:
-    the checkpoint's own scales do); `measures_kv_scales` has them measured at the start.
+    such limit). `is_eager` forbids recording or capturing steps; `graph_sizes` are the numbers of
+    rows for which steps are captured or recorded (None: as the device's worker likes).
+    `async_steps` says that a plan may arrive before the previous result was read. `uses_fused_ops`
+    false leaves everything to the framework's own operators where there is a choice. The engine may
+    use the share `memory_share` of its device's memory. `logprobs_stage` is "raw" (the model's own
+    logits are reported) or "processed" (those that tokens are drawn from), `logprobs_scale`
+    "logprobs" or "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit
+    floats (none: the checkpoint's own scales do); `measures_kv_scales` has them measured at the
+    start. Blocks with `offload_bytes` of weights stay in host memory; then the run is eager.
     """
 
     model: ModelSpec
@@ -116,12 +120,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     processors: tuple[int, ...] = ()
     is_eager: bool = False
     async_steps: bool = False
+    graph_sizes: tuple[int, ...] | None = None
+    uses_fused_ops: bool = True
+    memory_share: float = 0.9
     logprobs_stage: str = "raw"
     logprobs_scale: str = "logprobs"
     shows_progress: bool = True
     load_options: dict[str, Any] = {}
     kv_scales: tuple[tuple[float, ...], ...] = ()
     measures_kv_scales: bool = False
+    offload_bytes: int = 0
     guided: GuidedSpec | None = None
 
 
@@ -129,7 +137,8 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How much KV cache there is and how blocks are shared.
 
     `num_blocks` None means: as many as `memory_bytes` holds, or, when that is None too, as many
-    as `memory_share` of the device's free memory holds.
+    as the executor finds room for. `host_bytes` of host memory take what
+    preempted requests had cached.
     `hash_algorithm` is the name understood by `engine.prefix_hash`.
     """
 
@@ -139,6 +148,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_share: float
     uses_prefix_cache: bool
     hash_algorithm: str
+    host_bytes: int = 0
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +187,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     Requests without a seed get theirs from `request_seed` (None: from chance).
     An engine in a step longer than `step_timeout_s` counts as dead; `reply_timeout_s` is how long
     an API process waits for an answer that needs no step. The socket lies in `socket_dir`.
-    `times_steps` adds up what each request's steps have cost.
+    `times_steps` adds up what each request's steps have cost. `can_sleep` says that the engine may
+    be told to give its memory back while it runs.
     """
 
     run: RunSpec
@@ -205,6 +216,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     socket_dir: str | None = None
     checks_invariants: bool = False
     times_steps: bool = False
+    can_sleep: bool = False
 
     @property
     def has_tokenizer(self) -> bool:

@@ -53,12 +53,19 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. The runner first frees `freed_rows`, then fills `new_rows`, then runs `rows`."""
+    """One step. The runner first copies `swapped_out`, then `swapped_in`, then frees `freed_rows`,
+    then fills `new_rows`, then runs `rows`.
+
+    `swapped_out` are pairs (block, host block) and `swapped_in` pairs (host block, block): all that
+    the first of a pair holds, in every KV tensor, is copied to the second.
+    """
 
     step_id: int
     rows: tuple[RowStep, ...]
     new_rows: tuple[NewRow, ...] = ()
     freed_rows: tuple[int, ...] = ()
+    swapped_out: tuple[tuple[int, int], ...] = ()
+    swapped_in: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -96,12 +103,15 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one StepPlan. Times in seconds, measured by the runner."""
+    """The answer to one StepPlan. Times in seconds, measured where the model runs: `forward_s` and
+    `sample_s` of its work, `idle_s` between the end of the step before and the start of this one.
+    """
 
     step_id: int
     rows: tuple[RowResult, ...]
     forward_s: float = 0.0
     sample_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,10 +148,14 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of one rank: `num_tensors` tensors of `num_blocks` blocks each."""
+    """The KV cache of one rank: `num_tensors` tensors of `num_blocks` blocks each.
+
+    `num_host_blocks` of host memory take what preempted requests had cached.
+    """
 
     groups: tuple[KVGroup, ...]
     num_tensors: int
     num_blocks: int
     block_tokens: int
     block_bytes: int
+    num_host_blocks: int = 0

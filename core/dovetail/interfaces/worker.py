@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec
@@ -18,6 +20,12 @@ class Worker(Plugin):
     then step again and again, then shutdown. `why_not(device_type)` says which devices fit."""
 
     interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "ahead": "begin returns before the step has run, and the next step may begin before this "
+        "one's result is read",
+        "sleep": "gives its memory back between steps and takes it again",
+        "swap": "copies KV blocks to host memory and back (StepPlan.swapped_out, swapped_in)",
+    }
 
     @abstractmethod
     def __init__(self, options: Any, run: RunSpec) -> None:
@@ -33,7 +41,9 @@ class Worker(Plugin):
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Return the bytes free for the KV cache once weights and a largest step are in place."""
+        """Return the bytes that the KV cache may take once weights and a largest step are in
+        place: of the device's memory this engine uses no more than the share
+        `run.memory_share`."""
 
     @abstractmethod
     def allocate(self, layout: KVLayout) -> None:
@@ -43,12 +53,38 @@ class Worker(Plugin):
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step. A fault of one row is reported in its RowResult, not raised."""
 
+    def begin(self, plan: StepPlan) -> PendingStep:
+        """Hand a step to the device. The default runs it.
+
+        With `run.async_steps` a worker that can be "ahead" is given a step before the result of
+        the one before it was read; results are asked for in the order of the steps.
+        """
+        done: Future[StepResult] = Future()
+        done.set_result(self.step(plan))
+        return done
+
     def prepare(self, guide: Guide) -> None:
         """Load a form before a row needs it. May be called by a thread of its own, beside a step.
 
         Raises: RequestError. The default: this worker holds no answer to a form.
         """
         raise RequestError("this worker holds no answer to a form.")
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of the KV cache and of the weights back; no request is under way.
+
+        Level 1 keeps the weights in host memory or a file, level 2 forgets them. What the cache
+        held is lost. Raises: RequestError. The default: this worker cannot sleep.
+        """
+        raise RequestError("this worker cannot give its memory back while it runs.")
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Take the memory of "weights" and "kv_cache" again, those of them that are asleep.
+
+        Steps run again once both are there. Raises: RequestError, ConfigError; what could not be
+        had stays asleep. The default: this worker cannot sleep.
+        """
+        raise RequestError("this worker cannot give its memory back while it runs.")
 
     def shutdown(self) -> None:
         """Give memory and threads back. May be called twice."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import Gate
+from dovetail.layers.native import triton_kernel
+from dovetail_kernels.gated_activation import OP
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -56,9 +60,15 @@ KERNEL_NAMES = {
 """What `dovetail_kernels` calls an activation that its products can apply."""
 
 
-def gate(name: str) -> Gate:
-    """Return the activation of a gated layer. Raises: ConfigError if unknown."""
-    return Gate(name=KERNEL_NAMES.get(name, ""), function=activation(name))
+def gate(name: str, context: BuildContext | None = None) -> Gate:
+    """Return the activation of a gated layer. Raises: ConfigError if unknown.
+
+    With a context, the kernel that does both halves at once, where there is one.
+    """
+    known = KERNEL_NAMES.get(name, "")
+    run = triton_kernel(OP, context) if known and context is not None else None
+    halves = None if run is None else partial(run, activation=known)
+    return Gate(name=known, function=activation(name), halves=halves)
 
 
 def activation(name: str) -> Activation:

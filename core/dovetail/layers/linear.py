@@ -160,7 +160,7 @@ class GatedLinear(Linear):
         group = tensor_group(context.rank)
         parts = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
         # A product that does not know the activation leaves both halves for it.
-        known = gate(act)
+        known = gate(act, context)
         super().__init__(context, name, in_size, parts, bias=bias, is_gated=bool(known.name))
         self.gate = known
 

@@ -1,7 +1,8 @@
 """Mixture of experts: a router that picks A of X experts per token, and the experts' matrices.
 
-The torch reference: tokens are sorted by expert and every expert multiplies its own tokens once.
-Experts are divided over ranks along F. Shape letters: X experts, A picked per token.
+On a GPU one fused kernel does it all, without a word to the host. Elsewhere, and for matrices that
+cannot lie behind each other there, tokens are sorted by expert and every expert multiplies its own
+tokens once. Experts are divided over ranks along F. Shape letters: X experts, A picked per token.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.activation import gate, gated
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
+from dovetail.layers.native import triton_kernel
 from dovetail.layers.placement import (
     Cut,
     Part,
@@ -26,7 +28,9 @@ from dovetail.layers.placement import (
 )
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
-from dovetail_kernels.gemm.matrix import Matrix, multiply_groups
+from dovetail_kernels import moe
+from dovetail_kernels.gemm.gpu import GpuPacked, stack_floats
+from dovetail_kernels.gemm.matrix import Matrix, multiply_groups, stacked
 
 
 def route(
@@ -55,6 +59,7 @@ class Experts(WeightHolder):
     ) -> None:
         super().__init__()
         group = tensor_group(context.rank)
+        self.name = name
         self.num_experts = num_experts
         self.gate = gate(act)
         self.gate_up = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
@@ -73,6 +78,8 @@ class Experts(WeightHolder):
         for leaf in self.specs:
             self._register(leaf)
         self._matrices: dict[str, list[Matrix]] = {}
+        self._packed: dict[str, GpuPacked] = {}
+        self._kernel = triton_kernel(moe.OP, context) if known else None
 
     def _register(self, leaf: str) -> None:
         """Make the empty parameters of one of the two matrices, all experts' together."""
@@ -99,9 +106,33 @@ class Experts(WeightHolder):
             self._matrices[leaf] = kept
             for name in names.values():
                 delattr(self, name)
-            for expert, matrix in enumerate(kept):
+        self._fuse()
+        for leaf, matrices in self._matrices.items():
+            for expert, matrix in enumerate(matrices):
                 for name, tensor in matrix.tensors().items():
                     self.register_buffer(f"{leaf}_{expert}_{name}", tensor, persistent=False)
+
+    def _fuse(self) -> None:
+        """Lay each expert's matrices behind each other for the fused kernel, plain ones where they
+        are; where some cannot, there is no such kernel. Mutates: self"""
+        if self._kernel is None:
+            return
+        for leaf, spec in self.specs.items():
+            matrices = self._matrices.get(leaf)
+            packed = (
+                stack_floats(self.get_parameter(leaf).data, is_gated=spec.is_gated)
+                if matrices is None
+                else stacked(matrices)
+            )
+            if packed is None:
+                self._kernel = None
+                self._packed.clear()
+                return
+            self._packed[leaf] = packed
+        for leaf in self._matrices:
+            for name, tensor in self._packed[leaf].tensors().items():
+                self.register_buffer(f"{leaf}_{name}", tensor, persistent=False)
+        self._matrices.clear()
 
     def forward(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
@@ -110,6 +141,9 @@ class Experts(WeightHolder):
 
         Shapes: x [T, E], weights and experts [T, A] -> [T, E]
         """
+        if self._kernel is not None:
+            first, second = self._packed["gate_up_proj"], self._packed["down_proj"]
+            return self._kernel(x, first, second, weights, experts, self.gate.name)
         picked = experts.flatten()
         order = picked.argsort(stable=True)
         tokens = order // experts.shape[1]

@@ -21,6 +21,9 @@ def runs_natively(op: Op, context: BuildContext) -> bool:
 
 
 def triton_kernel(op: Op, context: BuildContext) -> Callable[..., Any] | None:
-    """Return the op's Triton kernel, called as its reference is, or None where it does not run."""
+    """Return the op's Triton kernel, called as its reference is, or None where it does not run or
+    the framework's own operators are wanted."""
+    if not context.uses_fused_ops:
+        return None
     device, dtype = torch.device(context.device).type, dtype_of(context.model.dtype)
     return op.pick(device, dtype, name=TRITON) if op.runs(TRITON, device, dtype) else None

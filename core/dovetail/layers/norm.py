@@ -89,20 +89,23 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.weight = _empty(context, size)
         self.bias = _empty(context, size) if bias else None
-        self._native = (
-            native_layer_norm.LayerNorm(size, eps=eps)
-            if runs_natively(layer_norm.OP, context)
-            else None
-        )
+        self._kernel = self._kernel_of(context, size)
+
+    def _kernel_of(self, context: BuildContext, size: int) -> Callable[..., torch.Tensor] | None:
+        """Return what computes rows at once, or None where torch does."""
+        if runs_natively(layer_norm.OP, context):
+            return native_layer_norm.LayerNorm(size, eps=self.eps)
+        run = triton_kernel(layer_norm.OP, context)
+        return None if run is None else partial(run, eps=self.eps)
 
     def forward(self, x: torch.Tensor, *, delta: torch.Tensor | None = None) -> torch.Tensor:
         """Return norm(x + delta). Shapes: x and delta [..., E] -> [..., E]
 
         Mutates: x, which becomes x + delta where there is a delta
         """
-        if self._native is not None and x.dim() == 2:
+        if self._kernel is not None and x.dim() == 2:
             own = self._parameters
-            return self._native(x, own["weight"], own.get("bias"), delta)
+            return self._kernel(x, own["weight"], own.get("bias"), delta=delta)
         if delta is not None:
             x.add_(delta)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

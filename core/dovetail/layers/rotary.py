@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.native import runs_natively
+from dovetail.layers.native import runs_natively, triton_kernel
 from dovetail.layers.norm import RMSNorm
 from dovetail_kernels import qk_rotary
 from dovetail_kernels.qk_rotary.native import QkRotary
@@ -269,29 +270,35 @@ class HeadRotary:
         self._sizes = [n * head_size for n in (num_heads, num_kv_heads, num_kv_heads)]
         self._norms = (q_norm, k_norm)
         self._weights = [None if norm is None else norm.weight for norm in self._norms]
+        self._turn = self._turn_of(context, num_heads, num_kv_heads)
+
+    def _turn_of(
+        self, context: BuildContext, num_heads: int, num_kv_heads: int
+    ) -> Callable[..., None] | None:
+        """Return what norms and turns all heads in one call, or None where torch does."""
+        q_norm, k_norm = self._norms
         known = q_norm or k_norm
         assert q_norm is None or k_norm is None or q_norm.eps == k_norm.eps
-        self._turn = (
-            QkRotary(
-                num_heads,
-                num_kv_heads,
-                head_size,
-                eps=known.eps if known else 0.0,
-                offset=known.offset if known else 0.0,
-            )
-            if runs_natively(qk_rotary.OP, context)
-            else None
-        )
+        eps, offset = (known.eps, known.offset) if known else (0.0, 0.0)
+        if runs_natively(qk_rotary.OP, context):
+            return QkRotary(num_heads, num_kv_heads, self._head_size, eps=eps, offset=offset)
+        run = triton_kernel(qk_rotary.OP, context)
+        if run is None:
+            return None
+        return partial(run, num_heads=num_heads, num_kv_heads=num_kv_heads, eps=eps, offset=offset)
 
     def __call__(
         self, qkv: torch.Tensor, rope: Rope
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v. Shapes: qkv [T, (H+2K)*D] -> [T, H*D], [T, K*D], [T, K*D]
 
-        Mutates: qkv, on the native library
+        Mutates: qkv, where there is a kernel
         """
         if self._turn is not None:
-            self._turn(qkv, rope.cos, rope.sin, rope.positions, *self._weights)
+            q_weight, k_weight = self._weights
+            self._turn(
+                qkv, rope.cos, rope.sin, rope.positions, q_weight=q_weight, k_weight=k_weight
+            )
             q, k, v = qkv.split(self._sizes, dim=-1)
             return q, k, v
         q, k, v = qkv.split(self._sizes, dim=-1)

@@ -14,6 +14,7 @@ from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.matrix_linear import MatrixLinear
 from dovetail_kernels.gemm.matrix import Matrix
+from dovetail_kernels.gemm.native import Packed, multiply_beside
 from dovetail_kernels.gemm.reference import ACTIVATIONS
 from dovetail_kernels.gemm.weight import Weight, join
 
@@ -45,7 +46,16 @@ class StoredLinear(MatrixLinear):
         dtype = dtype_of(spec.dtype)
         if joined is not None:
             return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
-        return Several([Matrix(w, device=spec.device, dtype=dtype) for w in weights])
+        return Several([Matrix(w, device=spec.device, dtype=dtype) for w in neighbours(weights)])
+
+
+def neighbours(weights: Sequence[Weight]) -> list[Weight]:
+    """Return matrices with those joined that follow each other and are of one kind."""
+    found: list[Weight] = []
+    for weight in weights:
+        both = join([found[-1], weight]) if found else None
+        found[-1:] = [*found[-1:], weight] if both is None else [both]
+    return found
 
 
 class Several(Matrix):
@@ -56,6 +66,8 @@ class Several(Matrix):
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self._matrices = matrices
+        packed = [one for m in matrices if isinstance(one := m.packed, Packed)]
+        self._all_packed = packed if len(packed) == len(matrices) else None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the matrices keep in memory, by name."""
@@ -73,6 +85,8 @@ class Several(Matrix):
         activation: str = "none",
     ) -> torch.Tensor:
         """Return x W^T + bias + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]"""
+        if self._all_packed is not None and activation == "none":
+            return multiply_beside(self._all_packed, x, bias, residual)
         out = torch.cat([matrix.multiply(x) for matrix in self._matrices], dim=-1)
         out = out if bias is None else out + bias
         if activation != "none":

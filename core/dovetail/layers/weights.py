@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,14 @@ from dovetail.layers.dtypes import dtype_name
 from dovetail.layers.placement import Placement, WeightHolder, is_optional
 
 NAMES_SHOWN = 10
+
+Finish = Callable[[WeightHolder], None]
+"""Lets a layer repack its filled parameters."""
+
+
+def own_finish(holder: WeightHolder) -> None:
+    """Let a layer repack its filled parameters as it does. Mutates: holder"""
+    holder.finish()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,17 +59,19 @@ def load_weights(
     ignored: tuple[str, ...] = (),
     *,
     repacks: bool = True,
+    finish: Finish = own_finish,
 ) -> LoadReport:
     """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
     So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of names
-    that nobody needs. Without `repacks` the parameters stay as they were filled.
+    that nobody needs. Without `repacks` the parameters stay as they were filled. `finish` is called
+    with each layer in place of its own finish.
     Mutates: module
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
     filled: dict[str, set[str]] = defaultdict(set)
-    unfinished = _Unfinished(module, repacks)
+    unfinished = _Unfinished(module, finish if repacks else None)
     for name, tensor in tensors:
         target = None if name.endswith(ignored) else map_name(weight_map, name)
         if target is None or (target.is_tied and filled[target.path]) or unfinished.has_had(target):
@@ -77,7 +87,11 @@ def load_weights(
 
 
 def load_parameters(
-    module: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], rank: RankSpec | None = None
+    module: nn.Module,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    rank: RankSpec | None = None,
+    *,
+    finish: Finish = own_finish,
 ) -> LoadReport:
     """Fill every parameter of `module` with the tensor of its own name and shape, and repack.
 
@@ -87,7 +101,7 @@ def load_parameters(
     """
     report = LoadReport()
     filled: dict[str, set[str]] = {}
-    unfinished = _Unfinished(module)
+    unfinished = _Unfinished(module, finish)
     parameters = dict(module.named_parameters())
     for name, tensor in tensors:
         if name not in parameters:
@@ -108,18 +122,18 @@ def load_parameters(
     return report
 
 
-def finish_weights(module: nn.Module) -> None:
+def finish_weights(module: nn.Module, finish: Finish = own_finish) -> None:
     """Let every layer repack its filled parameters. Mutates: module"""
-    for child in module.modules():
+    for child in [*module.modules()]:
         if isinstance(child, WeightHolder):
-            child.finish()
+            finish(child)
 
 
 class _Unfinished:
     """The pieces that each parameter waits for, and the layers to repack once all have come."""
 
-    def __init__(self, module: nn.Module, repacks: bool = True) -> None:
-        self._repacks = repacks
+    def __init__(self, module: nn.Module, finish: Finish | None) -> None:
+        self._finish = finish
         self.wanted: dict[str, set[str]] = {}
         self._holders: dict[str, WeightHolder] = {}
         self._named: dict[str, str] = {}
@@ -146,7 +160,7 @@ class _Unfinished:
 
     def finish_if_full(self, target: Target, path: str, filled: Mapping[str, set[str]]) -> None:
         """Repack the layer of parameter `path` if all its pieces have come. Mutates: the layer"""
-        if not self._repacks:
+        if self._finish is None:
             return
         self._named[target.path] = path
         parent = path.rpartition(".")[0]
@@ -155,12 +169,12 @@ class _Unfinished:
         if any(not self._optional[p] <= filled.get(p, set()) for p in optional):
             return  # they may still come
         if own and all(self.wanted[p] <= filled.get(p, set()) for p in own):
-            self._holders[path].finish()
+            self._finish(self._holders[path])
             self._finished.update(own)
 
     def finish_rest(self) -> None:
         """Repack the layers that only tied names have filled. Mutates: those layers"""
-        if not self._repacks:
+        if self._finish is None:
             return
         rest = {
             id(holder): holder
@@ -168,7 +182,7 @@ class _Unfinished:
             if path in self.wanted and path not in self._finished
         }
         for holder in rest.values():
-            holder.finish()
+            self._finish(holder)
 
 
 def checkpoint_shapes(

@@ -16,10 +16,7 @@ _MAMBA = "models with Mamba layers are not built yet"
 
 KNOWN: dict[str, dict[str, str]] = {
     "attention_backend": {
-        "FLASHINFER": "the GPU backend is not built yet",
-        "FLASH_ATTN": "the GPU backend is not built yet",
         "MLA": "models with latent attention are not built yet",
-        "TRITON_FLASH_ATTN": "the GPU backend is not built yet",
         "XFORMERS": "dovetail has kernels of its own; use auto",
     },
     "convert": dict.fromkeys(("classify", "embed", "reward"), _POOLING),
@@ -42,7 +39,6 @@ KNOWN: dict[str, dict[str, str]] = {
     "modality": dict.fromkeys(("audio", "image", "video"), _MEDIA),
     "model_impl": {"terratorch": "models of pixels are not built; terratorch is not used"},
     "pooling_type": {"mean": _POOLING},
-    "preemption_mode": {"swap": "a preempted request is computed again; nothing is swapped"},
     "quantization": dict.fromkeys(
         (),
         _NOT_READ,

@@ -17,6 +17,8 @@ from dovetail.runner.block_table import BlockTable
 
 AHEAD_TOKENS = 2
 """Room beyond the longest request for tokens drawn by a step ahead and thrown away."""
+UNKNOWN = -1
+"""Stands for a token that only the device knows so far."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +47,21 @@ class StepInputs:
         return ends
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Tokens that a step draws and the host is told later: where they go. Shapes: all [S]
+
+    `lives` are the rows' lives when the step began: one that has ended takes no token any more.
+    """
+
+    rows: np.ndarray
+    positions: np.ndarray
+    lives: np.ndarray
+
+
 class Batch:
-    """All rows. `lengths` counts each row's known tokens, prompt and drawn together."""
+    """All rows. `lengths` counts each row's tokens, prompt and drawn together, those that only the
+    device knows too."""
 
     def __init__(
         self, max_rows: int, max_model_tokens: int, num_groups: int, block_tokens: int
@@ -55,6 +70,8 @@ class Batch:
         self.tokens = np.zeros((max_rows, width), dtype=np.int32)
         self.lengths = np.zeros(max_rows, dtype=np.int64)
         self.num_prompt = np.zeros(max_rows, dtype=np.int64)
+        self.num_rows = max_rows
+        self._lives = np.zeros(max_rows, dtype=np.int64)
         max_blocks = -(-width // block_tokens)
         self.tables = [BlockTable(max_rows, max_blocks, block_tokens) for _ in range(num_groups)]
 
@@ -64,6 +81,7 @@ class Batch:
         self.tokens[new.row, :count] = new.token_ids
         self.lengths[new.row] = count
         self.num_prompt[new.row] = new.num_prompt_tokens
+        self._lives[new.row] += 1
         for table, blocks in zip(self.tables, new.blocks, strict=True):
             table.fill_row(new.row, blocks)
 
@@ -83,13 +101,31 @@ class Batch:
     def free_row(self, row: int) -> None:
         """Empty a row. Mutates: self"""
         self.lengths[row] = 0
+        self._lives[row] += 1
         for table in self.tables:
             table.clear_row(row)
 
-    def append(self, rows: np.ndarray, token_ids: Sequence[int]) -> None:
+    def append(self, rows: np.ndarray, token_ids: Sequence[int] | np.ndarray) -> None:
         """Add one drawn token to each row. Mutates: self"""
         self.tokens[rows, self.lengths[rows]] = token_ids
         self.lengths[rows] += 1
+
+    def expect(self, rows: np.ndarray) -> Expected:
+        """Make room for one token each that the host is told later. Shapes: [S]. Mutates: self"""
+        positions = self.lengths[rows]
+        self.append(rows, np.full(len(rows), UNKNOWN))
+        return Expected(rows=rows, positions=positions, lives=self._lives[rows])
+
+    def fill(self, expected: Expected, token_ids: Sequence[int]) -> None:
+        """Write tokens that were expected, not those of rows that have ended. Mutates: self"""
+        lives = self.is_alive(expected)
+        places = expected.rows[lives], expected.positions[lives]
+        self.tokens[places] = np.asarray(token_ids, dtype=np.int32)[lives]
+
+    def is_alive(self, expected: Expected) -> np.ndarray:
+        """Return which rows are still the requests that they were. Shapes: [S] bool"""
+        alive: np.ndarray = self._lives[expected.rows] == expected.lives
+        return alive
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
         """Add tokens to one row. Mutates: self"""

@@ -11,12 +11,17 @@ import numpy as np
 
 
 class BlockTable:
-    """Row r's blocks are `ids[r, : counts[r]]`; the entries after them are 0."""
+    """Row r's blocks are `ids[r, : counts[r]]`; the entries after them are 0.
+
+    `notes_changes`: what is added is noted for a copy elsewhere, until it is taken.
+    """
 
     def __init__(self, max_rows: int, max_blocks: int, block_tokens: int) -> None:
         self.ids = np.zeros((max_rows, max_blocks), dtype=np.int32)
         self.counts = np.zeros(max_rows, dtype=np.int64)
         self.block_tokens = block_tokens
+        self.notes_changes = False
+        self._changes: list[tuple[int, int, int]] = []
 
     def fill_row(self, row: int, blocks: Sequence[int]) -> None:
         """Replace a row's blocks. Mutates: self"""
@@ -30,6 +35,22 @@ class BlockTable:
         assert end <= self.ids.shape[1], f"row {row} was given {end} blocks, more than it can use"
         self.ids[row, start:end] = blocks
         self.counts[row] = end
+        if self.notes_changes and end > start:
+            self._changes.append((row, start, end))
+
+    def take_changes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the rows, places and blocks that were added since the last call.
+
+        A place may come twice, always with the block that is there now; what was taken from a row
+        is not told. Shapes: [C] int64, [C] int64, [C] int32. Mutates: self
+        """
+        changes, self._changes = self._changes, []
+        if not changes:
+            nothing = np.zeros(0, dtype=np.int64)
+            return nothing, nothing, nothing.astype(np.int32)
+        rows = np.concatenate([np.full(end - start, row) for row, start, end in changes])
+        places = np.concatenate([np.arange(start, end) for _, start, end in changes])
+        return rows, places, self.ids[rows, places]
 
     def clear_row(self, row: int) -> None:
         """Take all blocks from a row. Mutates: self"""

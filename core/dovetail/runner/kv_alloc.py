@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
-from dovetail.interfaces.step import KVLayer, KVLayout
+from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
 from dovetail.layers.dtypes import dtype_of
 from dovetail_kernels.cpu import library as native
 
@@ -42,6 +43,22 @@ def allocate_kv(
         for group in layout.groups
         for i, name in enumerate(group.layers)
     }
+
+
+def small_layout(
+    layers: Sequence[KVLayer], backend: AttentionBackend, *, block_tokens: int, num_blocks: int
+) -> KVLayout:
+    """Return a layout of few blocks in which every layer has a tensor of its own: a place to run
+    steps before it is known how many blocks there will be."""
+    kept = KVLayout(
+        groups=(KVGroup(layers=tuple(layer.name for layer in layers)),) if layers else (),
+        num_tensors=len(layers),
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        block_bytes=0,
+    )
+    sizes = [_layer_bytes(kept, layer, backend) for layer in layers]
+    return msgspec.structs.replace(kept, block_bytes=-(-max(sizes, default=0) // num_blocks))
 
 
 def group_of_layers(layout: KVLayout) -> dict[str, int]:

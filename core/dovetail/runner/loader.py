@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,11 +30,14 @@ from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import divert
 from dovetail.layers.weights import (
+    Finish,
     checkpoint_shapes,
     finish_weights,
     load_parameters,
     load_weights,
+    own_finish,
 )
+from dovetail.runner.offload import Offload
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +69,15 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     """
     start_s = time.perf_counter()
     quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
-    model = _build(run, device, quant)
+    offload = None
+    if run.offload_bytes:
+        offload = Offload(run.offload_bytes, run.model.num_layers, device)
+    with offload.building() if offload is not None else nullcontext():
+        model = _build(run, device, quant)
     built_s = time.perf_counter()
-    _fill(model, run, device, quant)
+    _fill(model, run, device, quant, finish=own_finish if offload is None else offload.finish)
+    if offload is not None:
+        offload.attach(model)
     filled_s = time.perf_counter()
     model.eval().requires_grad_(False)
     give_memory_back()
@@ -129,6 +138,7 @@ def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
         device=str(device),
         rank=run.rank,
         max_tokens=run.max_model_tokens,
+        uses_fused_ops=run.uses_fused_ops,
     )
     try:
         with default_dtype(dtype_of(run.model.dtype)), device:
@@ -156,11 +166,12 @@ def _fill(
     quant: QuantMethod,
     *,
     repacks: bool = True,
+    finish: Finish = own_finish,
 ) -> None:
     """Fill every parameter from the checkpoint and let layers repack them. Mutates: module"""
     model = cast(Model, module)
     if "no_weights" in model.capabilities:
-        finish_weights(module)
+        finish_weights(module, finish)
         return
     load_format = cast(LoadFormat, build_plugin(run.load_format))
     weight_map = model.weight_map()
@@ -170,10 +181,12 @@ def _fill(
     with reading(run, device, shapes) as checkpoint:
         tensors = divert(module, weight_map, load_format.tensors(checkpoint))
         if "divided" in load_format.capabilities:
-            load_parameters(module, tensors, run.rank)
+            load_parameters(module, tensors, run.rank, finish=finish)
             return
         stored = quant.checkpoint_tensors(tensors)
-        load_weights(module, weight_map, stored, run.rank, quant.ignored, repacks=repacks)
+        load_weights(
+            module, weight_map, stored, run.rank, quant.ignored, repacks=repacks, finish=finish
+        )
 
 
 @contextmanager

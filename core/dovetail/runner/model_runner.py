@@ -1,17 +1,20 @@
 """ModelRunner: one StepPlan becomes tensors, a forward pass, drawn tokens and a StepResult.
 
-Keeps the rows, the KV tensors and the sampling state of one rank. Knows no request queue and no
-text; a fault that belongs to one row is reported in that row's result.
+Keeps the rows, the KV tensors and the sampling state of one rank. On a device that the host runs
+ahead of, a step may begin before the one before it is read: what that one drew stays on the device.
+Knows no request queue and no text; a fault that belongs to one row is reported in that row's
+result.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from dovetail.guided.rows import GuideRows
 from dovetail.guided.table import GuideTable
@@ -19,40 +22,83 @@ from dovetail.guided.thinking import ThinkingRows
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.model import RowView
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
     KVLayer,
     KVLayout,
     NewRow,
     RowResult,
-    RowStep,
     StepPlan,
     StepResult,
     TokenLogprobs,
 )
 from dovetail.layers.attention import attention_layers, measuring
 from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales, tell_measured
-from dovetail.runner import verify
-from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
+from dovetail.runner import verify, warm_up
+from dovetail.runner.batch import Batch, Expected, StepInputs
+from dovetail.runner.device import DeviceCalls, Moment, calls_of
+from dovetail.runner.flight import Flight, Flights
+from dovetail.runner.graphs import GraphManager
+from dovetail.runner.kv_alloc import allocate_kv, group_of_layers, small_layout
 from dovetail.runner.loader import build_plugin, load_model
 from dovetail.runner.prompt_logprobs import PromptLogprobs
 from dovetail.runner.recorded import RecordedForward
-from dovetail.sampling.sampler import NOTHING_LEFT, Draws, Sampler
+from dovetail.runner.results import row_result, row_results
+from dovetail.runner.swap import HostBlocks
+from dovetail.runner.tensors import DeviceTensors, HostTensors
+from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
 
 WARM_UP_TOKENS = 8
+ALIGNED_TOKENS = 64
 MEASURED_TOKENS = 256
 """Random tokens that decide the scales of the KV cache, where those are to be measured."""
+GRAPH_BYTES = 8 << 20
+"""What the driver takes for one captured step beside the memory that all of them share."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Computed:
+    """What the model made of a step. `drawn_after` picks the tokens after which is drawn (None:
+    all); `drawn_rows` are their rows, told where there are steps ahead.
+
+    Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
+    """
+
+    hidden: torch.Tensor
+    drawn_after: torch.Tensor | None = None
+    drawn_rows: torch.Tensor | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Begun:
+    """A step whose draws are not read yet. `rows`: results of a step that needed no reading."""
+
+    step_id: int
+    inputs: StepInputs
+    begun: Moment
+    computed: Moment
+    rows: tuple[RowResult, ...] | None = None
+    drawn: tuple[np.ndarray, PendingDraws, Expected] | None = None
+    prompt: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
+    ended: Moment | None = None
 
 
 class ModelRunner:
     """Call in this order: load, kv_layers, allocate, then step again and again; one thread."""
 
-    def __init__(self, run: RunSpec, device: torch.device) -> None:
+    def __init__(
+        self, run: RunSpec, device: torch.device, calls: DeviceCalls | None = None
+    ) -> None:
         self.run = run
         self.device = device
+        self._calls = calls or calls_of(device)
+        self._is_ahead = run.async_steps and self._calls.runs_ahead
+        self._flights = Flights()
+        self._last_ended: Moment | None = None
+        self._graphs: GraphManager | None = None
         self._backend: AttentionBackend = build_plugin(run.attention)
         self.guides = GuideTable(run.guided) if run.guided is not None else None
         self._guide_rows: GuideRows | None = None
@@ -68,6 +114,11 @@ class ModelRunner:
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = [a.kv_layer(self.run.kv_dtype) for a in self._attention]
 
+    def weights(self) -> list[torch.Tensor]:
+        """Return all that the model keeps in memory."""
+        module = cast(nn.Module, self._model)
+        return [*module.parameters(), *module.buffers()]
+
     def kv_layers(self) -> Sequence[KVLayer]:
         """Return what the attention layers cache, in layer order."""
         return self._layers
@@ -82,11 +133,18 @@ class ModelRunner:
             processors["thinking budget"] = ThinkingRows(self.guides, run.model.vocab_size)
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
+        self._host: HostBlocks | None = None
+        if layout.num_host_blocks:
+            self._host = HostBlocks(layout, self._layers, self._caches, self._backend)
         self._groups = group_of_layers(layout)
         self._batch = Batch(
             run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens
         )
         self._recorded = self._recorder()
+        self._tensors: HostTensors | DeviceTensors = HostTensors(self._batch)
+        if self._calls.runs_ahead:
+            self._tensors = DeviceTensors(self._batch, self.device, self._calls)
+            self._graphs = self._graph_manager(self._tensors)
         tells_logits = run.logprobs_scale == "logits"
         self._sampler = Sampler(
             run.max_rows,
@@ -100,10 +158,33 @@ class ModelRunner:
         """Return what runs small steps as one call, where the run allows it."""
         if self.run.is_eager or self.device.type != "cpu":
             return None
-        return RecordedForward(self._forward_eagerly, self._batch.tables, self.run.max_rows)
+        return RecordedForward(
+            self._forward_eagerly, self._batch.tables, self.run.max_rows, self.run.graph_sizes
+        )
+
+    def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
+        """Return what captures small steps; it says why where nothing is to be captured."""
+        run, reason = self.run, None
+        if run.is_eager or not run.graph_sizes:
+            reason = "graphs are switched off"
+        elif "graphs" not in self._backend.capabilities:
+            reason = f"attention backend {run.attention.name} cannot be captured"
+        elif "reads_rows" in self._model.capabilities:
+            reason = "the model looks at rows on the host"
+        manager = GraphManager(
+            self._forward_eagerly,
+            tensors,
+            self._batch.tables,
+            self._calls,
+            sizes=() if reason else run.graph_sizes or (),
+            max_model_tokens=run.max_model_tokens,
+            device=self.device,
+        )
+        manager.reason = reason or manager.reason
+        return manager
 
     def warm_up(self) -> None:
-        """Run a short prompt and two draws on row 0, then empty it. Mutates: self
+        """Run a short prompt and two draws on row 0, then empty it; capture graphs. Mutates: self
 
         Scales of the KV cache that are to be measured are decided before.
         """
@@ -114,16 +195,67 @@ class ModelRunner:
         if self.run.measures_kv_scales:
             self._measure_scales(min(MEASURED_TOKENS, most))
         count = min(WARM_UP_TOKENS, most)
-        self.step(_warm_up_prompt(self._layout, (0,) * count))
-        again = RowStep(
-            row=0,
-            start=count,
-            num_tokens=1,
-            samples=True,
-            new_blocks=((),) * len(self._layout.groups),
+        self.step(warm_up.warm_up_prompt(self._layout, (0,) * count))
+        self.step(warm_up.second_step(self._layout, count))
+        self.step(warm_up.emptied(1))
+        if self._calls.runs_ahead and most >= ALIGNED_TOKENS:
+            # Triton compiles once more for numbers of tokens that 16 divides.
+            self.step(warm_up.warm_up_prompt(self._layout, (0,) * ALIGNED_TOKENS))
+            self.step(warm_up.emptied(1))
+        if self._calls.runs_ahead:
+            self._warm_up_sampler()
+        self._last_ended = None
+        self.capture_graphs()
+
+    @torch.inference_mode()
+    def _warm_up_sampler(self) -> None:
+        """Compile what rows may ask of the sampler, where it has kernels to compile."""
+        model = self.run.model
+        hidden = torch.zeros(1, model.hidden_size, dtype=dtype_of(model.dtype), device=self.device)
+        self._sampler.warm_up(self._model.logits(hidden))
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture the steps that are to run as graphs, again if they were before. Mutates: self"""
+        if self._graphs is not None and self._graphs.reason is None:
+            self._graphs.forget()
+            self._graphs.capture()
+
+    def largest_step_bytes(self, peak_of: Callable[[Callable[[], object]], int]) -> int:
+        """Return the memory that a largest step takes beside weights and cache, graphs included.
+
+        `peak_of` runs a function and returns the most memory that it had at once. The runner must
+        be allocated (again) afterwards.
+        """
+        run = self.run
+        longest = min(run.max_model_tokens, run.max_step_tokens + 1)
+        layout = small_layout(
+            self._layers,
+            self._backend,
+            block_tokens=run.block_tokens,
+            num_blocks=1 + -(-longest // run.block_tokens),
         )
-        self.step(StepPlan(step_id=-1, rows=(again,)))
-        self.step(StepPlan(step_id=-1, rows=(), freed_rows=(0,)))
+        self.allocate(layout)
+        plan = warm_up.largest_plan(
+            layout,
+            max_rows=run.max_rows,
+            max_step_tokens=run.max_step_tokens,
+            max_model_tokens=run.max_model_tokens,
+        )
+        self.step(plan)  # what is made once and kept is there before anything is measured
+        peak = peak_of(lambda: self.step(plan))
+        if self._graphs is not None and self._graphs.reason is None:
+            self._graphs.run_largest()
+            peak += peak_of(self._graphs.run_largest)
+            peak += GRAPH_BYTES * self._graphs.num_wanted
+        self.release()
+        return peak
+
+    def release(self) -> None:
+        """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
+        self._flights.land_all_but(0)
+        self._graphs, self._last_ended, self._host = None, None, None
+        del self._caches, self._batch, self._tensors, self._recorded, self._sampler
 
     def _measure_scales(self, count: int) -> None:
         """Decide the KV cache's scales by a prompt of random tokens, the same at every start.
@@ -133,28 +265,79 @@ class ModelRunner:
         draw = torch.Generator().manual_seed(self.run.seed)
         token_ids = torch.randint(self.run.model.vocab_size, (count,), generator=draw).tolist()
         with measuring(self._attention):
-            self.step(_warm_up_prompt(self._layout, tuple(token_ids)))
-        self.step(StepPlan(step_id=-1, rows=(), freed_rows=(0,)))
+            self.step(warm_up.warm_up_prompt(self._layout, tuple(token_ids)))
+        self.step(warm_up.emptied(1))
         tell_measured(self._attention)
 
-    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Run one plan. Mutates: rows, KV cache, sampling state"""
+        return self.begin(plan).result()
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Flight:
+        """Hand a step to the device. Where the run asks for steps ahead and the device can, the one
+        before may still be unread; its draws are read first if this step needs to know them.
+
+        Mutates: rows, KV cache, sampling state
+        """
+        self._flights.land_all_but(1 if self._is_ahead else 0)
+        if self._host is not None:
+            self._host.swap_out(plan.swapped_out)
+            self._host.swap_in(plan.swapped_in)
         self._update_rows(plan)
+        if self._flights and self._must_know(plan):
+            self._flights.land_all_but(0)
         if not plan.rows:
-            return StepResult(step_id=plan.step_id, rows=())
-        start_s = time.perf_counter()
+            return self._flights.start(lambda: StepResult(step_id=plan.step_id, rows=()))
+        step = self._begin(plan)
+        return self._flights.start(lambda: self._read(step))
+
+    def _must_know(self, plan: StepPlan) -> bool:
+        """Return whether the host must know all tokens before the step: one of its rows has a
+        processor or drafts, or the model looks at rows."""
+        rows = np.array([step.row for step in plan.rows], dtype=np.int64)
+        return (
+            self._sampler.has_processors(rows)
+            or any(step.drafts for step in plan.rows)
+            or "reads_rows" in self._model.capabilities
+        )
+
+    def _begin(self, plan: StepPlan) -> _Begun:
+        """Queue the step's work. Mutates: rows, KV cache, sampling state"""
+        begun = self._calls.mark()
         inputs = self._batch.gather(plan)
         if self._guide_rows is not None:
             self._guide_rows.begin(inputs.rows[inputs.samples].tolist())
-        hidden = self._forward(inputs)
-        forward_s = time.perf_counter()
-        results = self._results(inputs, hidden)
+        sampling = np.flatnonzero(inputs.samples)
+        made = self._forward(inputs, sampling)
+        step = _Begun(step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark())
+        step.prompt, step.faults = self._prompt_logprobs.compute(
+            self._batch, inputs, made.hidden, self._model.logits
+        )
+        if inputs.drafted and sampling.size:
+            step.rows = self._verified(step, made, sampling)
+        elif sampling.size:
+            pending = self._draw(made, inputs.rows[sampling])
+            step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
+        else:
+            step.rows = row_results(inputs.steps, [], Draws(token_ids=[]), step.prompt, step.faults)
+        step.ended = self._calls.mark()
+        return step
+
+    @torch.inference_mode()
+    def _read(self, step: _Begun) -> StepResult:
+        """Wait for a step's draws and return its result. Mutates: rows"""
+        assert step.ended is not None, "a step is read once it has begun"
+        if step.rows is None:
+            step.rows = self._results(step)
+        step.ended.wait()
+        last, self._last_ended = self._last_ended, step.ended
         return StepResult(
-            step_id=plan.step_id,
-            rows=results,
-            forward_s=forward_s - start_s,
-            sample_s=time.perf_counter() - forward_s,
+            step_id=step.step_id,
+            rows=step.rows,
+            forward_s=step.computed.seconds_since(step.begun),
+            sample_s=step.ended.seconds_since(step.computed),
+            idle_s=0.0 if last is None else max(0.0, step.begun.seconds_since(last)),
         )
 
     def _update_rows(self, plan: StepPlan) -> None:
@@ -179,17 +362,26 @@ class ModelRunner:
             output_ids=self._batch.output_ids(new.row),
         )
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Return the final hidden states of the step's tokens. Shapes: [T, E]"""
+    def _forward(self, inputs: StepInputs, sampling: np.ndarray) -> _Computed:
+        """Run the model on the step's tokens. Shapes: sampling [S] indices of rows"""
         if self._recorded is not None:
             hidden = self._recorded.run(inputs)
             if hidden is not None:
-                return hidden
-        return self._forward_eagerly(
-            self._on_device(inputs.token_ids),
-            self._on_device(inputs.positions),
-            self._layouts(inputs),
-            self._batch.views(inputs),
+                after = _drawn_after(inputs, sampling)
+                return _Computed(
+                    hidden=hidden,
+                    drawn_after=None if after is None else torch.from_numpy(after),
+                )
+        if self._graphs is not None and len(sampling) == len(inputs.steps):
+            found = self._graphs.run(inputs)
+            if found is not None:
+                return _Computed(hidden=found[0], drawn_rows=found[1])
+        placed = self._tensors.place(inputs, _drawn_after(inputs, sampling))
+        hidden = self._forward_eagerly(
+            placed.token_ids, placed.positions, placed.layouts, self._batch.views(inputs)
+        )
+        return _Computed(
+            hidden=hidden, drawn_after=placed.drawn_after, drawn_rows=placed.drawn_rows
         )
 
     def _forward_eagerly(
@@ -210,51 +402,22 @@ class ModelRunner:
         with use_context(context):
             return self._model.forward(token_ids, positions)
 
-    def _layouts(self, inputs: StepInputs) -> list[BatchLayout]:
-        """Return the step's layout for each KV group."""
-        if inputs.drafted:
-            inputs = verify.one_by_one(inputs)
-        seq_lens = inputs.seq_lens
-        query_start = self._on_device(inputs.query_start.astype(np.int32))
-        seq_lens_device = self._on_device(seq_lens.astype(np.int32))
-        query_start_host, seq_lens_host = inputs.query_start.tolist(), seq_lens.tolist()
-        max_seq_tokens = max(seq_lens_host)
-        return [
-            BatchLayout(
-                query_start=query_start,
-                seq_lens=seq_lens_device,
-                block_table=self._on_device(table.gather(inputs.rows, max_seq_tokens)),
-                slots=self._on_device(table.slots(inputs.token_rows, inputs.positions)),
-                query_start_host=query_start_host,
-                seq_lens_host=seq_lens_host,
-                block_tokens=table.block_tokens,
-                max_query_tokens=int(inputs.counts.max()),
-                max_seq_tokens=max_seq_tokens,
-            )
-            for table in self._batch.tables
-        ]
-
-    def _results(self, inputs: StepInputs, hidden: torch.Tensor) -> tuple[RowResult, ...]:
-        """Draw for the rows that sample and put every row's result together. Mutates: self"""
-        prompt, faults = self._prompt_logprobs.compute(
-            self._batch, inputs, hidden, self._model.logits
-        )
-        sampling = np.flatnonzero(inputs.samples)
-        if not sampling.size:
-            return _row_results(inputs.steps, [], Draws(token_ids=[]), prompt, faults)
-        if inputs.drafted:
-            return self._verified(inputs, hidden, sampling, prompt, faults)
-        draws = self._draw(inputs, hidden, sampling)
-        self._batch.append(inputs.rows[sampling], draws.token_ids)
-        forced = self._force(inputs.rows[sampling], draws)
-        if len(sampling) == len(inputs.steps) and not (
+    def _results(self, step: _Begun) -> tuple[RowResult, ...]:
+        """Read what was drawn and put every row's result together. Mutates: self"""
+        assert step.drawn is not None
+        sampling, pending, expected = step.drawn
+        steps, prompt, faults = step.inputs.steps, step.prompt, step.faults
+        draws = pending.collect()
+        self._batch.fill(expected, draws.token_ids)
+        forced = self._force(expected.rows, draws)
+        if len(sampling) == len(steps) and not (
             draws.faults or draws.logprobs or prompt or faults or forced
         ):
             return tuple(
-                RowResult(row=step.row, token_ids=(token_id,))
-                for step, token_id in zip(inputs.steps, draws.token_ids, strict=True)
+                RowResult(row=one.row, token_ids=(token_id,))
+                for one, token_id in zip(steps, draws.token_ids, strict=True)
             )
-        return _row_results(inputs.steps, sampling.tolist(), draws, prompt, faults, forced)
+        return row_results(steps, sampling.tolist(), draws, prompt, faults, forced)
 
     def _force(self, rows: np.ndarray, draws: Draws) -> dict[int, tuple[int, ...]]:
         """Add the tokens that rows' forms leave no choice about; return them by index of the draw.
@@ -271,111 +434,43 @@ class ModelRunner:
             found[drew[row]] = tuple(token_ids)
         return found
 
-    def _draw(self, inputs: StepInputs, hidden: torch.Tensor, sampling: np.ndarray) -> Draws:
-        """Return the tokens drawn after the selected rows' last tokens. Mutates: sampling state"""
-        if len(hidden) != len(sampling):
-            last = inputs.query_start[1:][sampling] - 1
-            hidden = hidden[self._on_device(last)]
-        rows = inputs.rows[sampling]
+    def _draw(self, made: _Computed, rows: np.ndarray) -> PendingDraws:
+        """Begin to draw a token for each of the rows, and leave it on the device for the next step.
+
+        Shapes: rows [S]. Mutates: sampling state
+        """
+        hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
         positions = self._batch.lengths[rows] - self._batch.num_prompt[rows]
-        return self._sampler.sample(
+        pending = self._sampler.begin(
             self._model.logits(hidden), rows, positions, lambda: self._model.logits(hidden)
         )
+        if self._is_ahead and isinstance(self._tensors, DeviceTensors):
+            assert made.drawn_rows is not None
+            self._tensors.last_tokens.index_copy_(0, made.drawn_rows, pending.tokens)
+        return pending
 
     def _verified(
-        self,
-        inputs: StepInputs,
-        hidden: torch.Tensor,
-        sampling: np.ndarray,
-        prompt: dict[int, tuple[TokenLogprobs, ...]],
-        faults: dict[int, str],
+        self, step: _Begun, made: _Computed, sampling: np.ndarray
     ) -> tuple[RowResult, ...]:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
-        positions = verify.drawn_positions(inputs, sampling)
-        if len(positions) < len(hidden):
-            hidden = hidden[self._on_device(positions)]
+        hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
+        inputs = step.inputs
         found = verify.draw_along(
             self._sampler, self._batch, inputs, sampling, lambda: self._model.logits(hidden)
         )
         drawn = dict(zip(sampling.tolist(), found, strict=True))
         return tuple(
-            _row_result(step, drawn.get(i), prompt.get(i, ()), faults.get(i))
-            for i, step in enumerate(inputs.steps)
+            row_result(one, drawn.get(i), step.prompt.get(i, ()), step.faults.get(i))
+            for i, one in enumerate(inputs.steps)
         )
 
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-
-def _row_results(
-    steps: Sequence[RowStep],
-    sampling: Sequence[int],
-    draws: Draws,
-    prompt: dict[int, tuple[TokenLogprobs, ...]],
-    prompt_faults: dict[int, str],
-    forced: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-) -> tuple[RowResult, ...]:
-    """Return one result per row. `sampling` are the indices of the rows that drew, `forced` what
-    came after a draw without one."""
-    drawn = {index: i for i, index in enumerate(sampling)}
-    results = []
-    for index, step in enumerate(steps):
-        i = drawn.get(index)
-        fault = prompt_faults.get(index) or (draws.faults.get(i) if i is not None else None)
-        if fault is not None:
-            results.append(_faulty(step, fault))
-            continue
-        logprobs = draws.logprobs.get(i) if i is not None else None
-        results.append(
-            RowResult(
-                row=step.row,
-                token_ids=() if i is None else (draws.token_ids[i], *forced.get(i, ())),
-                logprobs=() if logprobs is None else (logprobs,),
-                prompt_logprobs=prompt.get(index, ()),
-            )
-        )
-    return tuple(results)
-
-
-def _row_result(
-    step: RowStep,
-    drawn: verify.RowDraws | None,
-    prompt: tuple[TokenLogprobs, ...],
-    fault: str | None,
-) -> RowResult:
-    """Return the result of one row of a step with drafts. `drawn` None: it did not sample."""
-    fault = fault or (drawn.fault if drawn is not None else None)
-    if fault is not None:
-        return _faulty(step, fault)
-    if drawn is None:
-        return RowResult(row=step.row, prompt_logprobs=prompt)
-    return RowResult(
-        row=step.row,
-        token_ids=tuple(drawn.token_ids),
-        logprobs=tuple(drawn.logprobs),
-        prompt_logprobs=prompt,
-    )
-
-
-def _faulty(step: RowStep, fault: str) -> RowResult:
-    status = 400 if fault == NOTHING_LEFT else 500
-    return RowResult(row=step.row, fault=fault, fault_status=status)
-
-
-def _warm_up_prompt(layout: KVLayout, token_ids: tuple[int, ...]) -> StepPlan:
-    """Return a plan that computes some tokens on row 0 and draws by the longest route."""
-    count = len(token_ids)
-    blocks = tuple(range(-(-(count + 1) // layout.block_tokens)))
-    num_groups = len(layout.groups)
-    new = NewRow(
-        row=0,
-        request_id="warm-up",
-        token_ids=token_ids,
-        num_prompt_tokens=count,
-        num_computed_tokens=0,
-        blocks=(blocks,) * num_groups,
-        sampling=SamplingParams(top_k=4, top_p=0.9, logprobs=1),
-        seed=0,
-    )
-    step = RowStep(row=0, start=0, num_tokens=count, samples=True, new_blocks=((),) * num_groups)
-    return StepPlan(step_id=-1, rows=(step,), new_rows=(new,))
+def _drawn_after(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray | None:
+    """Return where in the step's tokens something may be drawn; None: after all, or nothing."""
+    if not sampling.size:
+        return None
+    if inputs.drafted:
+        after = verify.drawn_positions(inputs, sampling)
+    else:
+        after = inputs.query_start[1:][sampling] - 1
+    return None if len(after) == len(inputs.token_ids) else after

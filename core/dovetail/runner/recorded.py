@@ -10,7 +10,7 @@ left as it is. Knows no sampling and no request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
@@ -31,10 +31,18 @@ Forward = Callable[[torch.Tensor, torch.Tensor, list[BatchLayout]], torch.Tensor
 
 
 class RecordedForward:
-    """Programs by number of rows, and the fixed places of their inputs."""
+    """Programs by number of rows, and the fixed places of their inputs. `sizes`: no other numbers
+    of rows are recorded (None: all up to 64)."""
 
-    def __init__(self, forward: Forward, tables: list[BlockTable], max_rows: int) -> None:
-        rows = min(max_rows, MAX_ROWS)
+    def __init__(
+        self,
+        forward: Forward,
+        tables: list[BlockTable],
+        max_rows: int,
+        sizes: Collection[int] | None = None,
+    ) -> None:
+        rows = min(max_rows, MAX_ROWS if sizes is None else max(sizes, default=1))
+        self._sizes = range(1, rows + 1) if sizes is None else frozenset(sizes)
         self._forward = forward
         self._tables = tables
         self._max_rows = rows
@@ -60,7 +68,9 @@ class RecordedForward:
         They are valid until the next step. Mutates: self, and the KV cache
         """
         count = len(inputs.rows)
-        if self._reason is not None or count != len(inputs.token_ids) or count > self._max_rows:
+        if self._reason is not None or count != len(inputs.token_ids):
+            return None
+        if count > self._max_rows or count not in self._sizes:
             return None
         if count not in self._programs:
             self._programs[count] = None  # the next time it comes it is worth recording

@@ -116,7 +116,7 @@ def _tops(
     largest = max(sizes, default=0)
     if largest == 0:
         return tops
-    ids = _order_keys(logits).topk(largest, dim=1).indices
+    ids = order_keys(logits).topk(largest, dim=1).indices
     logprobs = logits.gather(1, ids).double() - norm.unsqueeze(1)
     logprobs = logprobs.clamp_(min=FLOOR, max=0.0)
     for i, (row_ids, row_logprobs) in enumerate(zip(ids.tolist(), logprobs.tolist(), strict=True)):
@@ -124,7 +124,7 @@ def _tops(
     return tops
 
 
-def _order_keys(logits: torch.Tensor) -> torch.Tensor:
+def order_keys(logits: torch.Tensor) -> torch.Tensor:
     """Return numbers that order tokens by logit, equal ones by falling id. Shapes: [S, V] int64"""
     bits = (logits + 0.0).view(torch.int32)  # adding 0 makes -0 equal to 0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

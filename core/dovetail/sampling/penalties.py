@@ -71,6 +71,16 @@ class Penalties:
             self._tables.num_seen[row] = -1
             self._room[row] = 0
 
+    def has(self, rows: np.ndarray) -> np.ndarray:
+        """Return which rows have a state. Shapes: rows [S] -> [S] bool"""
+        is_known: np.ndarray = self._tables.num_seen[rows] >= 0
+        return is_known
+
+    def seen(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return a row's distinct tokens and how often each was drawn."""
+        size = int(self._tables.num_seen[row])
+        return self._ids[row][:size], self._counts[row][:size]
+
     def make_room(self, rows: np.ndarray) -> None:
         """Let every row have room for one token more. Shapes: rows [S]. Mutates: self, tables"""
         is_full = self._tables.num_seen[rows] >= self._room[rows]

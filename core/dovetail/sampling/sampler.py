@@ -3,14 +3,15 @@
 Raw logits are kept for logprobs where those are told, then: allowed ids, bans, biases, penalties;
 greedy rows take their best token and leave; temperature, filter processors, min-p, top-k and top-p,
 the draw; logprobs of what was drawn, from the raw logits or from those drawn from. What no row of
-the step uses is skipped. On a CPU everything from the penalties on is one native call; `plain.py`
-does the same on other devices, and where a filter processor has to be called in between. Knows no
-model and no scheduler.
+the step uses is skipped. From the penalties on everything is one native call on a CPU, or kernels
+that are begun and read later on a device; `plain.py` does the same where there are no kernels, and
+where a filter processor has to be called in between. Knows no model and no scheduler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,16 +19,27 @@ import torch
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
+from dovetail.sampling.device import (
+    DeviceDraws,
+    Reading,
+    ToldLogprobs,
+    draws_on,
+    floats,
+    read,
+    tell,
+)
 from dovetail.sampling.logprobs import listed, token_logprobs
 from dovetail.sampling.penalties import Penalties, uses_penalties
+from dovetail.sampling.pending import DoneDraws, EnqueuedDraws, PendingDraws
 from dovetail.sampling.plain import PlainDraws
 from dovetail.sampling.processors import ProcessorChain, ProcessorRaised
 from dovetail.sampling.rows import RowParams
+from dovetail.sampling.seen import on_device
 from dovetail.sampling.step import BROKEN, NOT_FINITE, NOTHING_LEFT, Draws, DrawStep
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.sample.native import NativeSampler, can_sample
 
-__all__ = ["BROKEN", "NOTHING_LEFT", "NOT_FINITE", "Draws", "Sampler"]
+__all__ = ["BROKEN", "NOTHING_LEFT", "NOT_FINITE", "Draws", "PendingDraws", "Sampler"]
 
 
 class Sampler:
@@ -56,6 +68,17 @@ class Sampler:
         self._plain = PlainDraws(self._params, self._penalties)
         has_native = uses_kernels and library() is not None
         self._native = NativeSampler(self._params.tables) if has_native else None
+        self._takes = np.zeros(max_rows, dtype=np.int64)
+        """How often a row was taken or left: draws of one that is gone say nothing of its heir."""
+        types = [t for t in ("cuda", "cpu") if draws_on(t) and (t != "cpu" or not has_native)]
+        self._device_types = types if uses_kernels else []
+        self._device = DeviceDraws(self._params, self._penalties)
+        self._under_way: list[EnqueuedDraws] = []
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Compile the kernels that later steps may need, where they run. Shapes: logits [S, V]"""
+        if logits.device.type in self._device_types and self._device.can_draw(logits):
+            self._device.warm_up(logits)
 
     def add_row(self, tokens: RowTokens, seed: int) -> None:
         """Start a row. A processor's fault is kept and reported by the row's draws.
@@ -76,19 +99,26 @@ class Sampler:
 
     def remove_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
+        self._takes[row] += 1
         self._chain.remove_row(row)
+        self._device.seen.remove_row(row)
         self._penalties.remove_row(row)
         self._faults.pop(row, None)
         self._params.clear(row)
 
     def note(self, row: int, token_ids: Sequence[int]) -> None:
         """Count tokens that a row got without a draw. Mutates: self"""
+        self._device.seen.note(row, token_ids)
         self._penalties.record([row] * len(token_ids), token_ids)
 
     def condemn(self, row: int, fault: str) -> None:
         """Remember a row's first fault: whatever it still draws is void. Mutates: self"""
         self._faults.setdefault(row, fault)
         self._params.features[row] |= bits.FAULTY
+
+    def has_processors(self, rows: np.ndarray) -> bool:
+        """Return whether a processor looks at what any of the rows has drawn. Shapes: [S]"""
+        return bool((self._params.features[rows] & (bits.PROCESSED | bits.SHAPED)).any())
 
     def sample(
         self,
@@ -97,9 +127,22 @@ class Sampler:
         positions: np.ndarray,
         recompute: Callable[[], torch.Tensor],
     ) -> Draws:
-        """Return one token per row. `recompute` gives the same logits again: it is called when a
-        processor raised, since its half-done changes cannot be told from its neighbours'.
+        """Return one token per row: `begin` and, at once, its `collect`."""
+        return self.begin(logits, rows, positions, recompute).collect()
 
+    def begin(
+        self,
+        logits: torch.Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        recompute: Callable[[], torch.Tensor],
+    ) -> PendingDraws:
+        """Start to draw one token per row; on a CPU it is done on return. `recompute` gives the
+        same logits again: it is called, before this returns, when a processor raised, since its
+        half-done changes cannot be told from its neighbours'.
+
+        On a device nothing is waited for, and steps may be begun before earlier ones are collected,
+        but for rows that processors want: those look at the tokens that the host knows.
         Shapes: logits [S, V], rows and positions [S], no row twice
         Mutates: self; logits, when they are float32
         """
@@ -114,10 +157,81 @@ class Sampler:
         if step.union & bits.FAULTY:
             for i in np.flatnonzero(features & bits.FAULTY).tolist():
                 step.faults[i] = self._faults[step.row_list[i]]
+        run = self._enqueue if self._is_for_device(logits, step) else self._at_once
         try:
-            return self._run(logits, step, is_alone=False)
+            return run(logits, step, is_alone=False)
         except ProcessorRaised:
-            return self._run(recompute(), step, is_alone=True)
+            return run(recompute(), step, is_alone=True)
+
+    def _is_for_device(self, logits: torch.Tensor, step: DrawStep) -> bool:
+        """Return whether kernels on a device do all of the step."""
+        if logits.device.type not in self._device_types or not self._device.can_draw(logits):
+            return False
+        tells_processed = self._tells_processed and step.union & bits.LOGPROBS
+        return not (step.union & bits.SHAPED or tells_processed)
+
+    def _at_once(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> PendingDraws:
+        """Run the whole pipeline and wait for it. Mutates: logits, self, step.faults"""
+        for pending in self._under_way:
+            pending.collect()  # torch penalises by what the host knows
+        self._under_way = []
+        if self._device_types:
+            self._device.seen.settle(step.row_list)
+        return DoneDraws(self._run(logits, step, is_alone=is_alone), logits.device)
+
+    def _enqueue(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> PendingDraws:
+        """Start the whole pipeline on the device. Mutates: logits, self, step.faults"""
+        told_of, later = logits, []
+        wants = _wants(step)
+        if 0 < wants.size < len(step.row_list) or (wants.size and step.union & bits.PROCESSED):
+            told_of = logits[on_device(wants, logits.device)]
+        if step.union & bits.PROCESSED:
+            logits = logits.float()
+            later.append(logits.amax(dim=1))
+            for stage in ("allow", "ban", "bias"):
+                self._apply(stage, logits, range(len(step.row_list)), step, is_alone)
+        drawn = self._device.draw(logits, step)
+        told = None
+        if wants.size:
+            tokens = drawn.tokens
+            if wants.size < len(tokens):
+                tokens = tokens[on_device(wants, logits.device)]
+            told = tell(told_of, tokens, self._params.num_logprobs[step.rows[wants]].tolist())
+            later.append(told.numbers)
+        finish = partial(self._collect, step, self._takes[step.rows], told)
+        pending = EnqueuedDraws(drawn.tokens, Reading([drawn.told, *later]), finish)
+        self._under_way = [one for one in self._under_way if not one.is_read] + [pending]
+        return pending
+
+    def _collect(
+        self,
+        step: DrawStep,
+        takes: np.ndarray,
+        told: ToldLogprobs | None,
+        arrays: list[np.ndarray],
+    ) -> Draws:
+        """Return the draws of a step whose numbers have come. Mutates: self, step.faults"""
+        is_same = self._takes[step.rows] == takes
+        known = is_same & ((self._params.features[step.rows] & bits.FAULTY) != 0)
+        for i in np.flatnonzero(known).tolist():
+            step.faults.setdefault(i, self._faults[step.row_list[i]])
+        if step.union & bits.PROCESSED:
+            for i, top in enumerate(arrays[1].tolist()):
+                step.blame(i, top, is_changed=False)
+        token_ids, tops = arrays[0][:, 0].tolist(), floats(arrays[0][:, 1:])
+        is_finite = np.isfinite(tops[:, 0])
+        if not is_finite.all():
+            self._blame(step, tops[:, 0].tolist(), tops[:, 1].tolist())
+        if step.union & bits.PENALISED:
+            for i in np.flatnonzero(is_same & is_finite).tolist():
+                self._device.seen.tell(step.row_list[i], token_ids[i])
+        draws = self._finish(step, token_ids, is_same=is_same)
+        if told is not None:
+            indices = _wants(step).tolist()
+            own = [draws.token_ids[i] for i in indices]
+            found = read(told, arrays[-1], own, tells_logits=self._tells_logits)
+            self._take_logprobs(draws, indices, found)
+        return draws
 
     def _run(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> Draws:
         """Run the whole pipeline. Mutates: logits, step.faults"""
@@ -228,11 +342,17 @@ class Sampler:
         token_ids = self._plain.pick(work, step, shape, keeps_processed=keeps_processed)
         return self._finish(step, token_ids)
 
-    def _finish(self, step: DrawStep, token_ids: list[int]) -> Draws:
-        """Condemn the rows that are at fault. Mutates: self, token_ids"""
+    def _finish(
+        self, step: DrawStep, token_ids: list[int], *, is_same: np.ndarray | None = None
+    ) -> Draws:
+        """Condemn the rows that are at fault, but for those taken by others since (not is_same).
+
+        Mutates: self, token_ids
+        """
         for i, fault in step.faults.items():
             token_ids[i] = 0
-            self.condemn(step.row_list[i], fault)
+            if is_same is None or is_same[i]:
+                self.condemn(step.row_list[i], fault)
         return Draws(token_ids=token_ids, faults=step.faults)
 
     def _add_logprobs(self, told: torch.Tensor, step: DrawStep, draws: Draws) -> None:

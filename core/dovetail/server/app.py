@@ -36,6 +36,7 @@ from dovetail.server.routes import (
     models,
     parse,
     responses,
+    rest,
     tokenize,
 )
 from dovetail.server.state import Parsers, build_server
@@ -80,6 +81,9 @@ FLAG_ROUTES: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
     ),
     ("enable_dev_endpoints", "POST", "/reset_prefix_cache", dev.reset_prefix_cache),
     ("enable_dev_endpoints", "GET", "/server_info", dev.server_info),
+    ("enable_dev_endpoints", "POST", "/sleep", rest.sleep),
+    ("enable_dev_endpoints", "POST", "/wake_up", rest.wake_up),
+    ("enable_dev_endpoints", "GET", "/is_sleeping", rest.is_sleeping),
 )
 """Routes that are there only with a flag: its field, then as in ROUTES."""
 

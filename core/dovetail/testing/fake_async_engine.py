@@ -196,6 +196,8 @@ class FakeAsyncEngine:
         self.aborted: list[str] = []
         self.num_resets = 0
         self.reset_fault: Exception | None = None
+        self.asleep: tuple[str, ...] = ()
+        self.rests: list[tuple[object, ...]] = []
         self.guides = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
         self._input = InputProcessor(self.spec, self.tokenizer)
@@ -221,6 +223,20 @@ class FakeAsyncEngine:
         if self.reset_fault is not None:
             raise self.reset_fault
         self.num_resets += 1
+
+    async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
+        """Note the wish and sleep."""
+        self.rests.append(("sleep", level, waits))
+        self.asleep = ("weights", "kv_cache")
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Note the wish and wake up what it names."""
+        self.rests.append(("wake_up", *tags))
+        self.asleep = tuple(tag for tag in self.asleep if tags and tag not in tags)
+
+    async def is_sleeping(self) -> bool:
+        """Return whether anything sleeps."""
+        return bool(self.asleep)
 
     async def abort(self, request_id: str) -> None:
         """Note an abort."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.errors import ConfigError, EngineDead
+from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.executor import Executor, PendingStep
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import (
@@ -135,6 +135,7 @@ class FakeOptions:
     start_crash: str = field(default="", metadata={"help": "RuntimeError raised while loading"})
     dies_at_step: int = field(default=-1, metadata={"help": "step in which the worker is lost"})
     exits_at_step: int = field(default=-1, metadata={"help": "step in which the process exits"})
+    rest_fault: str = field(default="", metadata={"help": "call that fails: sleep or wake_up"})
 
 
 class _Done:
@@ -164,13 +165,14 @@ class FakeExecutor(Executor):
     """
 
     info = Info(summary="test executor: plain Python, no model")
-    capabilities = frozenset({"async_steps"})
+    capabilities = frozenset({"async_steps", "sleep"})
     Options = FakeOptions
 
     def __init__(self, options: FakeOptions, run: RunSpec, worker: Selection) -> None:
         self._options = options
         self._rows: dict[int, _Row] = {}
         self.is_shut_down = False
+        self.rests: list[tuple[object, ...]] = []
         time.sleep(options.start_delay_s)
         if options.start_error:
             raise ConfigError(options.start_error, where="--fake", fix="do not.")
@@ -188,6 +190,19 @@ class FakeExecutor(Executor):
     def allocate(self, layout: KVLayout) -> None:
         """Remember the sizes."""
         self._num_blocks = layout.num_blocks
+
+    def sleep(self, level: int) -> None:
+        """Note the call, or raise."""
+        self._rest("sleep", level)
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Note the call, or raise."""
+        self._rest("wake_up", *tags)
+
+    def _rest(self, name: str, *args: object) -> None:
+        if self._options.rest_fault == name:
+            raise RequestError("there is no room.", fix="make some.", status=507)
+        self.rests.append((name, *args))
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Run the step now; the answer (or the death) is told by result()."""

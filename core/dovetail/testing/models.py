@@ -70,7 +70,7 @@ class ReplayModel(nn.Module, Model):
     """
 
     info = Info(summary="test model: replays scripted tokens, faults and delays")
-    capabilities = frozenset({"no_weights"})
+    capabilities = frozenset({"no_weights", "reads_rows"})
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         nn.Module.__init__(self)

@@ -79,6 +79,7 @@ class PagedRunner:
         self._vocab_size = vocab_size
         self._rows: dict[int, _Row] = {}
         self._memory = [[0] * layout.block_tokens for _ in range(layout.num_blocks)]
+        self._host = [[0] * layout.block_tokens for _ in range(layout.num_host_blocks)]
 
     @property
     def num_rows(self) -> int:
@@ -88,6 +89,7 @@ class PagedRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Return the plan's result, after checking the plan and every read it makes."""
         self._check_limits(plan)
+        self._swap(plan)
         for row in plan.freed_rows:
             assert row in self._rows, f"row {row} is freed but was never taken"
             del self._rows[row]
@@ -98,6 +100,17 @@ class PagedRunner:
         for step in plan.rows:
             self._check_reads(step)
         return StepResult(step_id=plan.step_id, rows=tuple(self._answer(s) for s in plan.rows))
+
+    def _swap(self, plan: StepPlan) -> None:
+        """Copy blocks to the host, then others from there. Mutates: memory"""
+        assert plan.rows or not (plan.swapped_out or plan.swapped_in), "copies without rows"
+        outs, ins = [{to for _, to in pairs} for pairs in (plan.swapped_out, plan.swapped_in)]
+        assert len(outs) == len(plan.swapped_out), "two blocks go to one host block"
+        assert len(ins) == len(plan.swapped_in) and 0 not in ins, "a block is filled twice"
+        for block, host in plan.swapped_out:
+            self._host[host] = list(self._memory[block])
+        for host, block in plan.swapped_in:
+            self._memory[block] = list(self._host[host])
 
     def _check_limits(self, plan: StepPlan) -> None:
         limit = self._schedule.max_step_tokens

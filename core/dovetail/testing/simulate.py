@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import msgspec
+
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.kv_groups import plan_layout
 from dovetail.engine.request import NO_ROW, RUNNING, Request
@@ -22,7 +24,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import CacheSpec, ScheduleSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.step import KVLayer, KVLayout, RowStep, StepPlan, StepResult
 from dovetail.testing.paged_runner import PagedRunner, drawn_token
 
 VOCAB_SIZE = 50
@@ -56,6 +58,7 @@ class SimSettings:
     async_steps: bool = False
     block_tokens: int = 4
     num_blocks: int = 40
+    num_host_blocks: int = 0
     windows: tuple[int | None, ...] = (None,)
     uses_prefix_cache: bool = True
     arrival_rate: float = 0.4
@@ -99,19 +102,24 @@ class SimSettings:
             )
             for i, w in enumerate(self.windows)
         ]
-        return plan_layout(layers, block_tokens=self.block_tokens, num_blocks=self.num_blocks)
+        layout = plan_layout(layers, block_tokens=self.block_tokens, num_blocks=self.num_blocks)
+        return msgspec.structs.replace(layout, num_host_blocks=self.num_host_blocks)
 
 
 @dataclass(slots=True, kw_only=True)
 class SimReport:
     """What happened. `finished` counts finish reasons; `max_idle_steps` is the longest time any
-    request waited between two steps that served it, in steps."""
+    request waited between two steps that served it, in steps. `num_swaps` preemptions were to the
+    host, which gave `num_swapped_in_tokens` back; `num_recomputed_tokens` were computed before."""
 
     num_steps: int = 0
     num_arrived: int = 0
     num_refused: int = 0
     num_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
+    num_swapped_in_tokens: int = 0
+    num_recomputed_tokens: int = 0
     num_hit_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -140,6 +148,7 @@ class Simulation:
         self._served_at: dict[str, int] = {}
         self._arrival_index: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
+        self._computed: dict[str, int] = {}
         self._flights: deque[tuple[StepPlan, StepResult]] = deque()
         self._arrives = True
         self._prefixes = [self._tokens(settings.max_model_tokens // 2) for _ in range(3)]
@@ -165,6 +174,8 @@ class Simulation:
         free = self.cache.num_free_blocks
         self._promise(free == self.cache.num_blocks, f"{self.cache.num_blocks - free} blocks lost")
         self.report.num_hit_tokens = self.cache.num_hit_tokens
+        self.report.num_swaps = self.cache.num_swaps
+        self.report.num_swapped_in_tokens = self.cache.num_swapped_in_tokens
         return self.report
 
     def step(self) -> None:
@@ -270,6 +281,7 @@ class Simulation:
         for step in plan.rows:
             request_id = by_row[step.row].request_id
             self._note_served(request_id)
+            self._note_computed(request_id, step)
             is_offered = offered[request_id][: len(step.drafts)] == step.drafts
             self._promise(is_offered, f"{request_id} has drafts that nobody proposed")
         return bool(plan.rows)
@@ -278,6 +290,12 @@ class Simulation:
         idle_steps = self.report.num_steps - self._served_at[request_id]
         self.report.max_idle_steps = max(self.report.max_idle_steps, idle_steps)
         self._served_at[request_id] = self.report.num_steps
+
+    def _note_computed(self, request_id: str, step: RowStep) -> None:
+        """Count the tokens of a step that an earlier one computed. Drafts do not count."""
+        done, end = self._computed.get(request_id, 0), step.start + step.num_tokens
+        self.report.num_recomputed_tokens += max(0, min(done, end) - step.start)
+        self._computed[request_id] = max(done, end - len(step.drafts))
 
     def _deliver(self, *, num_late: int) -> None:
         """Hand results over, but for the newest `num_late` ones, which are still under way."""
@@ -313,6 +331,7 @@ class Simulation:
             self.report.finished[request.finish_reason or "unfinished"] += 1
             del self._roots[request.request_id], self._served_at[request.request_id]
             del self._preemptions[request.request_id], self._arrival_index[request.request_id]
+            self._computed.pop(request.request_id, None)
 
     # ---- what must hold
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
@@ -43,3 +44,27 @@ class TinyWorker(Worker):
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step."""
         return self._runner.step(plan)
+
+
+class SleepingWorker(TinyWorker):
+    """Can sleep, and tells of twice the free memory then; knows no level but 2."""
+
+    capabilities = frozenset({"sleep"})
+
+    def __init__(self, options: Any, run: RunSpec) -> None:
+        super().__init__(options, run)
+        self._asleep: set[str] = set()
+
+    def free_bytes(self) -> int:
+        """Return a size that tells whether this worker sleeps."""
+        return super().free_bytes() * (2 if self._asleep else 1)
+
+    def sleep(self, level: int) -> None:
+        """Sleep. Raises: RequestError"""
+        if level != 2:
+            raise RequestError("nothing can be kept here.")
+        self._asleep = {"weights", "kv_cache"}
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Wake up what is named."""
+        self._asleep -= set(tags)

@@ -1,12 +1,15 @@
 """UniExecutor: one worker in the engine's own process.
 
-With `run.async_steps` one thread makes every torch call and submit returns at once; without it
-steps run inside submit. Knows no device.
+With `run.async_steps` submit returns at once: a worker that can be ahead only queues the step on
+its device, for others one thread makes every torch call. Without it steps run inside submit. Knows
+no device.
 """
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,12 +33,15 @@ class UniExecutor(Executor):
     """Runs one worker here. A step that raises ends the executor: its rows' state is unknown."""
 
     info = Info(summary="one worker in the engine process")
-    capabilities = frozenset({"async_steps"})
+    capabilities = frozenset({"async_steps", "sleep"})
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
         self.options = options
-        self._thread = _WorkThread() if run.async_steps else None
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="dovetail-forms")
+        is_ahead = "ahead" in registry.load_selection(worker).capabilities
+        self._thread = _WorkThread() if run.async_steps and not is_ahead else None
+        self._loader = ThreadPoolExecutor(
+            1, thread_name_prefix="dovetail-forms", initializer=_step_back
+        )
         self._death: str | None = None
         self._callbacks: list[Callable[[str], None]] = []
         self._worker: Worker | None = None
@@ -72,9 +78,17 @@ class UniExecutor(Executor):
         worker = self.worker
         if self._thread is not None:
             return self._thread.submit(lambda: self._step(worker, plan))
-        done: Future[StepResult] = Future()
-        _settle(done, lambda: self._step(worker, plan))
-        return done
+        return _Submitted(self, plan.step_id, self._guarded(plan.step_id, worker.begin, plan))
+
+    def sleep(self, level: int) -> None:
+        """Let the worker give its memory back. Raises: RequestError"""
+        worker = self.worker
+        self._call(lambda: worker.sleep(level))
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Let the worker take its memory again. Raises: RequestError, ConfigError"""
+        worker = self.worker
+        self._call(lambda: worker.wake_up(tags))
 
     def prepare(self, guide: Guide) -> Future[None]:
         """Load a form in a thread of its own."""
@@ -103,10 +117,14 @@ class UniExecutor(Executor):
     def _step(self, worker: Worker, plan: StepPlan) -> StepResult:
         """Run one step. Raises: EngineDead when the worker raised. Mutates: self"""
         self.check()
+        return self._guarded(plan.step_id, worker.step, plan)
+
+    def _guarded(self, step_id: int, function: Callable[..., T], *args: Any) -> T:
+        """Do a part of a step. Raises: EngineDead when the worker raised. Mutates: self"""
         try:
-            return worker.step(plan)
+            return function(*args)
         except Exception as error:
-            self._death = f"step {plan.step_id} failed: {type(error).__name__}: {error}"
+            self._death = f"step {step_id} failed: {type(error).__name__}: {error}"
             for callback in self._callbacks:
                 callback(self._death)
             raise EngineDead(self._death) from error
@@ -116,9 +134,29 @@ class UniExecutor(Executor):
         return function() if self._thread is None else self._thread.submit(function).result()
 
 
+def _step_back() -> None:
+    """Let steps have the cores before this thread. Linux alone has priorities of threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
 def _build_worker(run: RunSpec, worker: Selection) -> Worker:
     plugin = cast(type[Worker], registry.load_selection(worker))
     return plugin(registry.build_options(worker), run)
+
+
+class _Submitted:
+    """A step that the worker has begun; what it raises ends the executor."""
+
+    __slots__ = ("_executor", "_pending", "_step_id")
+
+    def __init__(self, executor: UniExecutor, step_id: int, pending: PendingStep) -> None:
+        self._executor, self._step_id, self._pending = executor, step_id, pending
+
+    def result(self) -> StepResult:
+        """Wait for the result. Raises: EngineDead"""
+        self._executor.check()
+        return self._executor._guarded(self._step_id, self._pending.result)
 
 
 class _WorkThread:

@@ -1,7 +1,7 @@
-"""Rows of GGUF blocks as the matrix that kernels multiply: integers in groups, in 4 bits or 8.
+"""Rows of GGUF blocks as the matrix that kernels multiply: integers in groups, in 2 to 8 bits.
 
 The matrix is exactly the one that is meant: steps stay float16 (or what else holds them), the codes
-of the K and IQ types stay codes, and types of up to sixteen levels stay 4 bits.
+of the K and IQ types stay codes, and values take the bits that they have in the file.
 """
 
 from __future__ import annotations
@@ -11,13 +11,26 @@ from collections.abc import Mapping
 import torch
 
 from dovetail_kernels.gemm.matrix import stored_format
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import Weight, integer_format
 from dovetail_plugins.gguf._grids import VALUES
 from dovetail_plugins.gguf._integers import E2M1, LEVELS, integers
 from dovetail_plugins.gguf._types import BY_NAME
 
-FOUR_BITS = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "TQ1_0", "TQ2_0")
-"""Types of at most sixteen levels that follow one another."""
+BITS = {
+    "Q2_K": 2,
+    "TQ1_0": 2,
+    "TQ2_0": 2,
+    "Q3_K": 3,
+    "Q4_0": 4,
+    "Q4_1": 4,
+    "Q4_K": 4,
+    "Q5_0": 5,
+    "Q5_1": 5,
+    "Q5_K": 5,
+    "Q6_K": 6,
+    "Q8_0": 8,
+}
+"""The bits of a value, for types whose levels follow one another."""
 LEVELS_OF: dict[str, tuple[int, ...]] = {
     "IQ1_S": (-9, -7, -1, 1, 7, 9),
     "IQ1_M": (-9, -7, -1, 1, 7, 9),
@@ -28,15 +41,6 @@ LEVELS_OF: dict[str, tuple[int, ...]] = {
     "NVFP4": E2M1,
 }
 """Types of at most sixteen levels of any kind, by what `integers` calls these."""
-FORMATS = {
-    (True, "int8"): "int4_int8",
-    (True, "float"): "int4",
-    (False, "int8"): "int8_int8",
-    (False, "float"): "int8_float32",
-}
-"""Whether 4 bits hold the values, and what activations become -> format."""
-CENTER = 8
-"""The zero point of signed values in 4 bits."""
 PART_VALUES = 1 << 21
 """Values that are unpacked at a time."""
 
@@ -61,10 +65,13 @@ def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight
     run = found["values"].shape[1] // found["steps"].shape[1] if "steps" in found else 0
     levels = LEVELS_OF.get(type_name)
     if levels is None:
-        format = FORMATS[type_name in FOUR_BITS, activations]
+        format = integer_format(BITS[type_name], activations)
         return Weight(format=format, group=group, run=run, **found)
     table = torch.zeros(16)
     table[: len(levels)] = torch.tensor(levels, dtype=torch.float32)
+    if type_name == "NVFP4":  # the file's scales are e4m3, halved because the levels are doubled
+        table = table / 2
+        found["scales"] = (found["scales"].float() * 2).to(torch.float8_e4m3fn)
     return Weight(format="table4", group=group, run=run, table=table, **found)
 
 
@@ -90,8 +97,9 @@ def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
     values = made.values
     if type_name in LEVELS_OF:
         values = _places(type_name)[values.int() + 128]
-    elif type_name in FOUR_BITS:
-        values = (values if made.offset_steps is not None else values + CENTER).view(torch.uint8)
+    elif BITS[type_name] < 8:
+        center = 0 if made.offset_steps is not None else 1 << (BITS[type_name] - 1)
+        values = (values + center).view(torch.uint8)
     has_codes = made.codes is not None
     found = {
         "values": values,

@@ -1,8 +1,8 @@
 """What 4-bit-and-less methods share: unsigned values in groups become a weight kernels multiply.
 
-2 and 3 bits are 4-bit values that use fewer levels and 5 to 7 bits 8-bit ones, so all of them are
-exact in the kernels' formats. Groups that are no multiple of 8 inputs become a float16 (or
-bfloat16) matrix, the one inexact case.
+Widths that no kernel has are values of the next one that use fewer levels, so all of them are exact
+in the kernels' formats. Groups that are no multiple of 8 inputs become a float16 (or bfloat16)
+matrix, the one inexact case.
 """
 
 from __future__ import annotations
@@ -10,16 +10,9 @@ from __future__ import annotations
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import Weight, integer_format
 from dovetail_plugins.quantization._float_formats import half_if_exact
-from dovetail_plugins.quantization._grouped_options import STEP
-
-FORMATS = {
-    (4, "int8"): "int4_int8",
-    (4, "float"): "int4",
-    (8, "int8"): "int8_int8",
-    (8, "float"): "int8_float32",
-}
+from dovetail_plugins.quantization._grouped_options import STEP, width_of
 
 
 def grouped_weight(
@@ -40,7 +33,8 @@ def grouped_weight(
     """
     inputs = values.shape[1]
     group = group or inputs // scales.shape[1]
-    size, half = (4, 8) if bits <= 4 else (8, 128)
+    size = width_of(bits, group)
+    half = 1 << (size - 1)
     if size == 8:
         values = (values.to(torch.int16) - half).to(torch.int8)
     if size == 8 and activations == "int8" and group == inputs and bool((zeros == half).all()):
@@ -50,7 +44,7 @@ def grouped_weight(
     is_even = bool((zeros == half).all())
     scales, zeros = half_if_exact(scales.float(), zeros.float() - (half if size == 8 else 0))
     return Weight(
-        format=FORMATS[size, activations if group % STEP[activations] == 0 else "float"],
+        format=integer_format(size, activations if group % STEP[activations] == 0 else "float"),
         values=values,
         scales=scales,
         zeros=None if is_even else zeros,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
+from dovetail_plugins.quantization._grouped_options import width_of
 
 WIDE = ("float32", "float64")
 """Types of scales that do not fit into 16 bits."""
@@ -31,14 +32,14 @@ def integers_kept(
 ) -> Kept:
     """Return what integers in groups become. `group` 0: as many groups as there are scales.
 
-    Without zero points of their own, values of other widths than 4 and 8 bits still need some: half
-    of their range is not half of the kernels'.
+    Without zero points of their own, values of widths that kernels do not have still need some:
+    half of their range is not half of the kernels'.
     """
-    has_zeros = has_zeros or bits not in (4, 8)
     count = outputs * inputs
     groups = -(-inputs // group) if group else max(1, scales.num_values // outputs)
     size = group or inputs // groups
-    wide = 4 if bits <= 4 else 8
+    wide = width_of(bits, size)
+    has_zeros = has_zeros or wide != bits
     if wide == 8 and groups == 1 and not has_zeros and activations == "int8":
         return Kept(num_values=count, format="int8", num_bytes=count + 4 * outputs)
     if size % STEP:
@@ -53,7 +54,7 @@ def integers_kept(
 
 
 def value_bytes(count: int, bits: int, *, packs: bool) -> int:
-    """Return the bytes of so many values: where nothing is packed, 4 bits take a byte."""
+    """Return the bytes of so many values: a byte each where nothing is packed."""
     return count * bits // 8 if packs else count
 
 

@@ -1,18 +1,19 @@
-"""ContinuousScheduler: continuous batching by a token budget, with preemption by recompute.
+"""ContinuousScheduler: continuous batching by a token budget, with preemption.
 
 Every step hands `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
 Prefill, chunked prefill, decode, prefix hits and recompute are the same arithmetic: a request wants
 the tokens between `num_computed_tokens` and what is known or under way, and drafts of what follows
 where room is left. When blocks run out, the running request with the largest key gives its blocks
-back and waits again. Prompts in parts may be limited in number, long ones further: then shorter
-ones overtake those that wait for their turn. Knows no tensor or text.
+back and waits again: what it had cached goes to host blocks while some are free (if it is a whole
+block or more), and otherwise is computed again. Prompts in parts may be limited in number, long
+ones further: then shorter ones overtake those that wait for their turn. Knows no tensor or text.
 Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
 Sarathi-Serve (OSDI 2024).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -24,11 +25,9 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import ScheduleSpec
-from dovetail.interfaces.step import NewRow, RowResult, RowStep, StepPlan, StepResult
+from dovetail.interfaces.step import RowResult, RowStep, StepPlan, StepResult
+from dovetail_plugins.schedulers._jobs import Blocks, Job, Tally, new_row, order_of, remove
 from dovetail_plugins.schedulers._turns import Turns
-
-Order = tuple[tuple[float, ...], int]
-Blocks = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,63 +43,6 @@ class ContinuousOptions:
     )
 
 
-class _Job:
-    """A request as this scheduler keeps it.
-
-    `order` is fixed while it waits and runs; `epoch` counts its preemptions, so that a result can
-    be told from one of an earlier life; `max_tokens` is the length at which it surely ends.
-    """
-
-    __slots__ = ("arrival_index", "epoch", "max_tokens", "order", "request")
-
-    def __init__(self, request: RequestState, arrival_index: int, max_tokens: int) -> None:
-        self.request = request
-        self.arrival_index = arrival_index
-        self.max_tokens = max_tokens
-        self.epoch = 0
-        self.order: Order = ((), arrival_index)
-
-
-class _Tally:
-    """A plan in the making: the budget left, and what has been given away."""
-
-    __slots__ = ("has_preempted", "jobs", "new_rows", "rows", "tokens_left")
-
-    def __init__(self, tokens_left: int) -> None:
-        self.tokens_left = tokens_left
-        self.has_preempted = False
-        self.rows: list[RowStep] = []
-        self.new_rows: list[NewRow] = []
-        self.jobs: list[tuple[_Job, int]] = []
-
-    def take(
-        self, job: _Job, num_tokens: int, new_blocks: Blocks, drafts: tuple[int, ...] = ()
-    ) -> None:
-        """Give a job its next `num_tokens` tokens, the last of them `drafts`.
-
-        Mutates: tally and request counters.
-        """
-        request = job.request
-        start = request.num_computed_tokens
-        end = start + num_tokens
-        samples = end >= request.num_tokens + request.num_inflight
-        request.num_computed_tokens = end
-        if samples:
-            request.num_inflight += 1
-        self.tokens_left -= num_tokens
-        self.jobs.append((job, job.epoch))
-        self.rows.append(
-            RowStep(
-                row=request.row,
-                start=start,
-                num_tokens=num_tokens,
-                samples=samples,
-                new_blocks=new_blocks,
-                drafts=drafts,
-            )
-        )
-
-
 class ContinuousScheduler(Scheduler):
     """Plans steps and records their results.
 
@@ -110,10 +52,13 @@ class ContinuousScheduler(Scheduler):
     """
 
     info = Info(
-        summary="continuous batching by a token budget, chunked prefill, preemption by recompute",
+        summary="continuous batching by a token budget, chunked prefill, preemption by recompute "
+        "or swap",
         source="https://www.usenix.org/conference/osdi22/presentation/yu",
     )
-    capabilities = frozenset({"chunked_prefill", "preemption", "async_steps", "priority", "drafts"})
+    capabilities = frozenset(
+        {"chunked_prefill", "preemption", "async_steps", "priority", "drafts", "swap"}
+    )
     Options = ContinuousOptions
 
     def __init__(
@@ -127,13 +72,14 @@ class ContinuousScheduler(Scheduler):
         self._spec = spec
         self._cache = cache
         self._policy = policy
-        self._jobs: dict[str, _Job] = {}
-        self._waiting: list[_Job] = []
-        self._running: list[_Job] = []
+        self._jobs: dict[str, Job] = {}
+        self._waiting: list[Job] = []
+        self._running: list[Job] = []
         self._free_rows = list(range(spec.max_rows))
         self._freed_rows: list[int] = []
-        self._flights: dict[int, list[tuple[_Job, int]]] = {}
-        self._blocked: tuple[_Job, int] | None = None
+        self._swapped_out: dict[int, int] = {}
+        self._flights: dict[int, list[tuple[Job, int]]] = {}
+        self._blocked: tuple[Job, int] | None = None
         self._num_arrived = 0
         self._num_planned = 0
         self._uncommitted_tokens = spec.max_step_tokens * (2 if spec.async_steps else 1)
@@ -156,7 +102,7 @@ class ContinuousScheduler(Scheduler):
         """Queue a new request. Raises: RequestError when it can never fit."""
         self._verify(request)
         self._num_arrived += 1
-        job = _Job(request, self._num_arrived, self._max_tokens(request))
+        job = Job(request, self._num_arrived, self._max_tokens(request))
         job.order = (self._key(request), job.arrival_index)
         self._enqueue(job)
         self._jobs[request.request_id] = job
@@ -196,10 +142,10 @@ class ContinuousScheduler(Scheduler):
             return limit
         return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
-    def _enqueue(self, job: _Job) -> None:
+    def _enqueue(self, job: Job) -> None:
         """Put a job among the waiting, where its key says. Mutates: request.status"""
         job.request.status = WAITING
-        insort(self._waiting, job, key=_order)
+        insort(self._waiting, job, key=order_of)
 
     def _key(self, request: RequestState) -> tuple[float, ...]:
         """Return the policy's key. Raises: BrokenPlugin for one that would upset the order."""
@@ -212,13 +158,13 @@ class ContinuousScheduler(Scheduler):
 
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""
-        tally = _Tally(self._spec.max_step_tokens)
+        tally = Tally(self._spec.max_step_tokens)
         self._continue_running(tally)
         if not tally.has_preempted:
             self._admit_waiting(tally)
         return self._seal(tally)
 
-    def _continue_running(self, tally: _Tally) -> None:
+    def _continue_running(self, tally: Tally) -> None:
         """Give running jobs their next tokens, smallest key first."""
         running = self._running
         index = 0
@@ -238,7 +184,7 @@ class ContinuousScheduler(Scheduler):
             if new_blocks is not None:
                 tally.take(job, num_tokens, new_blocks, drafts)
 
-    def _next_tokens(self, job: _Job, tokens_left: int, num_behind: int) -> int:
+    def _next_tokens(self, job: Job, tokens_left: int, num_behind: int) -> int:
         """Return how many tokens a running job computes now, drafts aside.
 
         While drafts are under way it is none: nobody knows yet how far they take the job.
@@ -253,7 +199,7 @@ class ContinuousScheduler(Scheduler):
         # A long prompt leaves one token to every row behind it, so that nobody's decode stalls.
         return min(self._capped(num_wanted), max(1, tokens_left - num_behind))
 
-    def _take_drafts(self, job: _Job, tokens_left: int) -> tuple[int, ...]:
+    def _take_drafts(self, job: Job, tokens_left: int) -> tuple[int, ...]:
         """Return the job's drafts that this step verifies, as many as there is room for.
 
         None while a prompt or a recompute is under way, and none where their blocks could be
@@ -284,7 +230,7 @@ class ContinuousScheduler(Scheduler):
             min(num_wanted, limit) if limit > 0 and self._spec.uses_chunked_prefill else num_wanted
         )
 
-    def _make_room(self, job: _Job, num_tokens: int, tally: _Tally) -> Blocks | None:
+    def _make_room(self, job: Job, num_tokens: int, tally: Tally) -> Blocks | None:
         """Return the job's new blocks; jobs with the largest keys yield until there are enough.
 
         None when the job itself had the largest key and had to yield.
@@ -299,16 +245,32 @@ class ContinuousScheduler(Scheduler):
                 return None
         return new_blocks
 
-    def _preempt(self, job: _Job) -> None:
+    def _preempt(self, job: Job) -> None:
         """Take row and blocks from a running job and queue it again in front, by its key."""
-        self._give_back(job, forget=False)
+        if not self._swap_out(job.request):
+            self._cache.free(job.request)
+        self._leave(job)
         job.epoch += 1
         job.request.num_computed_tokens = 0
         job.request.num_preemptions += 1
         job.request.draft_ids = ()
         self._enqueue(job)
 
-    def _admit_waiting(self, tally: _Tally) -> None:
+    def _swap_out(self, request: RequestState) -> bool:
+        """Return whether what the request has cached goes to the host. Mutates: the cache, self
+
+        Not with prompt logprobs: those come from a prompt computed as a whole.
+        """
+        if request.sampling.prompt_logprobs is not None:
+            return False
+        copies = self._cache.swap_out(request, request.num_computed_tokens)
+        if copies is None:
+            return False
+        # A plan without rows may be dropped, so the copies wait for one that has some.
+        self._swapped_out.update((host, block) for block, host in copies)
+        return True
+
+    def _admit_waiting(self, tally: Tally) -> None:
         """Start waiting jobs in strict order until one does not fit; long ones wait their turn."""
         turns = Turns(self._spec, (job.request for job in self._running))
         index = 0
@@ -318,7 +280,7 @@ class ContinuousScheduler(Scheduler):
             elif not self._admit(index, tally, turns):
                 return
 
-    def _admit(self, index: int, tally: _Tally, turns: Turns) -> bool:
+    def _admit(self, index: int, tally: Tally, turns: Turns) -> bool:
         """Return whether a waiting job could start. Mutates: queues, tally, cache, turns"""
         job = self._waiting[index]
         request = job.request
@@ -326,26 +288,42 @@ class ContinuousScheduler(Scheduler):
         if request.num_inflight > 0 or self._is_blocked(job):
             return False
         num_cached = self._cache.find_prefix(request)
-        num_tokens = self._first_tokens(request.num_tokens - num_cached, tally.tokens_left)
-        is_part = num_cached + num_tokens < request.num_tokens
+        num_known = max(num_cached, self._cache.find_swapped(request))
+        num_tokens = self._first_tokens(request.num_tokens - num_known, tally.tokens_left)
+        is_part = num_known + num_tokens < request.num_tokens
         if num_tokens == 0 or (is_part and not turns.has_room):
             return False
         blocks = None
         if self._has_room(request, num_cached):
-            end = num_cached + num_tokens
-            blocks = self._cache.allocate(request, end, cached_tokens=num_cached)
+            blocks = self._first_blocks(request, num_known + num_tokens, num_cached, tally)
         if blocks is None:
             self._blocked = (job, self._cache.num_free_blocks)
             return False
         del self._waiting[index]
         if is_part:
             turns.take(request)
-        self._start(job, num_cached)
-        tally.new_rows.append(_new_row(request, blocks))
+        self._start(job, num_known)
+        tally.new_rows.append(new_row(request, blocks))
         tally.take(job, num_tokens, self._no_blocks)
         return True
 
-    def _is_blocked(self, job: _Job) -> bool:
+    def _first_blocks(
+        self, request: RequestState, end: int, num_cached: int, tally: Tally
+    ) -> Blocks | None:
+        """Return a waiting request's blocks up to position `end`, None when there are too few.
+
+        Mutates: the cache, and the tally where host blocks hold more than the prefix index.
+        """
+        if self._cache.find_swapped(request) <= num_cached:
+            return self._cache.allocate(request, end, cached_tokens=num_cached)
+        found = self._cache.swap_in(request, end, cached_tokens=num_cached)
+        if found is None:
+            return None
+        blocks, copies = found
+        tally.swapped_in.extend(copies)
+        return blocks
+
+    def _is_blocked(self, job: Job) -> bool:
         """Return whether nothing was freed since this job did not fit (looking again is dear)."""
         if self._blocked is None or not self._running:
             return False
@@ -365,29 +343,33 @@ class ContinuousScheduler(Scheduler):
         num_reserved = self._options.growth_blocks * self._blocks_per_row * num_running
         return num_needed + num_reserved <= self._cache.num_free_blocks
 
-    def _start(self, job: _Job, num_cached: int) -> None:
-        """Give a job a row and put it among the running."""
+    def _start(self, job: Job, num_known: int) -> None:
+        """Give a job a row and put it among the running; `num_known` tokens are cached already."""
         request = job.request
         request.row = heappop(self._free_rows)
         request.status = RUNNING
-        request.num_computed_tokens = num_cached
+        request.num_computed_tokens = num_known
         if request.num_preemptions == 0:
-            request.num_cached_tokens = num_cached
-        insort(self._running, job, key=_order)
+            request.num_cached_tokens = num_known
+        insort(self._running, job, key=order_of)
 
-    def _seal(self, tally: _Tally) -> StepPlan:
+    def _seal(self, tally: Tally) -> StepPlan:
         """Return the finished plan; freed rows wait for a plan that has rows."""
         self._num_planned += 1
         if not tally.rows:
             return StepPlan(step_id=self._num_planned, rows=())
         freed_rows = tuple(self._freed_rows)
         self._freed_rows.clear()
+        swapped_out = tuple((block, host) for host, block in self._swapped_out.items())
+        self._swapped_out.clear()
         self._flights[self._num_planned] = tally.jobs
         return StepPlan(
             step_id=self._num_planned,
             rows=tuple(tally.rows),
             new_rows=tuple(tally.new_rows),
             freed_rows=freed_rows,
+            swapped_out=swapped_out,
+            swapped_in=tuple(tally.swapped_in),
         )
 
     def update(self, plan: StepPlan, result: StepResult) -> Sequence[RequestState]:
@@ -404,7 +386,7 @@ class ContinuousScheduler(Scheduler):
                 changed.append(job.request)
         return changed
 
-    def _record(self, job: _Job, epoch: int, step: RowStep, result: RowResult) -> bool:
+    def _record(self, job: Job, epoch: int, step: RowStep, result: RowResult) -> bool:
         """Take one row's result; return whether its request changed."""
         request = job.request
         if step.samples:
@@ -451,19 +433,19 @@ class ContinuousScheduler(Scheduler):
                 ended.append(job.request)
         return ended
 
-    def _drop(self, job: _Job, *, forget: bool) -> None:
+    def _drop(self, job: Job, *, forget: bool) -> None:
         """Let go of an ended job, wherever it is."""
         del self._jobs[job.request.request_id]
+        self._cache.free(job.request, forget=forget)
         if job.request.row == NO_ROW:
-            _remove(self._waiting, job)
+            remove(self._waiting, job)
         else:
-            self._give_back(job, forget=forget)
+            self._leave(job)
 
-    def _give_back(self, job: _Job, *, forget: bool) -> None:
-        """Take a running job's row and blocks away."""
+    def _leave(self, job: Job) -> None:
+        """Take a running job's row away."""
         request = job.request
-        _remove(self._running, job)
-        self._cache.free(request, forget=forget)
+        remove(self._running, job)
         self._freed_rows.append(request.row)
         heappush(self._free_rows, request.row)
         request.row = NO_ROW
@@ -472,27 +454,3 @@ class ContinuousScheduler(Scheduler):
     def counts(self) -> tuple[int, int]:
         """Return (running, waiting)."""
         return len(self._running), len(self._waiting)
-
-
-def _order(job: _Job) -> Order:
-    return job.order
-
-
-def _remove(jobs: list[_Job], job: _Job) -> None:
-    """Remove a job from a list sorted by order."""
-    index = bisect_left(jobs, job.order, key=_order)
-    assert jobs[index] is job, "the list of jobs is out of order"
-    del jobs[index]
-
-
-def _new_row(request: RequestState, blocks: Blocks) -> NewRow:
-    return NewRow(
-        row=request.row,
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=request.num_computed_tokens,
-        blocks=blocks,
-        sampling=request.sampling,
-        seed=request.seed,
-    )

@@ -12,17 +12,23 @@ from collections.abc import Sequence
 GAUGES = {
     "num_requests_running": "Requests executing now",
     "num_requests_waiting": "Requests queued now",
-    "num_requests_swapped": "Always 0: no request is moved out to host memory here",
+    "num_requests_swapped": "Waiting requests whose cache lies in host memory",
     "gpu_cache_usage_perc": "Share of the KV cache in use, 0 to 1",
     "kv_cache_usage_perc": "Share of the KV cache in use, 0 to 1",
-    "cpu_cache_usage_perc": "Always 0: there is no second KV cache in host memory here",
+    "cpu_cache_usage_perc": "Share of --swap-space in use, 0 to 1",
     "gpu_prefix_cache_hit_rate": "Share of looked-up tokens found in the prefix cache, since start",
-    "cpu_prefix_cache_hit_rate": "Always 0: there is no second KV cache in host memory here",
+    "cpu_prefix_cache_hit_rate": "Always 0: prefixes are not looked up in host memory",
     "spec_decode_draft_acceptance_rate": "Share of draft tokens kept, since start",
     "spec_decode_efficiency": "Tokens that drafts brought, of those they could have, since start",
+    "sleep_level": "0 while the engine is awake, else the level that it sleeps at",
 }
 COUNTERS = {
     "num_preemptions": "Evictions by the scheduler",
+    "num_swaps": "Evictions whose cache went to host memory",
+    "swapped_in_tokens": "Tokens copied back from host memory and not computed again",
+    "device_seconds": "Seconds that steps took where the model runs",
+    "exposed_host_seconds": "Seconds that the device stood still for the host to bring a step",
+    "hidden_host_seconds": "Seconds of the host's work on steps while the device ran",
     "prompt_tokens": "Prompt tokens of requests whose first token came, as usage counts them",
     "generation_tokens": "Output tokens that reached requests, as usage counts them",
     "cached_prompt_tokens": "Prompt tokens of ended requests taken from the prefix cache",
@@ -36,7 +42,12 @@ COUNTERS = {
     "spec_decode_num_emitted_tokens": "Tokens emitted by steps that verified a draft",
     "faults": "Requests that the engine took and that ended with an error",
 }
-OWN = frozenset({"faults", "cached_prompt_tokens"})
+OWN = frozenset(
+    {
+        *("faults", "cached_prompt_tokens", "num_swaps", "sleep_level", "swapped_in_tokens"),
+        *("device_seconds", "exposed_host_seconds", "hidden_host_seconds"),
+    }
+)
 """Families that nobody else has."""
 
 HIDDEN = frozenset(

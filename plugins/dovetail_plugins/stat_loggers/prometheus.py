@@ -87,6 +87,11 @@ class PrometheusStats(StatLogger):
         self._set_gauges(stats)
         counts = {
             "num_preemptions": stats.preemptions,
+            "num_swaps": stats.swaps,
+            "swapped_in_tokens": stats.swapped_in_tokens,
+            "device_seconds": stats.device_s,
+            "exposed_host_seconds": stats.exposed_s,
+            "hidden_host_seconds": stats.hidden_s,
             "gpu_prefix_cache_queries": stats.prefix_queried_tokens,
             "gpu_prefix_cache_hits": stats.prefix_hit_tokens,
             "prefix_cache_queries": stats.prefix_queried_tokens,
@@ -143,6 +148,9 @@ class PrometheusStats(StatLogger):
         self._set("num_requests_waiting", stats.num_waiting)
         self._set("gpu_cache_usage_perc", stats.kv_usage)
         self._set("kv_cache_usage_perc", stats.kv_usage)
+        self._set("num_requests_swapped", stats.num_swapped)
+        self._set("cpu_cache_usage_perc", stats.host_kv_usage)
+        self._set("sleep_level", stats.sleep_level)
         share = self._num_hit / self._num_queried if self._num_queried else 0.0
         self._set("gpu_prefix_cache_hit_rate", share)
         if stats.drafts:
@@ -159,7 +167,7 @@ class PrometheusStats(StatLogger):
             "spec_decode_efficiency", (accepted + self._num_drafts) / (most + self._num_drafts)
         )
 
-    def _count(self, name: str, count: int) -> None:
+    def _count(self, name: str, count: float) -> None:
         if count:
             self._counters[name].inc(count)
 

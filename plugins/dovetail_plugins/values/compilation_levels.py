@@ -1,13 +1,19 @@
 """How far steps are made fast: the levels of --compilation-config (-O).
 
-`value` is whether steps are recorded and run again as one where the device can.
+`value` is a set of words: "fused", operators joined into one kernel where the device has it;
+"captured", steps kept and run again as one where the device can.
 """
 
 from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-LEVEL_0 = Value(summary="every operator by itself", value=False)
-LEVEL_1 = Value(summary="the same: fused operators are always on", value=False)
-LEVEL_2 = Value(summary="steps are recorded and run again as one", value=True)
-LEVEL_3 = Value(summary="all that the device has; today the same as 2", value=True)
+LEVEL_0 = Value(summary="the framework's operators one by one", value=frozenset())
+LEVEL_1 = Value(summary="fused operators, one by one", value=frozenset({"fused"}))
+LEVEL_2 = Value(
+    summary="steps are captured and run again as one", value=frozenset({"fused", "captured"})
+)
+LEVEL_3 = Value(
+    summary="the same as 2: nothing more has been measured to win",
+    value=frozenset({"fused", "captured"}),
+)

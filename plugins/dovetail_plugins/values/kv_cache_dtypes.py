@@ -11,7 +11,7 @@ AUTO = Value(summary="the type the weights are kept in", value=None)
 FLOAT32 = Value(summary="32 bits", value="float32")
 FLOAT16 = Value(summary="16 bits: 5 exponent, 10 mantissa", value="float16")
 BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat16")
-INT8 = Value(summary="8 bits, a scale per token and kv head (native_cpu)", value="int8")
+INT8 = Value(summary="8 bits, a scale per token and kv head (native_cpu, triton)", value="int8")
 FP8 = Value(summary="the same as fp8_e4m3", value="float8_e4m3fn")
 FP8_E4M3 = Value(
     summary="8 bits: 4 exponent, 3 mantissa, up to 448; a scale per layer for keys and for values",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail.runner.model_runner import ModelRunner
+    from dovetail.runner.sleeper import Sleeper
 
 
 class DeviceWorker(Worker):
     """One ModelRunner on one device, driven by one thread."""
+
+    capabilities = frozenset({"sleep", "swap"})
 
     def __init__(self, options: Any, run: RunSpec) -> None:
         self.options = options
@@ -31,6 +35,7 @@ class DeviceWorker(Worker):
         self.device = self._open_device()
         self._set_threads()
         self._runner: ModelRunner | None = None
+        self._sleeper: Sleeper | None = None
 
     @abstractmethod
     def _open_device(self) -> torch.device:
@@ -70,10 +75,15 @@ class DeviceWorker(Worker):
             )
         self.runner.allocate(layout)
         self.runner.warm_up()
+        self._sleeper = self._new_sleeper(layout)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step."""
         return self.runner.step(plan)
+
+    def begin(self, plan: StepPlan) -> PendingStep:
+        """Hand a step to the device."""
+        return self.runner.begin(plan)
 
     def prepare(self, guide: Guide) -> None:
         """Load a form before a row needs it. Raises: RequestError"""
@@ -81,9 +91,34 @@ class DeviceWorker(Worker):
             raise RequestError("structured output is switched off here.")
         self.runner.guides.prepare(guide)
 
+    def _new_sleeper(self, layout: KVLayout) -> Sleeper:
+        from dovetail.runner.sleeper import Sleeper
+
+        return Sleeper(self.runner, layout, self._give_memory_back)
+
+    def _give_memory_back(self) -> None:
+        """Return to the system what is free in this process."""
+        from dovetail.runner.loader import give_memory_back
+
+        give_memory_back()
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of the cache and of the weights back. Raises: RequestError"""
+        assert self._sleeper is not None, "allocate() comes first, and nothing after shutdown()"
+        self._sleeper.sleep(level)
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Take the memory again. Raises: RequestError, ConfigError"""
+        assert self._sleeper is not None, "allocate() comes first, and nothing after shutdown()"
+        if "weights" in tags:
+            self._sleeper.wake_up_weights()
+        if "kv_cache" in tags:
+            self._sleeper.wake_up_cache()
+
     def shutdown(self) -> None:
         """Give the model and the cache back. May be called twice."""
         self._runner = None
+        self._sleeper = None
         gc.collect()
 
     def _largest_step_bytes(self) -> int:

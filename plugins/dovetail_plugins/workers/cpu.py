@@ -68,12 +68,13 @@ class CpuWorker(DeviceWorker):
         log.info("native kernels: %s, %d threads", library.isa, made)
 
     def free_bytes(self) -> int:
-        """Return the memory the system (or this container) can still give, less 512 MiB for
-        other programs and less the bound of a largest step."""
+        """Return the share of the memory the system (or this container) can still give, less
+        512 MiB for other programs and less the bound of a largest step."""
         import psutil
 
         available = min([psutil.virtual_memory().available, *container_rooms()])
-        return max(0, available - MARGIN_BYTES - self._largest_step_bytes())
+        room = available - MARGIN_BYTES - self._largest_step_bytes()
+        return max(0, int(self.run.memory_share * room))
 
 
 def _pinned_cores(rank: int, count: int) -> list[int] | None:

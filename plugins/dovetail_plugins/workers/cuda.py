@@ -1,26 +1,34 @@
-"""CudaWorker: a rank on one NVIDIA GPU."""
+"""CudaWorker: a rank on one NVIDIA GPU.
+
+Steps are queued on the device and read later, so the host may be one step ahead.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.workers._cuda_memory import CudaMemory
 from dovetail_plugins.workers._device_worker import DeviceWorker
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 MARGIN_BYTES = 256 << 20
 """Left for the driver, cuBLAS workspaces and fragmentation."""
 
 
 class CudaWorker(DeviceWorker):
-    """Runs the model by torch's CUDA operators; the rank's number picks the GPU."""
+    """Runs the model on a GPU; the rank's number picks it."""
 
     info = Info(summary="one NVIDIA GPU", requires=("torch",), devices=("cuda",))
+    capabilities = DeviceWorker.capabilities | {"ahead"}
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
@@ -53,21 +61,30 @@ class CudaWorker(DeviceWorker):
             )
         device = torch.device("cuda", self.run.rank.rank)
         torch.cuda.set_device(device)
+        self.memory = CudaMemory(device)
         return device
 
     def free_bytes(self) -> int:
-        """Return the device memory free once torch's own spare blocks are given back, less
-        256 MiB and the bound of a largest step."""
-        import torch
+        """Return what is left of the share of the device's memory that this engine may use, once
+        256 MiB, all that is in use and the memory of a largest step, which is run and measured,
+        are taken off; and no more than is free."""
+        largest = self.runner.largest_step_bytes(self.memory.peak_of)
+        self.memory.give_back()
+        free, total = self.memory.free_and_total()
+        share = int(self.run.memory_share * total) - (total - free)
+        room = min(share, free) - MARGIN_BYTES - largest
+        log.info(
+            "GPU memory: %.2f GiB, %.2f in use, %.2f for a largest step and graphs, %.2f for the "
+            "KV cache",
+            *(n / 2**30 for n in (total, total - free, largest, max(0, room))),
+        )
+        return max(0, room)
 
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return max(0, free - MARGIN_BYTES - self._largest_step_bytes())
+    def _give_memory_back(self) -> None:
+        super()._give_memory_back()
+        self.memory.give_back()
 
     def shutdown(self) -> None:
         """Give the model, the cache and torch's spare blocks back. May be called twice."""
-        import torch
-
         super().shutdown()
-        torch.cuda.empty_cache()
+        self.memory.give_back()

@@ -60,6 +60,8 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
     ("enable_multimodal_encoder_data_parallel", False, {}),
     ("disable_mm_preprocessor_cache", True, {"mm_processor_cache_gb": 0}),
     ("disable_mm_preprocessor_cache", False, {}),
+    ("preemption_mode", "recompute", {"swap_space": 0.0}),
+    ("preemption_mode", "swap", {"swap_space": 4.0}),
 ]
 """Flag, value, fields of today."""
 
@@ -76,7 +78,6 @@ SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("qlora_adapter_name_or_path", (None,), ("a",)),
     ("long_lora_scaling_factors", ((),), (("2",),)),
     ("override_neuron_config", ({},), ({"a": 1},)),
-    ("preemption_mode", (None, "recompute"), ("swap",)),
     ("num_scheduler_steps", (1,), (8,)),
     ("multi_step_stream_outputs", (True,), (False,)),
     ("scheduler_delay_factor", (0, 0.0), (0.5,)),

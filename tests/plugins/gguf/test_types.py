@@ -14,9 +14,10 @@ from dovetail_plugins.gguf._weight import weight_of
 gguf = pytest.importorskip("gguf")
 
 MEMORY = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"), 1.1),
-    **dict.fromkeys(("NVFP4", "Q6_K", "Q3_K", "IQ3_S"), 1.35),
-    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K", "IQ3_XXS", "IQ2_S"), 1.8),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"), 1.1),
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "TQ2_0"), 1.1),
+    **dict.fromkeys(("IQ3_S", "TQ1_0"), 1.35),
+    **dict.fromkeys(("IQ3_XXS", "IQ2_S"), 1.8),
 }
 """Memory of a matrix over its bytes in the file; where nothing is said, 3."""
 

@@ -27,6 +27,8 @@ async def ready(server: ServerOf) -> Response:
     reason = _dead_reason(server)
     if reason is None and server.admission.is_draining:
         reason = "the server is shutting down."
+    if reason is None and server.engine.asleep:
+        reason = "the engine is asleep."
     return _answer(reason)
 
 

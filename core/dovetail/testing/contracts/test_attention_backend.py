@@ -127,6 +127,20 @@ class TestAttentionBackend:
         )
         torch.testing.assert_close(again.flip(0), found, rtol=1e-5, atol=1e-5)
 
+    @requires("graphs")
+    def test_lengths_are_read_on_the_device(self, plugin: Any, backend: Any) -> None:
+        """A decode told of the largest lengths on the host gives the same answers."""
+        step = AttentionStep(backend, CASES["decode_plain_H4_K2-float32"], device_of(plugin))
+        found = step.run()
+        layout = step.layout
+        most = layout.block_table.shape[1] * layout.block_tokens
+        loose = replace(layout, seq_lens_host=[most] * layout.num_rows, max_seq_tokens=most)
+        prepared = backend.prepare(loose)
+        again = backend.forward(
+            step.spec, step.arguments["q"], step.k, step.v, step.cache, prepared
+        )
+        torch.testing.assert_close(again, found, rtol=1e-5, atol=1e-5)
+
     def test_prefill_then_decode_equals_one_pass(self, plugin: Any, backend: Any) -> None:
         """A row computed token by token equals the row computed at once."""
         device = device_of(plugin)

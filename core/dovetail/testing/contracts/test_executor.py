@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import ConfigError, EngineDead
+from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection
@@ -20,6 +20,9 @@ from dovetail.testing.drive import Collector, Driver, DriveRequest
 from dovetail.testing.tiny import tiny_layout, tiny_run
 
 WORKER = Selection(kind="worker", name="tiny", target="dovetail.testing.tiny_worker:TinyWorker")
+SLEEPING = Selection(
+    kind="worker", name="sleeping", target="dovetail.testing.tiny_worker:SleepingWorker"
+)
 REPLAY = "dovetail.testing.models:ReplayModel"
 DEADLINE_S = 10.0
 REQUESTS = (
@@ -29,9 +32,9 @@ REQUESTS = (
 )
 
 
-def started(plugin: Any, **changes: Any) -> Executor:
+def started(plugin: Any, *, worker: Selection = WORKER, **changes: Any) -> Executor:
     """Return an executor that is ready to step."""
-    made: Executor = plugin(default_options(plugin), tiny_run(**changes), WORKER)
+    made: Executor = plugin(default_options(plugin), tiny_run(**changes), worker)
     made.allocate(tiny_layout(list(made.kv_layers())))
     return made
 
@@ -80,6 +83,22 @@ class TestExecutor:
         """kv_layers and free_bytes answer for the ranks."""
         assert [layer.name for layer in executor.kv_layers()] == ["a", "b"]
         assert executor.free_bytes() >= 0
+
+    @requires("sleep")
+    @pytest.mark.parametrize("async_steps", [False, True])
+    def test_sleep_reaches_the_workers(self, plugin: Any, async_steps: bool) -> None:
+        """Workers sleep and wake up as they are told; one that refuses is heard and lives on."""
+        made = started(plugin, worker=SLEEPING, async_steps=async_steps)
+        awake_bytes = made.free_bytes()
+        with pytest.raises(RequestError, match="nothing can be kept"):
+            made.sleep(1)
+        made.sleep(2)
+        made.wake_up(("weights",))
+        assert made.free_bytes() > awake_bytes
+        made.wake_up(("kv_cache",))
+        assert made.free_bytes() == awake_bytes
+        assert len(run(made)) == len(REQUESTS)
+        made.shutdown()
 
     @requires("async_steps")
     def test_one_ahead_equals_in_turn(self, plugin: Any, executor: Executor) -> None:

@@ -105,6 +105,15 @@ class TestScheduler:
         report = run(plugin, TIGHT)
         assert report.num_preemptions > 0
 
+    @requires("swap")
+    @pytest.mark.parametrize("num_host_blocks", [12, 400])
+    def test_swapped_blocks_are_where_they_should_be(
+        self, plugin: Any, num_host_blocks: int
+    ) -> None:
+        """With much and with little host memory every block holds what is read from it."""
+        report = run(plugin, replace(TIGHT, num_host_blocks=num_host_blocks))
+        assert report.num_swaps > 0
+
     @requires("async_steps")
     def test_plans_one_ahead(self, plugin: Any) -> None:
         """Every promise holds when results come a step late."""

@@ -11,9 +11,9 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import RowStep, StepPlan
+from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.interfaces.worker import Worker
-from dovetail.testing.contract import default_options
+from dovetail.testing.contract import default_options, requires
 from dovetail.testing.drive import Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, tiny_layout, tiny_run
 
@@ -119,6 +119,23 @@ class TestWorker:
         for one in REQUESTS:
             assert run(worker, [one])[one.request_id] == whole[one.request_id]
 
+    @requires("ahead")
+    def test_one_ahead_equals_in_turn(self, plugin: Any, worker: Worker) -> None:
+        """Steps begun before the one before was read draw the same tokens."""
+        ahead = started(plugin, async_steps=True)
+        layout = tiny_layout(list(ahead.kv_layers()))
+        ahead.allocate(layout)
+        plans = list(Driver(layout).plans(REQUESTS))
+        flights = [ahead.begin(plans[0])]
+        results = []
+        for plan in plans[1:]:
+            flights.append(ahead.begin(plan))
+            results.append(flights.pop(0).result())
+        results.append(flights.pop().result())
+        outputs = collect(zip(plans, results, strict=True))
+        assert {name: o.token_ids for name, o in outputs.items()} == run(worker, REQUESTS)
+        ahead.shutdown()
+
     def test_faults_are_reported_not_raised(self, plugin: Any) -> None:
         """A row whose logits are NaN ends alone."""
         scripts = [{"tokens": [7, 8, 9]}, {"tokens": [4, 5], "nan_at": 1}]
@@ -160,6 +177,59 @@ class TestWorker:
             wrong = [(token_id + 1) % VOCAB for token_id in drawn]
             for drafts, num_true in (((*drawn[1:3], wrong[3], 5), 2), ((wrong[1],), 0)):
                 assert drafted(worker, ask, drafts) == drawn[: num_true + 3]
+
+    @requires("swap")
+    def test_swapped_blocks_come_back(self, plugin: Any) -> None:
+        """A row whose blocks went to the host, and came back as others, draws the same ones on."""
+        made = started(plugin)
+        layout = msgspec.structs.replace(tiny_layout(list(made.kv_layers())), num_host_blocks=32)
+        made.allocate(layout)
+        ask = DriveRequest(request_id="r", prompt_ids=tuple(range(20)))
+        wanted = run(made, [ask])["r"]
+        plans = list(Driver(layout).plans([ask]))[:2]
+        drawn = [token for plan in plans for token in made.step(plan).rows[0].token_ids]
+        groups = range(len(layout.groups))
+        held = [[b for plan in plans for b in plan.rows[0].new_blocks[g]] for g in groups]
+        places = list(enumerate((g, i) for g in groups for i in range(len(held[g]))))
+        # Another request takes the same blocks meanwhile.
+        first, *rest = Driver(layout).plans([DriveRequest(request_id="o", prompt_ids=(1,) * 30)])
+        out = tuple((held[g][i], host) for host, (g, i) in places)
+        made.step(msgspec.structs.replace(first, freed_rows=(0,), swapped_out=out))
+        for plan in rest:
+            made.step(plan)
+        count = -(-(len(ask.prompt_ids) + len(wanted)) // layout.block_tokens)
+        tables = tuple(tuple(range(1 + g * count, 1 + (g + 1) * count)) for g in groups)
+        back = tuple((host, tables[g][i]) for host, (g, i) in places)
+        tokens = (*ask.prompt_ids, *drawn)
+        again = NewRow(
+            row=3,
+            request_id="r",
+            token_ids=tokens,
+            num_prompt_tokens=len(ask.prompt_ids),
+            num_computed_tokens=len(tokens) - 1,
+            blocks=tables,
+            sampling=ask.sampling,
+            seed=ask.seed,
+        )
+        for start in range(len(tokens) - 1, len(ask.prompt_ids) + len(wanted) - 1):
+            none = ((),) * len(groups)
+            step = RowStep(row=3, start=start, num_tokens=1, samples=True, new_blocks=none)
+            plan = StepPlan(step_id=start, rows=(step,), new_rows=(again,), swapped_in=back)
+            if start >= len(tokens):
+                plan = StepPlan(step_id=start, rows=(step,))
+            drawn += made.step(plan).rows[0].token_ids
+        assert drawn == wanted
+        made.shutdown()
+
+    @requires("sleep")
+    def test_sleeps_and_wakes_up(self, plugin: Any, worker: Worker) -> None:
+        """After either sleep the same tokens are drawn, whichever part woke up first."""
+        wanted = run(worker, REQUESTS)
+        for level, tags in ((1, ("weights", "kv_cache")), (2, ("kv_cache", "weights"))):
+            worker.sleep(level)
+            for tag in tags:
+                worker.wake_up((tag,))
+            assert run(worker, REQUESTS) == wanted
 
     def test_two_in_one_process(self, plugin: Any, worker: Worker) -> None:
         """A second worker changes nothing for the first."""

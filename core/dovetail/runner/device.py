@@ -1,0 +1,170 @@
+"""DeviceCalls: the few calls in which the devices that a runner computes on differ.
+
+A HostDevice has done everything when a call returns. A CudaDevice queues work on one stream: what
+is queued later sees what was queued before, and the host runs ahead. Tests give a runner a double.
+Knows no model and no step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Moment(Protocol):
+    """A point in the device's work, marked by the host."""
+
+    def wait(self) -> None:
+        """Return when the device has got there."""
+
+    def seconds_since(self, earlier: Moment) -> float:
+        """Return the device's time between two moments that have passed."""
+
+
+class Graph(Protocol):
+    """Work that is captured once and run again on the same memory."""
+
+    def capture(self, function: Callable[[], torch.Tensor]) -> None:
+        """Run the function, which must not wait for the device, and keep what it queues.
+
+        Raises: RuntimeError when it cannot be kept.
+        """
+
+    def replay(self) -> torch.Tensor:
+        """Queue the work again; return the same tensor, filled anew when the device is there."""
+
+
+class DeviceCalls(Protocol):
+    """What a runner asks of its device beyond torch's operators. `runs_ahead`: calls return before
+    their work is done."""
+
+    runs_ahead: bool
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Return host memory that is copied from without waiting. Shapes: [num_bytes] uint8"""
+
+    def mark(self) -> Moment:
+        """Return the moment at which all work queued so far is done."""
+
+    def graph(self) -> Graph | None:
+        """Return a graph to be captured; None on devices without them. All share one memory."""
+
+
+class HostMoment:
+    """A time of the host's clock."""
+
+    __slots__ = ("at_s",)
+
+    def __init__(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def wait(self) -> None:
+        """Return at once: what was called is done."""
+
+    def seconds_since(self, earlier: Moment) -> float:
+        """Return the seconds between the two."""
+        assert isinstance(earlier, HostMoment), "moments of different devices were compared"
+        return self.at_s - earlier.at_s
+
+
+class HostDevice:
+    """The processors that Python itself runs on."""
+
+    runs_ahead = False
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Return plain memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def mark(self) -> Moment:
+        """Return now."""
+        return HostMoment()
+
+    def graph(self) -> Graph | None:
+        """Return None: see `runner.recorded` for what a CPU does instead."""
+        return None
+
+
+class CudaMoment:
+    """A CUDA event on the current stream."""
+
+    __slots__ = ("event",)
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record()
+
+    def wait(self) -> None:
+        """Wait for the event; other threads run meanwhile."""
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: Moment) -> float:
+        """Return the device's seconds between two events."""
+        assert isinstance(earlier, CudaMoment), "moments of different devices were compared"
+        return float(earlier.event.elapsed_time(self.event)) / 1e3
+
+
+class CudaDevice:
+    """One NVIDIA GPU. Graphs are captured on a stream of their own and share one memory pool."""
+
+    runs_ahead = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Return pinned memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Moment:
+        """Return an event recorded now."""
+        return CudaMoment()
+
+    def graph(self) -> Graph | None:
+        """Return a CudaGraph in the pool that all of this device's graphs share."""
+        if self._pool is None or self._stream is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(self._device)
+        return CudaGraph(self._pool, self._stream)
+
+
+class CudaGraph:
+    """A torch.cuda.CUDAGraph. Its result keeps its own place in the pool, so it should be small."""
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        self._pool = pool
+        self._stream = stream
+        self._graph = torch.cuda.CUDAGraph()
+        self._result: torch.Tensor | None = None
+
+    def capture(self, function: Callable[[], torch.Tensor]) -> None:
+        """Run the function twice: kernels are compiled and handles made before anything is kept.
+
+        Raises: RuntimeError when it waits for the device or allocates what cannot be kept.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            function()
+            self._stream.synchronize()
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                self._result = function()
+            finally:
+                self._graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def replay(self) -> torch.Tensor:
+        """Launch the graph on the current stream."""
+        assert self._result is not None, "a graph is captured before it is replayed"
+        self._graph.replay()
+        return self._result
+
+
+def calls_of(device: torch.device) -> DeviceCalls:
+    """Return the calls of a device."""
+    return CudaDevice(device) if device.type == "cuda" else HostDevice()

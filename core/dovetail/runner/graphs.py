@@ -1,0 +1,189 @@
+"""GraphManager: steps in which every row computes one token, captured by size and run again.
+
+A captured step reads its inputs at fixed places on the device, so a step of 13 rows runs the graph
+of 16: the rows that pad it have one token of the null block, and nobody reads what becomes of them.
+Graphs differ in the longest context too, as attention's launches grow with it. Knows no request and
+no sampling; the primitive that captures is the device's (`runner.device`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dovetail.interfaces.attention import BatchLayout
+from dovetail.runner.batch import StepInputs
+from dovetail.runner.block_table import BlockTable
+from dovetail.runner.device import DeviceCalls, Graph
+from dovetail.runner.staging import Staging
+from dovetail.runner.tensors import DeviceTensors, Forward, known_tokens
+
+log = logging.getLogger(__name__)
+
+FIRST_CONTEXT_TOKENS = 4096
+CONTEXT_FACTOR = 8
+
+Key = tuple[int, int]
+"""(rows, context tokens)."""
+
+
+def contexts(max_model_tokens: int) -> tuple[int, ...]:
+    """Return the longest contexts that graphs are captured for, the last one the longest of all."""
+    found, tokens = [], FIRST_CONTEXT_TOKENS
+    while tokens < max_model_tokens:
+        found.append(tokens)
+        tokens *= CONTEXT_FACTOR
+    return (*found, max_model_tokens)
+
+
+def captured_keys(sizes: Sequence[int], max_model_tokens: int) -> list[Key]:
+    """Return what is captured, largest first: every size for the shortest context, for longer ones
+    the powers of two and the largest."""
+    shortest, *longer = contexts(max_model_tokens)
+    coarse = [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
+    keys = [(size, shortest) for size in sizes]
+    keys += [(size, context) for context in longer for size in coarse]
+    return sorted(keys, reverse=True)
+
+
+class GraphManager:
+    """Graphs by size. `sizes` are numbers of rows; `reason` says why nothing is captured."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        tensors: DeviceTensors,
+        tables: Sequence[BlockTable],
+        calls: DeviceCalls,
+        *,
+        sizes: Sequence[int],
+        max_model_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._forward = forward
+        self._tensors = tensors
+        self._tables = tables
+        self._calls = calls
+        self._keys = captured_keys(sizes, max_model_tokens) if sizes else []
+        self._most_rows = max(sizes, default=0)
+        self._staging = Staging(device, calls, (64 + 16 * len(tables)) * (self._most_rows + 2))
+        self._starts = torch.arange(self._most_rows + 1, dtype=torch.int32, device=device)
+        self._graphs: dict[int, dict[int, Graph]] = {}
+        self._ladder: list[tuple[int, list[int]]] = []
+        self.reason: str | None = None if sizes else "no sizes were asked for"
+        self.capture_s = 0.0
+
+    @property
+    def num_graphs(self) -> int:
+        """Return how many graphs are captured."""
+        return sum(len(by_rows) for by_rows in self._graphs.values())
+
+    @property
+    def num_wanted(self) -> int:
+        """Return how many graphs there are to be."""
+        return len(self._keys)
+
+    @torch.inference_mode()
+    def run_largest(self) -> None:
+        """Run what the largest graphs would, without capturing it. Mutates: the null block"""
+        for rows, context in {self._keys[0], max(self._keys, key=lambda key: (key[1], key[0]))}:
+            self._run_at(self._staging.upload(self._padded(None, rows)), rows, context)
+
+    def capture(self) -> None:
+        """Capture every size; a size that cannot be leaves all steps as they are. Mutates: self"""
+        begun_s = time.perf_counter()
+        for rows, context in self._keys:
+            graph = self._calls.graph()
+            if graph is None:
+                self.reason = "the device has no graphs"
+                return
+            try:
+                self._capture_one(graph, rows, context)
+            except RuntimeError as error:
+                self.forget()
+                self.reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                log.warning("steps are not captured as graphs: %s", self.reason)
+                return
+            self._graphs.setdefault(context, {})[rows] = graph
+        self._ladder = [
+            (context, sorted(self._graphs[context])) for context in sorted(self._graphs)
+        ]
+        self.capture_s = time.perf_counter() - begun_s
+        log.info("captured %d graphs in %.2f s", self.num_graphs, self.capture_s)
+
+    def forget(self) -> None:
+        """Drop all graphs, as when what they read or write moves. Mutates: self"""
+        self._graphs.clear()
+        self._ladder.clear()
+
+    def run(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return hidden states and the rows' numbers of a step that was captured, None of any
+        other. Valid until the next step. Shapes: [R, E], [R]
+
+        Mutates: the KV cache
+        """
+        count = len(inputs.rows)
+        if not self._graphs or count != len(inputs.token_ids) or count > self._most_rows:
+            return None
+        found = self._find(count, int(inputs.seq_lens.max()))
+        if found is None:
+            return None
+        rows, graph = found
+        self._tensors.tables.refresh()
+        uploaded = self._staging.upload(self._padded(inputs, rows))
+        return graph.replay()[:count], uploaded[2][:count]
+
+    def _find(self, count: int, longest: int) -> tuple[int, Graph] | None:
+        """Return the smallest graph that the step fits into, and its rows."""
+        for context, sizes in self._ladder:
+            place = bisect_left(sizes, count)
+            if context >= longest and place < len(sizes):
+                return sizes[place], self._graphs[context][sizes[place]]
+        return None
+
+    def _padded(self, inputs: StepInputs | None, rows: int) -> list[np.ndarray]:
+        """Return a step's arrays for a graph of `rows` rows. None: nothing but padding."""
+        num_padding = rows if inputs is None else rows - len(inputs.rows)
+        null_row = len(self._tensors.last_tokens) - 1
+        token_ids = np.zeros(rows, dtype=np.int64)
+        positions = np.zeros(rows, dtype=np.int64)
+        row_ids = np.full(rows, null_row, dtype=np.int64)
+        seq_lens = np.ones(rows, dtype=np.int32)
+        slots = [np.zeros(rows, dtype=np.int64) for _ in self._tables]
+        if inputs is not None:
+            used = rows - num_padding
+            token_ids[:used], positions[:used] = inputs.token_ids, inputs.positions
+            row_ids[:used], seq_lens[:used] = inputs.rows, inputs.seq_lens
+            for table, own in zip(self._tables, slots, strict=True):
+                own[:used] = table.slots(inputs.rows, inputs.positions)
+        return [token_ids, positions, row_ids, seq_lens, *slots]
+
+    def _capture_one(self, graph: Graph, rows: int, context: int) -> None:
+        """Capture one size over the places that steps of it are uploaded to. Mutates: graph"""
+        places = self._staging.upload(self._padded(None, rows))
+        graph.capture(lambda: self._run_at(places, rows, context))
+
+    def _run_at(self, places: Sequence[torch.Tensor], rows: int, context: int) -> torch.Tensor:
+        """Return the hidden states of what lies at some places. Shapes: [rows, E]"""
+        token_ids, positions, row_ids, seq_lens, *slots = places
+        known = known_tokens(token_ids, row_ids, self._tensors.last_tokens)
+        layouts = [
+            BatchLayout(
+                query_start=self._starts[: rows + 1],
+                seq_lens=seq_lens,
+                block_table=self._tensors.tables.gather(group, row_ids, context),
+                slots=slots[group],
+                query_start_host=list(range(rows + 1)),
+                seq_lens_host=[context] * rows,
+                block_tokens=table.block_tokens,
+                max_query_tokens=1,
+                max_seq_tokens=context,
+            )
+            for group, table in enumerate(self._tables)
+        ]
+        return self._forward(known, positions, layouts)

@@ -1,0 +1,68 @@
+"""RowResults: what a step drew, put together for the engine row by row.
+
+A fault that belongs to one row is told in that row's result. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from dovetail.interfaces.step import RowResult, RowStep, TokenLogprobs
+from dovetail.runner import verify
+from dovetail.sampling.sampler import NOTHING_LEFT, Draws
+
+
+def row_results(
+    steps: Sequence[RowStep],
+    sampling: Sequence[int],
+    draws: Draws,
+    prompt: dict[int, tuple[TokenLogprobs, ...]],
+    prompt_faults: dict[int, str],
+    forced: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+) -> tuple[RowResult, ...]:
+    """Return one result per row. `sampling` are the indices of the rows that drew, `forced` what
+    came after a draw without one."""
+    drawn = {index: i for i, index in enumerate(sampling)}
+    results = []
+    for index, step in enumerate(steps):
+        i = drawn.get(index)
+        fault = prompt_faults.get(index) or (draws.faults.get(i) if i is not None else None)
+        if fault is not None:
+            results.append(_faulty(step, fault))
+            continue
+        logprobs = draws.logprobs.get(i) if i is not None else None
+        results.append(
+            RowResult(
+                row=step.row,
+                token_ids=() if i is None else (draws.token_ids[i], *forced.get(i, ())),
+                logprobs=() if logprobs is None else (logprobs,),
+                prompt_logprobs=prompt.get(index, ()),
+            )
+        )
+    return tuple(results)
+
+
+def row_result(
+    step: RowStep,
+    drawn: verify.RowDraws | None,
+    prompt: tuple[TokenLogprobs, ...],
+    fault: str | None,
+) -> RowResult:
+    """Return the result of one row of a step with drafts. `drawn` None: it did not sample."""
+    fault = fault or (drawn.fault if drawn is not None else None)
+    if fault is not None:
+        return _faulty(step, fault)
+    if drawn is None:
+        return RowResult(row=step.row, prompt_logprobs=prompt)
+    return RowResult(
+        row=step.row,
+        token_ids=tuple(drawn.token_ids),
+        logprobs=tuple(drawn.logprobs),
+        prompt_logprobs=prompt,
+    )
+
+
+def _faulty(step: RowStep, fault: str) -> RowResult:
+    status = 400 if fault == NOTHING_LEFT else 500
+    return RowResult(row=step.row, fault=fault, fault_status=status)

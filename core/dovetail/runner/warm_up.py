@@ -1,0 +1,72 @@
+"""Plans that no request asked for: the first steps of a runner, and the largest step there is.
+
+Pure functions; know no device.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.step import KVLayout, NewRow, RowStep, StepPlan
+
+LONGEST_ROUTE = SamplingParams(top_k=4, top_p=0.9, logprobs=1)
+"""Of all ways to draw a token the one with the most operations and the most memory."""
+
+
+def warm_up_prompt(layout: KVLayout, token_ids: tuple[int, ...]) -> StepPlan:
+    """Return a plan that computes some tokens on row 0 and draws by the longest route."""
+    count = len(token_ids)
+    blocks = tuple(range(-(-(count + 1) // layout.block_tokens)))
+    num_groups = len(layout.groups)
+    new = NewRow(
+        row=0,
+        request_id="warm-up",
+        token_ids=token_ids,
+        num_prompt_tokens=count,
+        num_computed_tokens=0,
+        blocks=(blocks,) * num_groups,
+        sampling=LONGEST_ROUTE,
+        seed=0,
+    )
+    step = RowStep(row=0, start=0, num_tokens=count, samples=True, new_blocks=((),) * num_groups)
+    return StepPlan(step_id=-1, rows=(step,), new_rows=(new,))
+
+
+def second_step(layout: KVLayout, count: int) -> StepPlan:
+    """Return the plan that computes one token more on row 0, after `count` of them."""
+    again = RowStep(
+        row=0, start=count, num_tokens=1, samples=True, new_blocks=((),) * len(layout.groups)
+    )
+    return StepPlan(step_id=-1, rows=(again,))
+
+
+def largest_plan(
+    layout: KVLayout, *, max_rows: int, max_step_tokens: int, max_model_tokens: int
+) -> StepPlan:
+    """Return a step of as many rows and tokens as there may be, which all share their blocks."""
+    no_blocks = ((),) * len(layout.groups)
+    blocks = (tuple(range(1, layout.num_blocks)),) * len(layout.groups)
+    new_rows, steps, left = [], [], max_step_tokens
+    for row in range(max_rows):
+        count = max(1, min(max_model_tokens - 1, left - (max_rows - 1 - row)))
+        left -= count
+        new_rows.append(
+            NewRow(
+                row=row,
+                request_id=f"largest-{row}",
+                token_ids=(0,) * count,
+                num_prompt_tokens=count,
+                num_computed_tokens=0,
+                blocks=blocks,
+                sampling=LONGEST_ROUTE,
+                seed=row,
+            )
+        )
+        steps.append(
+            RowStep(row=row, start=0, num_tokens=count, samples=True, new_blocks=no_blocks)
+        )
+    return StepPlan(step_id=-1, rows=tuple(steps), new_rows=tuple(new_rows))
+
+
+def emptied(max_rows: int) -> StepPlan:
+    """Return the plan that frees all rows."""
+    return StepPlan(step_id=-1, rows=(), freed_rows=tuple(range(max_rows)))

@@ -1,0 +1,78 @@
+"""PendingDraws: what a step has begun to draw, before the host knows it.
+
+`tokens` may be used by operations on the device at once, so that the next step can start; `collect`
+waits and says the rest. Knows no logits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from dovetail.sampling.device import Reading
+from dovetail.sampling.step import Draws
+
+
+class PendingDraws(ABC):
+    """The draws of one step. Steps are collected in the order in which they were begun."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> torch.Tensor:
+        """Return one token per row, any token for one at fault. Shapes: [S] int64, on the logits'
+        device"""
+
+    @abstractmethod
+    def collect(self) -> Draws:
+        """Return what was drawn once it is there."""
+
+
+class DoneDraws(PendingDraws):
+    """Draws that the host knows already."""
+
+    def __init__(self, draws: Draws, device: torch.device) -> None:
+        self._draws = draws
+        self._device = device
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """Return one token per row. Shapes: [S] int64"""
+        return torch.tensor(self._draws.token_ids, dtype=torch.int64, device=self._device)
+
+    def collect(self) -> Draws:
+        """Return what was drawn."""
+        return self._draws
+
+
+class EnqueuedDraws(PendingDraws):
+    """Draws under way on a device. `finish` makes them of what has been read."""
+
+    def __init__(
+        self,
+        tokens: torch.Tensor,
+        reading: Reading,
+        finish: Callable[[list[np.ndarray]], Draws],
+    ) -> None:
+        self._tokens = tokens
+        self._reading = reading
+        self._finish = finish
+        self._draws: Draws | None = None
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """Return one token per row. Shapes: [S] int64"""
+        return self._tokens
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether the host knows the draws."""
+        return self._draws is not None
+
+    def collect(self) -> Draws:
+        """Wait, and return what was drawn."""
+        if self._draws is None:
+            self._draws = self._finish(self._reading.wait())
+        return self._draws

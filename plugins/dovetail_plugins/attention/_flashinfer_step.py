@@ -1,0 +1,106 @@
+"""One step by flashinfer: blocks listed as it wants them, a plan for each kind of layer.
+
+Knows no choice of backend; the package is handed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail_plugins.attention._paged_write import window_sides, write
+
+WORKSPACE_BYTES = 128 << 20
+
+
+class Wrappers:
+    """The package's objects, one for each kind of layer, over one workspace."""
+
+    def __init__(self, package: ModuleType) -> None:
+        self._make = package.BatchPrefillWithPagedKVCacheWrapper
+        self._workspace: torch.Tensor | None = None
+        self._made: dict[AttentionSpec, Any] = {}
+
+    def of(self, kind: AttentionSpec, device: torch.device) -> Any:
+        """Return the object of a kind of layer. Mutates: self, when it is the first call"""
+        if self._workspace is None:
+            self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        if kind not in self._made:
+            self._made[kind] = self._make(self._workspace, "NHD")
+        return self._made[kind]
+
+
+class Prepared:
+    """A step's rows as lists of blocks, and the kinds of layers planned so far.
+
+    Shapes: starts [R + 1], block_starts [R + 1] and last_tokens [R] int32 on the host; blocks
+    [block_starts[-1]] int32 on the device
+    """
+
+    def __init__(self, layout: BatchLayout) -> None:
+        self.layout = layout
+        size = layout.block_tokens
+        counts = [-(-length // size) for length in layout.seq_lens_host]
+        self.starts = torch.tensor(layout.query_start_host, dtype=torch.int32)
+        self.block_starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+        self.last_tokens = torch.tensor(
+            [(length - 1) % size + 1 for length in layout.seq_lens_host], dtype=torch.int32
+        )
+        width = layout.block_table.shape[1]
+        places = [row * width + i for row, count in enumerate(counts) for i in range(count)]
+        device = layout.block_table.device
+        chosen = torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True)
+        self.blocks = layout.block_table.reshape(-1)[chosen]
+        self.planned: set[AttentionSpec] = set()
+
+
+def forward(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    prepared: Prepared,
+    wrappers: Wrappers,
+) -> torch.Tensor:
+    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache, prepared"""
+    write(spec, k, v, cache, prepared.layout.slots)
+    kind = replace(spec, k_scale=1.0, v_scale=1.0)
+    wrapper = wrappers.of(kind, q.device)
+    if kind not in prepared.planned:
+        _plan(wrapper, kind, prepared, q.dtype, cache.dtype)
+        prepared.planned.add(kind)
+    scales = {} if kind == spec else {"k_scale": spec.k_scale, "v_scale": spec.v_scale}
+    out: torch.Tensor = wrapper.run(q, (cache[0], cache[1]), **scales)
+    return out
+
+
+def _plan(
+    wrapper: Any,
+    kind: AttentionSpec,
+    prepared: Prepared,
+    q_dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> None:
+    """Tell the package of a step's rows. Mutates: wrapper"""
+    wrapper.plan(
+        prepared.starts,
+        prepared.block_starts,
+        prepared.blocks,
+        prepared.last_tokens,
+        kind.num_heads,
+        kind.num_kv_heads,
+        kind.head_size,
+        prepared.layout.block_tokens,
+        causal=kind.is_causal,
+        sm_scale=kind.scale,
+        window_left=window_sides(kind)[0],
+        logits_soft_cap=kind.soft_cap or 0.0,
+        q_data_type=q_dtype,
+        kv_data_type=kv_dtype,
+    )

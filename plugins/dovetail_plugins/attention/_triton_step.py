@@ -1,0 +1,102 @@
+"""One step on the Triton kernels: a layout becomes what the host must know, a layer's call writes
+its keys and attends. Knows no choice of backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail_kernels.cache_write.triton import run as write
+from dovetail_kernels.paged_attention.triton import Extent, Rules, attend
+
+E4M3_CAPABILITY = (8, 9)
+"""Older GPUs do not turn this type into another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonStep:
+    """A step's layout, and the sizes that decide which kernels run."""
+
+    layout: BatchLayout
+    extent: Extent
+
+
+def prepare(layout: BatchLayout) -> TritonStep:
+    """Return what the layers of one KV group need of a step."""
+    starts = layout.query_start_host
+    extent = Extent(
+        max_query_tokens=layout.max_query_tokens,
+        max_seq_tokens=layout.max_seq_tokens,
+        has_decodes=any(end - start == 1 for start, end in pairwise(starts)),
+    )
+    return TritonStep(layout=layout, extent=extent)
+
+
+def forward(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    stored: torch.Tensor,
+    prepared: TritonStep,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: stored"""
+    if stored.dtype == torch.float8_e4m3fn:
+        _check_e4m3(stored.device)
+    layout = prepared.layout
+    numbers, scales = parts_of(stored, spec.head_size)
+    q, k, v = _whole(q), _whole(k), _whole(v)
+    write(k, v, numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
+    rows = (layout.block_table, layout.query_start, layout.seq_lens)
+    return attend(q, numbers, *rows, _rules(spec), prepared.extent, sinks, scales)
+
+
+def parts_of(stored: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the numbers of a cache and, of an int8 one, its scales, which end each block.
+
+    So numbers begin at multiples of 16 bytes. Shapes: stored [2, N, P, K, D], or D + 4 where there
+    are scales -> [2, N, P, K, D], [2, N, P, K]
+    """
+    _, _, block_tokens, heads, width = stored.shape
+    if width == size:
+        return stored, None
+    count = block_tokens * heads
+    blocks = stored.flatten(2)
+    numbers = blocks[..., : count * size].unflatten(-1, (block_tokens, heads, size))
+    scales = blocks[..., count * size :].view(torch.float32).unflatten(-1, (block_tokens, heads))
+    return numbers, scales
+
+
+@cache
+def _rules(spec: AttentionSpec) -> Rules:
+    return Rules(
+        scale=spec.scale,
+        window=spec.window_tokens,
+        soft_cap=spec.soft_cap,
+        is_causal=spec.is_causal,
+        k_scale=spec.k_scale,
+        v_scale=spec.v_scale,
+    )
+
+
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    """Return x with the numbers of a head side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@cache
+def _check_e4m3(device: torch.device) -> None:
+    """Raises: ConfigError where a GPU is too old for a cache of float8_e4m3fn."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= E4M3_CAPABILITY:
+        return
+    raise ConfigError(
+        f"{torch.cuda.get_device_name(device)} has no float8_e4m3fn",
+        where="--kv-cache-dtype",
+        fix="use fp8_e5m2, int8 or auto.",
+    )

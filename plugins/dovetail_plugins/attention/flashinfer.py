@@ -1,0 +1,96 @@
+"""FlashInfer: attention by the flashinfer package over a paged cache.
+
+A step is planned once for each kind of layer (window, soft cap, scale), since the package plans on
+the host for one. Not run on a GPU here: its calls are checked against the documented signatures.
+Knows no model and no scheduler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.plugin import Info
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float16", "bfloat16")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+HEAD_SIZES = (64, 128, 256)
+
+
+class FlashInfer(AttentionBackend):
+    """flashinfer's paged prefill, which attends decodes too."""
+
+    info = Info(
+        summary="the flashinfer package, in 16 bits over a KV cache of 16 or 8",
+        source="https://docs.flashinfer.ai/api/attention.html",
+        requires=("flashinfer",),
+        devices=("cuda",),
+    )
+    capabilities = frozenset({"window", "soft_cap", "non_causal"})
+    auto_rank = 1
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        from dovetail_plugins.attention import _flashinfer_step
+
+        self._step = _flashinfer_step
+        self._wrappers = _flashinfer_step.Wrappers(import_module("flashinfer"))
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Return why the package cannot be used here, or None. Imports nothing."""
+        if super().unavailable_reason() is None:
+            return None
+        return 'package "flashinfer" is not installed. Fix: pip install flashinfer-python'
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why this backend cannot serve an AttentionQuery."""
+        if query is None:
+            return []
+        if query.device != "cuda":
+            return [f"runs on cuda, not on {query.device}"]
+        reasons = []
+        if query.dtype not in DTYPES:
+            reasons.append(f"takes {' and '.join(DTYPES)}, not {query.dtype}")
+        if query.kv_dtype not in (query.dtype, *FLOAT8):
+            reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        if query.head_size not in HEAD_SIZES:
+            reasons.append(f"the head size must be 64, 128 or 256, it is {query.head_size}")
+        if query.uses_sinks:
+            reasons.append("attention sinks are not supported")
+        if query.uses_alibi:
+            reasons.append("ALiBi biases are not supported")
+        return reasons
+
+    def kv_shape(
+        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
+    ) -> tuple[int, ...]:
+        """Return [2, N, P, K, D]: all keys, then all values."""
+        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
+
+    def prepare(self, layout: BatchLayout) -> Any:
+        """Return the step's blocks as the package lists them; nothing is planned yet."""
+        return self._step.Prepared(layout)
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v into the cache, then attend.
+
+        Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
+        Mutates: cache, prepared
+        """
+        assert sinks is None, "not among the capabilities"
+        return self._step.forward(spec, q, k, v, cache, prepared, self._wrappers)

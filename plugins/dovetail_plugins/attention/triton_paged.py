@@ -1,0 +1,93 @@
+"""TritonPaged: attention by dovetail's own Triton kernels, over keys and values in their blocks.
+
+Rows of one token divide their keys over programs, rows of more are attended in tiles; a row's
+numbers do not depend on its neighbours. With TRITON_INTERPRET=1 the kernels run on CPU tensors, to
+be checked: then "auto" prefers any other. Knows no model and no scheduler; torch is imported when
+an object is made.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.plugin import Info
+
+if TYPE_CHECKING:
+    import torch
+
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2", "int8")
+MAX_HEAD_SIZE = 256
+SCALE_BYTES = 4
+
+
+class TritonPaged(AttentionBackend):
+    """Triton kernels: keys are written into their slots, then decodes and prefills attend."""
+
+    info = Info(
+        summary="Triton kernels for GPUs: any KV type down to 8 bits",
+        source="https://arxiv.org/abs/2307.08691",
+        requires=("triton",),
+        extra="gpu",
+        devices=("cuda", "cpu") if INTERPRETS else ("cuda",),
+    )
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "graphs"})
+    auto_rank = -1 if INTERPRETS else 10
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        from dovetail_plugins.attention import _triton_step
+
+        self._step = _triton_step
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why this backend cannot serve an AttentionQuery."""
+        if query is None:
+            return []
+        if query.device == "cpu" and not INTERPRETS:
+            return ["runs on cuda, not on cpu, where TRITON_INTERPRET=1 interprets it for checks"]
+        if query.device not in cls.info.devices:
+            return [f"runs on cuda, not on {query.device}"]
+        reasons = []
+        if query.dtype not in DTYPES:
+            reasons.append(f"takes {', '.join(DTYPES)} activations, not {query.dtype}")
+        if query.kv_dtype not in KV_DTYPES:
+            reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
+        if query.head_size > MAX_HEAD_SIZE:
+            reasons.append(f"heads have up to {MAX_HEAD_SIZE} numbers, not {query.head_size}")
+        if query.kv_dtype == "int8" and query.head_size % SCALE_BYTES:
+            reasons.append(f"int8 needs a head size in multiples of 4, it is {query.head_size}")
+        if query.uses_alibi:
+            reasons.append("ALiBi biases are not supported")
+        return reasons
+
+    def kv_shape(
+        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
+    ) -> tuple[int, ...]:
+        """Return [2, N, P, K, D]: all keys, then all values. Scales of int8 end each block."""
+        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
+
+    def prepare(self, layout: BatchLayout) -> Any:
+        """Return the layout with the sizes that decide which kernels run."""
+        return self._step.prepare(layout)
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Any,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write k and v into the cache, then attend.
+
+        Shapes: q [T, H, D], k and v [T, K, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        Mutates: cache
+        """
+        return self._step.forward(spec, q, k, v, cache, prepared, sinks)

@@ -1,0 +1,96 @@
+"""What a plan is made of: jobs (requests as the scheduler keeps them) and the tally of a step.
+
+Knows no queue and no order but that of keys.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from dovetail.interfaces.scheduler import RequestState
+from dovetail.interfaces.step import NewRow, RowStep
+
+Order = tuple[tuple[float, ...], int]
+Blocks = tuple[tuple[int, ...], ...]
+
+
+class Job:
+    """A request as this scheduler keeps it.
+
+    `order` is fixed while it waits and runs; `epoch` counts its preemptions, so that a result can
+    be told from one of an earlier life; `max_tokens` is the length at which it surely ends.
+    """
+
+    __slots__ = ("arrival_index", "epoch", "max_tokens", "order", "request")
+
+    def __init__(self, request: RequestState, arrival_index: int, max_tokens: int) -> None:
+        self.request = request
+        self.arrival_index = arrival_index
+        self.max_tokens = max_tokens
+        self.epoch = 0
+        self.order: Order = ((), arrival_index)
+
+
+class Tally:
+    """A plan in the making: the budget left, and what has been given away."""
+
+    __slots__ = ("has_preempted", "jobs", "new_rows", "rows", "swapped_in", "tokens_left")
+
+    def __init__(self, tokens_left: int) -> None:
+        self.tokens_left = tokens_left
+        self.has_preempted = False
+        self.rows: list[RowStep] = []
+        self.new_rows: list[NewRow] = []
+        self.swapped_in: list[tuple[int, int]] = []
+        self.jobs: list[tuple[Job, int]] = []
+
+    def take(
+        self, job: Job, num_tokens: int, new_blocks: Blocks, drafts: tuple[int, ...] = ()
+    ) -> None:
+        """Give a job its next `num_tokens` tokens, the last of them `drafts`.
+
+        Mutates: tally and request counters.
+        """
+        request = job.request
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        samples = end >= request.num_tokens + request.num_inflight
+        request.num_computed_tokens = end
+        if samples:
+            request.num_inflight += 1
+        self.tokens_left -= num_tokens
+        self.jobs.append((job, job.epoch))
+        self.rows.append(
+            RowStep(
+                row=request.row,
+                start=start,
+                num_tokens=num_tokens,
+                samples=samples,
+                new_blocks=new_blocks,
+                drafts=drafts,
+            )
+        )
+
+
+def order_of(job: Job) -> Order:
+    return job.order
+
+
+def remove(jobs: list[Job], job: Job) -> None:
+    """Remove a job from a list sorted by order."""
+    index = bisect_left(jobs, job.order, key=order_of)
+    assert jobs[index] is job, "the list of jobs is out of order"
+    del jobs[index]
+
+
+def new_row(request: RequestState, blocks: Blocks) -> NewRow:
+    return NewRow(
+        row=request.row,
+        request_id=request.request_id,
+        token_ids=tuple(request.token_ids),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        blocks=blocks,
+        sampling=request.sampling,
+        seed=request.seed,
+    )

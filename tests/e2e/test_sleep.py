@@ -1,0 +1,147 @@
+"""--enable-sleep-mode: memory goes back to the system while the engine runs, and answers stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, EngineAsleep, RequestError
+from dovetail.testing.server_process import ServerProcess
+from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+
+MIB = 1 << 20
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPT = list(range(5, 45))
+KV_MIB = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Llama of some 50 MB."""
+    made = tmp_path_factory.mktemp("m") / "llama"
+    write_tiny_checkpoint(
+        made, "LlamaForCausalLM", hidden_size=512, intermediate_size=2560, num_hidden_layers=3
+    )
+    write_tiny_tokenizer(made)
+    return made
+
+
+def open_llm(folder: Path, **flags: Any) -> LLM:
+    quick = {"use_tqdm_on_load": False, "kv_cache_memory_bytes": KV_MIB * MIB}
+    return LLM(str(folder), **{"enable_sleep_mode": True, **quick, **flags})
+
+
+def tokens(llm: LLM) -> tuple[int, ...]:
+    return llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def fill_cache(llm: LLM) -> None:
+    """Touch every page of the cache, as an engine that has served for a while has."""
+    for cache in llm._engine.core._executor.worker.runner._caches.values():  # type: ignore[attr-defined]
+        cache.zero_()
+
+
+def resident_mib() -> float:
+    return psutil.Process().memory_info().rss / MIB
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("level", [1, 2])
+def test_enable_sleep_mode(folder: Path, level: int, async_scheduling: bool) -> None:
+    """Resident memory falls by weights and cache; the same tokens are drawn afterwards."""
+    with open_llm(folder, async_scheduling=async_scheduling) as llm:
+        wanted = tokens(llm)
+        runner = llm._engine.core._executor.worker.runner  # type: ignore[attr-defined]
+        weights_mib = sum(t.nbytes for t in runner.weights()) / MIB
+        assert weights_mib > 45
+        fill_cache(llm)
+        awake_mib = resident_mib()
+        llm.sleep(level)
+        assert llm.is_sleeping
+        freed_mib = awake_mib - resident_mib()
+        assert freed_mib > 0.95 * (weights_mib + KV_MIB)
+        with pytest.raises(EngineAsleep, match=r"LLM\.wake_up"):
+            tokens(llm)
+        llm.wake_up(["weights"])
+        assert llm.is_sleeping
+        llm.wake_up(["kv_cache"])
+        assert not llm.is_sleeping
+        again = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0]
+        assert again.outputs[0].token_ids == wanted
+        assert again.num_cached_tokens == 0
+        assert resident_mib() < awake_mib + 10
+
+
+def test_scales_of_the_cache_are_measured_again(folder: Path) -> None:
+    flags = {"kv_cache_dtype": "fp8", "calculate_kv_scales": True}
+    with open_llm(folder, **flags) as llm:
+        wanted = tokens(llm)
+        for level in (1, 2):
+            llm.sleep(level)
+            llm.wake_up(["kv_cache"])
+            llm.wake_up()
+            assert tokens(llm) == wanted
+
+
+def test_a_checkpoint_that_has_gone_leaves_the_engine_asleep(folder: Path) -> None:
+    weights, hidden = folder / "model.safetensors", folder / "away"
+    with open_llm(folder) as llm:
+        wanted = tokens(llm)
+        llm.sleep(2)
+        weights.rename(hidden)
+        with pytest.raises(ConfigError):
+            llm.wake_up()
+        assert llm.is_sleeping
+        hidden.rename(weights)
+        llm.wake_up()
+        assert tokens(llm) == wanted
+
+
+def test_only_where_it_was_allowed(folder: Path) -> None:
+    with open_llm(folder, enable_sleep_mode=False) as llm:
+        with pytest.raises(RequestError, match="may sleep"):
+            llm.sleep()
+        assert tokens(llm)
+    with pytest.raises(ConfigError, match="cannot give its memory back") as caught:
+        open_llm(folder, worker_cls="dovetail.testing.tiny_worker:TinyWorker")
+    assert caught.value.where == "--enable-sleep-mode"
+
+
+def test_a_server_sleeps(folder: Path) -> None:
+    flags = ("--enable-sleep-mode", "--enable-dev-endpoints", "--kv-cache-memory-bytes", "16m")
+    with ServerProcess(str(folder), *flags, "--port", "0") as server:
+        server.wait_ready()
+        body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+
+            def complete() -> httpx.Response:
+                return client.post("/v1/completions", json=body)
+
+            def is_sleeping() -> bool:
+                return bool(client.get("/is_sleeping").json()["is_sleeping"])
+
+            wanted = complete().json()["choices"][0]["text"]
+            assert not is_sleeping()
+            for level in (1, 2):
+                assert client.post(f"/sleep?level={level}").status_code == 200
+                assert is_sleeping()
+                refused = complete()
+                assert refused.status_code == 503
+                assert "/wake_up" in refused.json()["error"]["message"]
+                assert refused.json()["error"]["type"] == "engine_asleep"
+                assert client.get("/health").status_code == 200
+                assert client.get("/ready").status_code == 503
+                assert f"}} {level}.0" in line_of(client, "dovetail:sleep_level")
+                assert client.post("/wake_up").status_code == 200
+                assert complete().json()["choices"][0]["text"] == wanted
+            assert client.post("/sleep?level=3").status_code == 400
+
+
+def line_of(client: httpx.Client, name: str) -> str:
+    lines = client.get("/metrics").text.splitlines()
+    return next(line for line in lines if line.startswith(name + "{"))

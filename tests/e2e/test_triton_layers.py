@@ -1,0 +1,111 @@
+"""Models whose layers run as Triton kernels give the logits that torch gives.
+
+Each side is a process of its own: whether kernels are interpreted is decided at the start, and the
+native library is off in both. Run as a script with a checkpoint folder it prints its logprobs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from dovetail_kernels.cpu.library import ISA_VARIABLE
+from dovetail_kernels.gpu import VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1}
+"""More than one group an output, and 192 inputs end within a group of 128."""
+EXPERTS = {"moe_intermediate_size": 64, "num_experts": 5, "num_experts_per_tok": 2}
+METHODS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "Qwen3ForCausalLM": [
+        ("int8", {}),
+        ("int4", {}),
+        ("int4", {"activations": "float", "symmetric": False, "head": "int4"}),
+        ("fp8", {}),
+        ("bitsandbytes", {}),
+    ],
+    "Qwen3MoeForCausalLM": [("none", {}), ("int8", {}), ("int4", {"activations": "float"})],
+}
+SAME = 2e-4
+"""Both sides add the same float32 products, in another order."""
+STEPS = 0.05
+"""Activations in 8 bits: one at the edge between two steps may fall the other way."""
+PROMPT = [5, 9, 17, 3, 40, 41]
+
+
+def logprobs(path: str, method: str, options: dict[str, Any]) -> list[list[float]]:
+    """Return the logprobs of a prompt's tokens and of two more."""
+    from dovetail import LLM, SamplingParams
+
+    asked = SamplingParams(
+        temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=4, prompt_logprobs=4
+    )
+    with LLM(
+        model=path, quantization=method, plugin_options={"quantization": options}, dtype="float32",
+        num_gpu_blocks_override=32, block_size=16, max_model_len=32, max_logprobs=8,
+        use_tqdm_on_load=False,
+    ) as llm:  # fmt: skip
+        (result,) = llm.generate([PROMPT], asked, use_tqdm=False)
+    assert result.error is None
+    entries = [*(result.prompt_logprobs or ()), *(result.outputs[0].logprobs or ())]
+    return [list(entry.top_logprobs) for entry in entries if entry is not None]
+
+
+def told(path: Path, architecture: str, *, interpreted: bool) -> dict[str, Any]:
+    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
+    env = os.environ | {
+        ISA_VARIABLE: "none", VARIABLE: str(int(interpreted)), "PYTHONPATH": folders,
+        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, __file__, str(path), architecture],
+        env=env, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("architecture", list(METHODS))
+def test_logits_are_those_of_torch(architecture: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    fields = SIZES | (EXPERTS if "Moe" in architecture else {})
+    path = write_tiny_checkpoint(tmp_path / "model", architecture, **fields)
+    ours = told(path, architecture, interpreted=True)
+    theirs = told(path, architecture, interpreted=False)
+    assert ours["kernels"] > 0
+    assert theirs["kernels"] == 0
+    for number, (method, options) in enumerate(METHODS[architecture]):
+        is_rounded = method in ("int8", "int4") and options.get("activations") != "float"
+        bound = STEPS if is_rounded else SAME
+        for one, other in zip(ours["found"][number], theirs["found"][number], strict=True):
+            assert one == pytest.approx(other, abs=bound), (method, options)
+
+
+def main(path: str, architecture: str) -> None:
+    """Print the logprobs by every method, and how many products ran as kernels."""
+    from dovetail_kernels.gemm.gpu import GpuPacked
+
+    calls = 0
+    launch = GpuPacked._launch
+
+    def counted(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        launch(*args)
+
+    GpuPacked._launch = counted  # type: ignore[method-assign]
+    found = [logprobs(path, method, options) for method, options in METHODS[architecture]]
+    print(json.dumps({"kernels": calls, "found": found}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
