@@ -78,10 +78,11 @@ def _compile(ops: list[Op], capability: int, most: int) -> int:
             if fault is not None:
                 print(f"FAILED {op.name} {name}: {fault}")
         for one in kernels:
-            spilled = f", {one.stack_bytes} bytes of stack" if one.stack_bytes else ""
+            more = f", {' '.join(one.products)}" if one.products else ""
+            more += f", {one.stack_bytes} bytes of stack" if one.stack_bytes else ""
             print(
                 f"{op.name:<18}{one.name:<14}{one.num_warps:>3} warps{one.registers:>5} registers"
-                f"{one.shared_bytes:>8} bytes shared{spilled}"
+                f"{one.shared_bytes:>8} bytes shared{more}"
             )
     print(f"compiled for {capability / 10}, {faults} failed")
     return 1 if faults else 0

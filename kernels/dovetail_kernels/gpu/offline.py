@@ -27,18 +27,21 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 2
 """Shared memory that a block may have, by compute capability."""
 MAX_THREADS = 1024
 USE = re.compile(r"REG:(\d+) STACK:(\d+)")
+MATRIX = re.compile(r"\b([HIQ]G?MMA)\b")
+"""Instructions of the matrix units: of half, integer and 8-bit float numbers, by warp or group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """A kernel as the device would run it. `stack_bytes` of a thread are registers that did not
-    fit: they lie in memory, and cost time."""
+    fit: they lie in memory, and cost time. `products` are the matrix instructions it has."""
 
     name: str
     num_warps: int
     registers: int
     stack_bytes: int
     shared_bytes: int
+    products: tuple[str, ...]
 
 
 class AbsentGpu:
@@ -77,7 +80,7 @@ class AbsentGpu:
         self, name: str, binary: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
         """Note what a kernel takes. Mutates: self"""
-        registers, stack_bytes = _use(binary)
+        registers, stack_bytes, products = _use(binary)
         self.found.append(
             Compiled(
                 name=name,
@@ -85,6 +88,7 @@ class AbsentGpu:
                 registers=registers,
                 stack_bytes=stack_bytes,
                 shared_bytes=shared_bytes,
+                products=products,
             )
         )
         return 1, 1, registers, stack_bytes // 4, MAX_THREADS
@@ -110,19 +114,19 @@ def absent_gpu(capability: int) -> Iterator[AbsentGpu]:
         driver._active = None
 
 
-def _use(binary: bytes) -> tuple[int, int]:
-    """Return the registers and the bytes of stack a thread of a kernel takes."""
+def _use(binary: bytes) -> tuple[int, int, tuple[str, ...]]:
+    """Return the registers and the bytes of stack a thread of a kernel takes, and its products."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
+        command = [str(tool), "--dump-resource-usage", "--dump-sass", file.name]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = USE.search(told)
     assert found is not None, told
-    return int(found[1]), int(found[2])
+    return int(found[1]), int(found[2]), tuple(sorted(set(MATRIX.findall(told))))
 
 
 def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:
