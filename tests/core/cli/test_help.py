@@ -138,7 +138,7 @@ def test_a_search_word(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_choices_are_told_with_their_summaries(capsys: pytest.CaptureFixture[str]) -> None:
     names = [line.split()[0] for line in choice_lines(capsys, "block-size")]
-    assert names == ["1", "8", "16", "32", "64", "128"]
+    assert names == ["1", "8", "16", "32", "64", "128", "256"]
     rows = choice_lines(capsys, "attention-backend")
     assert rows[0].startswith("auto ")
     assert rows[-1] == "or NAME@PACKAGE, package.module:Class, path/to/file.py:Class"
