@@ -11,6 +11,9 @@ from dovetail.config.engine import Config
 from dovetail.errors import ConfigError
 
 
+pytest.importorskip("dovetail_plugins")
+
+
 def making(*, device: str = "cuda", max_rows: int = 256, **fields: Any) -> StepMaking:
     return step_making(Config.from_fields(fields), device=device, max_rows=max_rows)
 
