@@ -10,7 +10,6 @@ from dovetail.config.compile_level import StepMaking, default_sizes, step_making
 from dovetail.config.engine import Config
 from dovetail.errors import ConfigError
 
-
 pytest.importorskip("dovetail_plugins")
 
 
