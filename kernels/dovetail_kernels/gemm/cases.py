@@ -118,7 +118,11 @@ def _halves() -> list[Case]:
     weights meet them."""
     ends: dict[str, Any] = {"bias": True, "residual": True, "activation": "silu"}
     return [
-        replace(_case(f, m, 200, 72, ends | options, str(dtype)[6:], dtype), rtol=2e-2, atol=2e-2)
+        replace(
+            _case(f, m, 200, 72, ends | options, "_".join((str(dtype)[6:], *options)), dtype),
+            rtol=2e-2,
+            atol=2e-2,
+        )
         for dtype in (torch.bfloat16, torch.float16)
         for f, options in (
             ("int8", {}), ("int4", {}), ("int4", {"is_symmetric": False}), ("int4_int8", {}),

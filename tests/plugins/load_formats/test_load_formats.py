@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
+from dovetail.registry.options import options_for
 from dovetail_plugins.load_formats.auto import Auto
 from dovetail_plugins.load_formats.dummy import Dummy
 from dovetail_plugins.load_formats.npcache import Npcache
@@ -65,7 +66,7 @@ def test_eager_is_refused_where_no_file_is_of_that_format(tmp_path: Path) -> Non
 
 def test_an_unknown_reading_is_refused() -> None:
     with pytest.raises(ConfigError, match="slowly"):
-        SafetensorsOptions(reading="slowly")
+        options_for(Safetensors, {"reading": "slowly"})
 
 
 def write_sharded(folder: Path) -> None:
