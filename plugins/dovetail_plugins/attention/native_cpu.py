@@ -41,7 +41,7 @@ class NativeCpu(AttentionBackend):
         source="https://arxiv.org/abs/2309.06180",
         devices=("cpu",),
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "rounds"})
     auto_rank = 10
     Options = NativeCpuOptions
 

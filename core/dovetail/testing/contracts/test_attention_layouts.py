@@ -6,6 +6,7 @@ attention after each; single steps are in `test_attention_backend`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import AttentionBackend, AttentionQuery, AttentionSpec
-from dovetail.testing.contract import device_of, requires
+from dovetail.testing.contract import device_of, requires, without
 from dovetail.testing.scene import Counts, Scene
 
 HEADS = {"one": (1, 1), "full": (4, 4), "grouped": (6, 2), "single_kv": (4, 1)}
@@ -65,6 +66,18 @@ def compare(stage: Scene, steps: list[Counts]) -> None:
     for counts in steps:
         got, wanted = stage.step(counts)
         torch.testing.assert_close(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
+
+
+def over_8_bit_floats(
+    backend: AttentionBackend, kv_dtype: str, scales: str
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield each step's result and what is wanted, over a cache of 8-bit floats under scales."""
+    k_scale, v_scale = KV_SCALES[scales]
+    spec = replace(PLAIN, k_scale=k_scale, v_scale=v_scale)
+    stage = scene(backend, spec, 16, FLOAT8[kv_dtype])
+    for counts in STEPS["mixed"] + STEPS["decode"][1:]:
+        q, k, v = stage.draw(sum(count for _, count in counts))
+        yield stage.step_with(counts, q, k * 3, v * 3)
 
 
 class TestAttentionLayouts:
@@ -127,21 +140,24 @@ class TestAttentionLayouts:
         stage.lengths = [6, 7, 8]
         compare(stage, [[(row, 1) for row in order]])
 
+    @without("rounds")
     @pytest.mark.parametrize("scales", list(KV_SCALES))
     @pytest.mark.parametrize("kv_dtype", list(FLOAT8))
     def test_8_bit_floats_count_times_their_scale(
         self, backend: AttentionBackend, kv_dtype: str, scales: str
     ) -> None:
-        """Quotients by the spec's scales are stored, what is out of range as the largest number.
+        """Quotients by the spec's scales are stored, what is out of range as the largest number."""
+        for got, wanted in over_8_bit_floats(backend, kv_dtype, scales):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=MAX_DIFFERENCE)
 
-        Queries and weights may be rounded to bfloat16, which keeps 8 bits.
-        """
-        k_scale, v_scale = KV_SCALES[scales]
-        spec = replace(PLAIN, k_scale=k_scale, v_scale=v_scale)
-        stage = scene(backend, spec, 16, FLOAT8[kv_dtype])
-        for counts in STEPS["mixed"] + STEPS["decode"][1:]:
-            q, k, v = stage.draw(sum(count for _, count in counts))
-            got, wanted = stage.step_with(counts, q, k * 3, v * 3)
+    @requires("rounds")
+    @pytest.mark.parametrize("scales", list(KV_SCALES))
+    @pytest.mark.parametrize("kv_dtype", list(FLOAT8))
+    def test_8_bit_floats_beside_rounded_queries(
+        self, backend: AttentionBackend, kv_dtype: str, scales: str
+    ) -> None:
+        """The same to within what bfloat16 keeps, which is 8 bits."""
+        for got, wanted in over_8_bit_floats(backend, kv_dtype, scales):
             allowed = ROUNDED * float(wanted.abs().max())
             torch.testing.assert_close(got, wanted, rtol=0, atol=allowed)
 
