@@ -51,8 +51,8 @@ async def stream(engine: AsyncEngine, name: str, stop: asyncio.Event, gaps_s: li
         number += 1
 
 
-async def with_streams(engine: AsyncEngine, work: Any) -> tuple[list[float], Any]:
-    """Return the gaps of the streams while some work runs, and what the work brought."""
+async def with_streams(engine: AsyncEngine, work: Any) -> list[float]:
+    """Return the gaps of the streams while some work runs."""
     stop = asyncio.Event()
     gaps_s: list[float] = []
     tasks = [
@@ -60,17 +60,16 @@ async def with_streams(engine: AsyncEngine, work: Any) -> tuple[list[float], Any
     ]
     await asyncio.sleep(2.0)
     gaps_s.clear()
-    found = await work
+    await work
     stop.set()
     await asyncio.gather(*tasks)
-    return list(gaps_s), found
+    return list(gaps_s)
 
 
 async def ask_all(
-    guides: GuideCompiler, engine: AsyncEngine, backend: str | None
-) -> list[tuple[str, float, str]]:
-    """Return for every hostile form how long it took and what came of it; run those taken."""
-    rows = []
+    guides: GuideCompiler, engine: AsyncEngine, backend: str | None, limit_s: float
+) -> None:
+    """Say for every hostile form how long it took and what came of it; run those taken."""
     for word, form in HOSTILE.items():
         await guides.guide(Literal("x" + word), where="form", backend=backend)
         begun_s = time.perf_counter()
@@ -79,15 +78,16 @@ async def ask_all(
             came = f"compiled by {guide.backend}"
         except RequestError as error:
             guide, came = None, f"{error.status} {error.code}"
-        rows.append((word, time.perf_counter() - begun_s, came))
+        took_s = time.perf_counter() - begun_s
+        late = "" if took_s < limit_s + 0.5 else "   LATE"
+        print(f"{word:<28}{took_s:>7.2f} s  {came}{late}", flush=True)
         if guide is not None:
             params = SamplingParams(guide=guide, max_tokens=24, temperature=1.0, seed=2)
             try:
                 async for _ in engine.generate("x", params, f"hostile {word}"):
                     pass
             except RequestFault:
-                rows[-1] = (word, rows[-1][1], came + ", its answer ended with an error")
-    return rows
+                print(f"{word:<28}           its answer ended with an error")
 
 
 async def measure(backend: str | None, limit_s: float, model: str | None) -> None:
@@ -104,12 +104,9 @@ async def measure(backend: str | None, limit_s: float, model: str | None) -> Non
         guide = await guides.guide(Literal("ready"), where="form", backend=name)
         async for _ in engine.generate("x", SamplingParams(guide=guide), f"ready {name}"):
             pass
-    plain, _ = await with_streams(engine, asyncio.sleep(15.0))
-    hostile, rows = await with_streams(engine, ask_all(guides, engine, backend))
-    again, _ = await with_streams(engine, asyncio.sleep(15.0))
-    for word, took_s, came in rows:
-        late = "" if took_s < limit_s + 0.5 else "   LATE"
-        print(f"{word:<28}{took_s:>7.2f} s  {came}{late}")
+    plain = await with_streams(engine, asyncio.sleep(15.0))
+    hostile = await with_streams(engine, ask_all(guides, engine, backend, limit_s))
+    again = await with_streams(engine, asyncio.sleep(15.0))
     worker = guides._process
     before = psutil.Process(worker.pid).cpu_times() if worker else None
     await asyncio.sleep(3.0)

@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--status", action="store_true", help="list: load each plugin and say whether it works"
     )
+    parser.add_argument(
+        "--clause",
+        action="append",
+        default=[],
+        help="check: run only this clause of the kit, as its report names it; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return _list(args.plugin, as_json=args.json, with_status=args.status)
     if args.action == "show":
         return _show(args.plugin, as_json=args.json)
-    return _check(args.plugin, as_json=args.json)
+    return _check(args.plugin, args.clause, as_json=args.json)
 
 
 def chosen_entries(words: Sequence[str]) -> list[Entry]:
@@ -121,7 +127,7 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def _check(words: Sequence[str], *, as_json: bool) -> int:
+def _check(words: Sequence[str], clauses: Sequence[str], *, as_json: bool) -> int:
     try:
         import pytest  # noqa: F401  (the kit is a pytest plugin)
     except ImportError as error:
@@ -133,4 +139,4 @@ def _check(words: Sequence[str], *, as_json: bool) -> int:
     from dovetail.testing.check import check
 
     chosen_entries(words)  # an unknown name is said here, not in a test report
-    return check(words, as_json=as_json)
+    return check(words, clauses=clauses, as_json=as_json)

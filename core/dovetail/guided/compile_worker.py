@@ -1,32 +1,37 @@
-"""The process that compiles forms: reads one, answers, reads the next. It may be killed any time.
+"""The process that compiles forms: reads one, answers, reads the next.
 
 `python -m dovetail.guided.compile_worker`, spoken to in length-prefixed msgpack over its standard
-input and output. Its memory is bounded by the system, its time by whoever waits for it.
+input and output. It holds the vocabulary and the backends and forks a child for every form: the
+child is killed at the limit, the system bounds its memory, and the next form finds all as it was.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import math
 import os
 import resource
+import select
 import signal
 import struct
 import sys
-from typing import BinaryIO
+import time
+from typing import BinaryIO, NoReturn
 
 import msgspec
-import numpy as np
 import psutil
 
 from dovetail.errors import DovetailError
 from dovetail.guided.table import GuideTable
+from dovetail.guided.trial import TooSlow, Trial
 from dovetail.interfaces.form import decode_form
-from dovetail.interfaces.guided import GuidedBackend, InvalidForm, Vocabulary
+from dovetail.interfaces.guided import InvalidForm
 from dovetail.interfaces.spec import GuidedSpec
 
 LENGTH = struct.Struct("<I")
 PR_SET_PDEATHSIG = 1
-TRIED_TOKENS = 3
+PIECE_BYTES = 1 << 20
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +42,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The artifact, or what is wrong and where in the form."""
+    """The artifact, or what is wrong and where in the form.
+
+    `is_too_complex`: it took what a form may take, and would again.
+    """
 
     artifact: bytes = b""
     fault: str | None = None
     pointer: str = ""
+    is_too_complex: bool = False
 
 
 def write(stream: BinaryIO, message: msgspec.Struct) -> None:
@@ -71,38 +80,83 @@ def main() -> None:
     spec = msgspec.msgpack.decode(first, type=GuidedSpec)
     os.nice(10)  # streams that run come first
     table = GuideTable(spec)
+    trial = Trial(table.vocabulary)
     write(outgoing, Answer(artifact=str(table.vocabulary.size).encode()))
     while (data := read(incoming)) is not None:
         job = msgspec.msgpack.decode(data, type=Job)
-        # What libraries map when they are imported is no form's fault.
-        _limit_memory(spec.compile_memory_bytes if job.form else None)
-        write(outgoing, _answer(table, job))
+        if job.form:
+            write(outgoing, _in_child(table, trial, job))
+        else:
+            write(outgoing, _made_ready(table, job.backend))
 
 
-def _limit_memory(more_bytes: int | None) -> None:
-    """Let this process map so many bytes more than it has mapped now; None: as many as it wants."""
-    soft = resource.RLIM_INFINITY
-    if more_bytes is not None:
-        soft = psutil.Process().memory_info().vms + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
+def _made_ready(table: GuideTable, backend: str) -> Answer:
+    """Make a backend here, where every form's child finds it."""
+    try:
+        table.backend(backend)
+    except DovetailError as error:
+        return Answer(fault=error.what)
+    except Exception as error:
+        return Answer(fault=f"{type(error).__name__}: {error}")
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
+    return Answer()
 
 
-def _fault(backend: GuidedBackend, artifact: bytes, vocabulary: Vocabulary) -> str | None:
-    """Return why no answer can begin. The first masks are tried here, where taking long is no harm:
-    libraries have limits that they tell of then.
-    """
-    matcher = backend.load(artifact).matcher()
-    for _ in range(TRIED_TOKENS):
-        mask = np.zeros(vocabulary.mask_words, dtype=np.uint32)
-        matcher.fill(mask)
-        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        if not len(ids):
-            return "nothing that this model can write has this form"
-        if np.isin(ids, vocabulary.eos_ids).any():
+def _in_child(table: GuideTable, trial: Trial, job: Job) -> Answer:
+    """Return what a child answers, or that it had to be killed or ended by itself."""
+    limit_s = table.spec.compile_limit_s
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _child(table, trial, job, writer)
+    os.close(writer)
+    try:
+        data = _received(reader, time.monotonic() + limit_s)
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if data is None:
+        return Answer(fault=f"took more than {limit_s:g} s to compile", is_too_complex=True)
+    try:
+        return msgspec.msgpack.decode(data, type=Answer)
+    except msgspec.DecodeError:  # nothing, or not all of it
+        what = "cannot be compiled: it ended the process that tried"
+        return Answer(fault=what, is_too_complex=True)
+
+
+def _child(table: GuideTable, trial: Trial, job: Job, writer: int) -> NoReturn:
+    """Compile, write the answer and end, whatever happens."""
+    try:
+        _end_with_parent()
+        _limit(table.spec.compile_memory_bytes, table.spec.compile_limit_s)
+        with os.fdopen(writer, "wb") as stream:
+            stream.write(msgspec.msgpack.encode(_answer(table, trial, job)))
+    finally:
+        os._exit(0)
+
+
+def _received(reader: int, until_s: float) -> bytes | None:
+    """Return what is written until the other side closes, or None when the time comes first."""
+    pieces: list[bytes] = []
+    while True:
+        left_s = max(0.0, until_s - time.monotonic())
+        if not select.select([reader], [], [], left_s)[0]:
             return None
-        if not matcher.accept(int(ids[-1])):
-            return "it allows what it does not take"
-    return None
+        piece = os.read(reader, PIECE_BYTES)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+
+
+def _limit(more_bytes: int, most_s: float) -> None:
+    """Let this process map so many bytes more than it has mapped now, and compute so long, should
+    nobody be there to kill it."""
+    most_bytes = psutil.Process().memory_info().vms + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.RLIM_INFINITY))
+    most_cpu_s = math.ceil(most_s) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (most_cpu_s, most_cpu_s))
 
 
 def _end_with_parent() -> None:
@@ -111,14 +165,14 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _answer(table: GuideTable, job: Job) -> Answer:
+def _answer(table: GuideTable, trial: Trial, job: Job) -> Answer:
     """Return what compiling a form brings: whatever goes wrong is the form's fault here."""
     try:
         backend = table.backend(job.backend)
-        if not job.form:
-            return Answer()
         artifact = backend.compile(decode_form(job.form))
-        return Answer(artifact=artifact, fault=_fault(backend, artifact, table.vocabulary))
+        return Answer(artifact=artifact, fault=trial.fault(backend.load(artifact)))
+    except TooSlow as error:
+        return Answer(fault=str(error), is_too_complex=True)
     except InvalidForm as error:
         return Answer(fault=str(error), pointer=error.pointer)
     except MemoryError:

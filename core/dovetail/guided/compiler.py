@@ -1,7 +1,8 @@
 """GuideCompiler: a form becomes a Guide, or an error that says why, within a bounded time.
 
-Compiling runs in a process of its own, started at the first need and killed when a form takes too
-long. Artifacts are kept, bounded in bytes; equal forms that come together are compiled once.
+Compiling runs in a process of its own, started at the first need, which bounds every form
+(compile_worker). Artifacts are kept, bounded in bytes; equal forms that come together are compiled
+once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import sys
 from collections import OrderedDict
@@ -24,9 +24,9 @@ from dovetail.interfaces.form import Form, encode_form
 from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.spec import GuidedSpec
 
-logger = logging.getLogger("dovetail.server")
-
 START_LIMIT_S = 60.0
+SLACK_S = 10.0
+"""The process keeps the limit of a form itself; so much later it is taken for stuck."""
 MAX_FORM_BYTES = 512 << 10
 SHORT_FORM_BYTES = 16 << 10
 MAX_WAITING = 64
@@ -43,8 +43,8 @@ class GuideCompiler:
         self.spec = spec
         self._process: asyncio.subprocess.Process | None = None
         self._ready: set[str] = set()
-        self._restart: asyncio.Future[None] | None = None
         self._turn = asyncio.Lock()
+        self._task: asyncio.Future[bytes] | None = None
         self._refused: OrderedDict[tuple[str, bytes], RequestError] = OrderedDict()
         self._num_waiting = 0
         self._artifacts: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
@@ -109,37 +109,42 @@ class GuideCompiler:
         raise first
 
     async def close(self) -> None:
-        """End the process."""
-        if self._restart is not None:
-            self._restart.cancel()
+        """End the process, whatever it is at."""
+        if self._task is not None:
+            self._task.cancel()
         await self._kill()
 
     async def _artifact(self, backend: str, data: bytes, where: str) -> bytes:
-        if (backend, data) in self._refused:
+        if (backend, data) in self._refused:  # before it would wait
             raise self._refused[backend, data]
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("too many forms wait to be compiled.")
         self._num_waiting += 1
         try:
-            return await self._in_turn(Job(backend=backend, form=data), where)
-        except RequestError as error:
-            self._remember((backend, data), error)
-            raise
-        finally:
-            self._num_waiting -= 1
-
-    async def _in_turn(self, job: Job, where: str) -> bytes:
-        """Return an artifact, kept or compiled when those before are done."""
-        key = (job.backend, job.form)
-        try:
             await asyncio.wait_for(self._turn.acquire(), MAX_WAIT_S)
         except TimeoutError as error:
             raise Overloaded("forms before this one take too long to compile.") from error
+        finally:
+            self._num_waiting -= 1
+        # Whoever goes away meanwhile leaves the turn to this task: an answer that nobody reads
+        # would be taken for the next form's.
+        self._task = asyncio.ensure_future(self._with_turn(Job(backend=backend, form=data), where))
+        self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._task)
+
+    async def _with_turn(self, job: Job, where: str) -> bytes:
+        """Return an artifact, kept or compiled, and give the turn back."""
+        key = (job.backend, job.form)
         try:
+            if key in self._refused:
+                raise self._refused[key]
             if key not in self._artifacts:
                 self._keep(key, await self._compiled(job, where))
             self._artifacts.move_to_end(key)
             return self._artifacts[key]
+        except RequestError as error:
+            self._remember(key, error)
+            raise
         finally:
             self._turn.release()
 
@@ -160,28 +165,21 @@ class GuideCompiler:
     async def _compiled(self, job: Job, where: str) -> bytes:
         """Return the artifact. Raises: RequestError, for a form that takes too long too"""
         process = await self._started(job.backend)
-        limit_s = self.spec.compile_limit_s
         try:
-            answer = await asyncio.wait_for(_asked(process, job), limit_s)
-        except TimeoutError:
-            await self._replace(job.backend)
+            answer = await asyncio.wait_for(
+                _asked(process, job), self.spec.compile_limit_s + SLACK_S
+            )
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            await self._kill()
+            what = "the process that compiles forms ended or does not answer."
+            raise RequestError(what, status=500) from error
+        if answer.is_too_complex:
             raise RequestError(
-                f"took more than {limit_s:g} s to compile.",
+                f"{answer.fault}.",
                 where=where,
                 fix="make it smaller or less nested.",
                 code="grammar_too_complex",
-            ) from None
-        except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError) as error:
-            await self._replace(job.backend)
-            raise RequestError(
-                "cannot be compiled: it ended the process that tried.",
-                where=where,
-                fix="make it smaller or less nested.",
-                code="grammar_too_complex",
-            ) from error
-        except BaseException:
-            await self._kill()  # its answer would be taken for the next one's
-            raise
+            )
         if answer.fault is not None:
             place = f"{where}{answer.pointer}"
             raise RequestError(f"{answer.fault}.", where=place, code="invalid_grammar")
@@ -221,27 +219,8 @@ class GuideCompiler:
             await self._kill()
             what = "the process that compiles forms could not be made ready."
             raise RequestError(what, status=500) from error
-        except BaseException:
-            await self._kill()
-            raise
         if answer.fault is not None:
             raise RequestError(f"the backend could not be made: {answer.fault}.", status=500)
-
-    async def _replace(self, first: str) -> None:
-        """Kill the process and have the next one made ready while nobody waits for it: one backend
-        after the other, `first` before the others; forms that come meanwhile go between."""
-        backends = sorted(self._ready, key=lambda name: (name != first, name))
-        if self._restart is not None:
-            self._restart.cancel()  # it waits for the turn, which is ours
-        await self._kill()
-
-        async def again() -> None:
-            for backend in backends:
-                async with self._turn:
-                    await self._started(backend)
-
-        self._restart = asyncio.ensure_future(again())
-        self._restart.add_done_callback(_note_fault)
 
     async def _kill(self) -> None:
         process, self._process = self._process, None
@@ -276,11 +255,6 @@ async def _next(names: Iterator[str], num_bytes: int) -> str | None:
     if num_bytes <= SHORT_FORM_BYTES:
         return next(names, None)
     return await asyncio.get_running_loop().run_in_executor(None, next, names, None)
-
-
-def _note_fault(done: asyncio.Future[None]) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        logger.warning("no process that compiles forms: %s", done.exception())
 
 
 def guide_key(*parts: bytes | str) -> str:

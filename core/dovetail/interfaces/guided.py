@@ -1,7 +1,8 @@
 """GuidedBackend: holds answers to a form, by saying which tokens may come next.
 
 A backend lives in three places: its `refusals` in the API process, `compile` in a process that may
-be killed, `load` and the matchers in the engine's. What crosses between them is a Guide.
+be killed, `load` and the matchers in the engine's. What crosses between them is a Guide. The one
+that compiles is forked from one that made the backend: no thread that was started there is left.
 """
 
 from __future__ import annotations
@@ -144,7 +145,10 @@ class GuidedBackend(Plugin):
 
     @abstractmethod
     def compile(self, form: Form) -> bytes:
-        """Return what `load` needs. May run long: it is killed. Raises: InvalidForm"""
+        """Return what `load` needs, as if for the first time: whatever it keeps is lost.
+
+        May run long: it is killed. Raises: InvalidForm
+        """
 
     @abstractmethod
     def load(self, artifact: bytes) -> Compiled:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.errors import ConfigError
+
 _INI = Path(__file__).with_name("kit.ini")
 _WORDS = {"passed": "passed", "failed": "failed", "skipped": "not run", "xfailed": "known faults"}
 
@@ -40,18 +42,26 @@ class Results:
             )
 
 
-def check(words: Sequence[str], *, as_json: bool = False) -> int:
-    """Run every clause on the plugins named KIND or KIND:NAME (none: all); return the status.
+def check(words: Sequence[str], *, clauses: Sequence[str] = (), as_json: bool = False) -> int:
+    """Run the clauses (none: all) on the plugins named KIND or KIND:NAME (none: all).
 
-    0: all kept, 1: a clause failed, other: pytest's own status. Prints a report.
+    Returns 0: all kept, 1: a clause failed, other: pytest's own status. Prints a report.
     """
     results = Results()
     arguments = ["-c", str(_INI), "-p", "dovetail.testing.plugin"]
     for word in words:
         arguments += ["--dovetail-plugin", word]
+    for clause in clauses:
+        arguments += ["--dovetail-clause", clause]
     arguments += ["--pyargs", "dovetail.testing.contracts"]
     with redirect_stdout(StringIO()) if as_json else nullcontext():
         status = int(pytest.main(arguments, plugins=[results]))
+    if clauses and not results.rows:
+        raise ConfigError(
+            f"no plugin that was chosen has a clause named {' or '.join(clauses)}.",
+            where="dovetail plugins check --clause",
+            fix="leave it out to see the names of all in a report (--json).",
+        )
     if as_json:
         print(json.dumps({"status": status, "clauses": results.rows}, indent=2))
     else:

@@ -21,16 +21,24 @@ from dovetail.registry import KINDS, Entry
 from dovetail.testing.contract import SECOND_FILES, clause_name, gates_of
 
 OPTION = "--dovetail-plugin"
+CLAUSE_OPTION = "--dovetail-clause"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --dovetail-plugin KIND[:NAME]."""
+    """Add --dovetail-plugin KIND[:NAME] and --dovetail-clause CLAUSE."""
     parser.addoption(
         OPTION,
         action="append",
         default=[],
         metavar="KIND[:NAME]",
         help="check only these plugins; NAME may be name@distribution, module:Class, file.py:Class",
+    )
+    parser.addoption(
+        CLAUSE_OPTION,
+        action="append",
+        default=[],
+        metavar="CLAUSE",
+        help="run only these clauses, with their parameters or without",
     )
 
 
@@ -56,17 +64,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the clauses of kinds of which no plugin was chosen."""
-    empty = [item for item in items if _has_no_plugin(item)]
-    if empty:
-        config.hook.pytest_deselected(items=empty)
-        items[:] = [item for item in items if not _has_no_plugin(item)]
+    """Leave out the clauses that were not chosen, and those of kinds of which no plugin was."""
+    clauses = frozenset(config.getoption(CLAUSE_OPTION))
+    left_out = [item for item in items if not _is_chosen(item, clauses)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_chosen(item, clauses)]
 
 
-def _has_no_plugin(item: pytest.Item) -> bool:
+def _is_chosen(item: pytest.Item, clauses: frozenset[str]) -> bool:
     callspec = getattr(item, "callspec", None)
     parameters = callspec.params if callspec else {}
-    return "entry" in parameters and not isinstance(parameters["entry"], Entry)
+    if "entry" not in parameters:
+        return not clauses
+    if not isinstance(parameters["entry"], Entry):
+        return False
+    name = clause_of(item)
+    return not clauses or name in clauses or name.partition("[")[0] in clauses
 
 
 @cache
