@@ -28,6 +28,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 
 ChatMessages = Sequence[Mapping[str, Any]]
+Prompts = Prompt | Mapping[str, Any] | Sequence[Prompt | Mapping[str, Any]]
 
 
 class LLM(AbstractContextManager["LLM"]):
@@ -83,12 +84,14 @@ class LLM(AbstractContextManager["LLM"]):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: int = 0,
     ) -> list[GenerationResult]:
-        """Return one result per prompt, in order. A prompt is text or a list of token ids.
+        """Return one result per prompt, in order.
+
+        A prompt is text or a list of token ids, or either in {"prompt"} and {"prompt_token_ids"}.
 
         A request that ends with a fault has `error` set; the others go on.
         Raises: RequestError before anything runs when a prompt or its params are wrong.
@@ -271,13 +274,27 @@ class _Progress:
             self._bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=True)
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a single text or list of ids becomes a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
+def _listed(prompts: Prompts) -> list[Prompt]:
+    """Return a list of prompts; a single one becomes a list of one. Raises: RequestError"""
+    if isinstance(prompts, (str, Mapping)):
+        return [_plain(prompts)]
     if len(prompts) > 0 and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]
+
+
+def _plain(prompt: Prompt | Mapping[str, Any]) -> Prompt:
+    """Return text or token ids, taken out of a mapping. Raises: RequestError"""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not set(prompt) <= {"prompt", "prompt_token_ids"}:
+        raise RequestError(
+            f"a prompt with the keys {', '.join(map(str, prompt)) or 'none'} is not taken.",
+            where="prompts",
+            fix='write {"prompt": text} or {"prompt_token_ids": ids}, or either alone.',
+        )
+    (plain,) = prompt.values()
+    return plain  # type: ignore[no-any-return]
 
 
 def _parsed(body: Any, items: Sequence[Mapping[str, Any]], where: str) -> list[Any]:

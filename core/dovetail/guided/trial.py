@@ -16,7 +16,7 @@ from dovetail.interfaces.guided import Compiled, Matcher, Vocabulary
 
 NUM_TOKENS = 12
 SLOW_S = 3.0
-"""Processor time of a token that no engine may spend. lm-format-enforcer's first mask inside a string
+"""Processor time of a token that no engine may spend. lm-format-enforcer's first mask in a string
 takes half of it at 128,000 tokens."""
 SPEND_S = 0.1
 """Processor time after which no further token is tried, but for the first of the first answer."""
