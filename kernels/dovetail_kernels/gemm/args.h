@@ -3,6 +3,16 @@
 
 #include "isa.h"
 
+// What the codes of a matrix of vectors stand for (vectors.h): a code is the number of a point.
+struct VectorArgs {
+  const void* points;  // [books, 2 ^ code_bits, size]: int8, or halves where is_float
+  int32_t size;        // values of a point: 4 or 8; of halves 8
+  int32_t code_bits;   // 8 to 16
+  int32_t num_books;   // of so many books a code each is added; of int8 one
+  int32_t has_signs;   // int8: a bit for every value says whether it is negative
+  int32_t is_float;
+};
+
 // out[m, n] = act(sum_k x[m, k] w[n, k] + bias[n]) + residual[m, n]
 // gated: w holds F gate rows and F up rows, out[m, f] = act(gate) * up, no residual.
 struct GemmArgs {
@@ -16,6 +26,7 @@ struct GemmArgs {
   const void* offset_steps;  // the same for offsets; both null: 1
   const float* table;     // table4: what the sixteen codes stand for
   const float* outer;     // table4: [N padded], a factor of all scales of an output; or null
+  const VectorArgs* vectors;  // kVectors: its points; null for others
   const float* bias;      // [N] or null
   const float* residual;  // like out, may be out itself; or null
   int64_t x_stride, out_stride;
@@ -32,7 +43,9 @@ struct GemmArgs {
 // What gemm_pack is told: the weight as a checkpoint has it becomes panels. Weights of 8 bits and
 // less come as one byte per value.
 struct PackArgs {
-  const void* weight;  // [N, K] contiguous, elements of the format
+  const void* weight;  // [N, K] contiguous, elements of the format; kVectors: codes [N, K / size, books] of 16 bits
+  const void* signs;   // kVectors: [N, K / 8], the lowest bit is the first input's; or null
+  const VectorArgs* vectors;
   void* packed;        // packed_bytes long, 64-aligned
   int64_t in_size, out_size;
   int64_t packed_bytes;
@@ -53,6 +66,7 @@ struct RowsArgs {
   const void* weight;
   const void *scales, *zeros, *offsets, *steps, *offset_steps;  // as in GemmArgs
   const float *table, *outer;
+  const VectorArgs* vectors;
   int64_t count, in_size, group;
   int32_t format;
   int32_t scale_format, step_format, run_shift;
@@ -66,6 +80,9 @@ enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3, kI
   kInt8Int8 = 10,
   kInt2 = 11, kInt3 = 12, kInt5 = 13, kInt6 = 14,  // planes of bits (planes.h), float activations
   kInt2Int8 = 15, kInt3Int8 = 16, kInt5Int8 = 17, kInt6Int8 = 18,  // likewise, int8 activations
+  // Rows of vectors.h, which takes scales beside steps as odd codes below 32, two groups' in a byte.
+  kVectors = 19, kVectorsInt8 = 20,  // codes of points
+  kTrits = 21, kTritsInt8 = 22,      // 0, 1 or 2, five in a byte
   // Of scales and offsets only: a byte holds the scale's code in its low half, the offset's above.
   kLowCodes = 64, kHighCodes = 65,
 };

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dovetail_kernels.gemm.cases_vectors import VectorKind, make_vectors
 from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.weight import (
     FLOATS,
@@ -35,6 +36,16 @@ GROUPS = {
 }
 PLANES = tuple(f"int{bits}{end}" for bits in (2, 3, 5, 6) for end in ("", "_int8"))
 """Formats of integers that are held in planes of bits."""
+VECTORS = ("vectors", "vectors_int8", "trits", "trits_int8")
+NINE_BITS = VectorKind()
+POINTS = (
+    VectorKind(code_bits=8),
+    VectorKind(code_bits=10),
+    VectorKind(code_bits=13),
+    VectorKind(size=4, code_bits=12),
+    VectorKind(books=1, code_bits=16),
+    VectorKind(books=2, code_bits=8),
+)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TABLE = torch.cat([E2M1, -E2M1])
 BYTES = {
@@ -47,6 +58,7 @@ BYTES = {
     "int4_int8": 0.5,
     "table4": 0.5,
     **{name: narrow_bits(name) / 8 for name in PLANES},
+    **{name: 17 / 64 if name.startswith("vectors") else 0.2 for name in VECTORS},
 }
 STEPPED = ("int4", "int4_int8", "int8_float32", "int8_int8")
 ROWS = (1, 2, 5, 12, 13, 40, 131)
@@ -66,11 +78,21 @@ ENDS: dict[str, dict[str, Any]] = {
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    plain = [_case(f, m, 100, 70, {}, "plain") for f in FORMATS for m in ROWS]
+    plain = [_case(f, m, _inputs(f), 70, {}, "plain") for f in FORMATS for m in ROWS]
     deep = [_case(f, m, 1000, 33, {}, "deep") for f in FORMATS for m in (1, 40)]
     ends = [
         _case(f, m, 72, 90, options, end)
-        for f in ("float32", "bfloat16", "int8", "int4_int8", "int8_int8", "int6_int8", "table4")
+        for f in (
+            "float32",
+            "bfloat16",
+            "int8",
+            "int4_int8",
+            "int8_int8",
+            "int6_int8",
+            "table4",
+            "vectors_int8",
+            "trits",
+        )
         for end, options in ENDS.items()
         for m in (1, 40)
     ]
@@ -103,7 +125,19 @@ def cases() -> list[Case]:
         for group, run in ((16, 256), (32, 256), (32, 32))
         for m in (1, 7, 40)
     ]
-    return plain + deep + ends + groups + planes + scales + steps + _halves()
+    vectors = [
+        _case(f, m, 616, 70, {"group": group, "run": run, "kind": kind}, f"{kind.label}G{group}")
+        for kind in POINTS
+        for f in (("vectors",) if kind.books else ("vectors", "vectors_int8"))
+        for group, run in ((96, 0), (320, 0), *(() if kind.books else ((16, 256), (32, 256))))
+        for m in (1, 7, 40)
+    ]
+    return plain + deep + ends + groups + planes + scales + steps + vectors + _halves()
+
+
+def _inputs(format: str) -> int:
+    """Return inputs that are odd for most formats; vectors are of eight."""
+    return 104 if format in VECTORS else 100
 
 
 def perf_cases() -> list[Case]:
@@ -137,7 +171,7 @@ def small_cases() -> list[Case]:
     """Return the cases that are checked where kernels are interpreted: every format, every fused
     end, every way that scales lie, few rows in parts and many without."""
     formats = [f for f in FORMATS if f not in PLANES or f in ("int3", "int6_int8")]
-    plain = [_case(f, m, 100, 70, {}, "plain") for f in formats for m in (1, 20, 70)]
+    plain = [_case(f, m, _inputs(f), 70, {}, "plain") for f in formats for m in (1, 20, 70)]
     deep = [_case(f, 2, 1000, 33, {}, "deep") for f in formats]
     ends = [
         _case(f, m, k, 36, options, end)
@@ -171,8 +205,11 @@ def make_weight(
     group: int = 0,
     is_symmetric: bool = True,
     run: int = 0,
+    kind: VectorKind = NINE_BITS,
 ) -> Weight:
     """Return a random matrix in a format, entries of variance about 1 / inputs."""
+    if format in VECTORS:
+        return make_vectors(format, outputs, inputs, group=group or 32, run=run, kind=kind)
     if run:
         return _stepped(format, outputs, inputs, group, run)
     wide = normal((outputs, inputs), torch.float32, torch.device("cpu"), seed=2) * inputs**-0.5
@@ -288,6 +325,7 @@ def _builder(
             group=options.get("group", 0),
             is_symmetric=options.get("is_symmetric", True),
             run=options.get("run", 0),
+            kind=options.get("kind", NINE_BITS),
         )
         is_gated = options.get("is_gated", False)
         width = outputs // 2 if is_gated else outputs

@@ -11,6 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.gemm.native_vectors import (
+    VectorArgs,
+    halved_codes,
+    is_of_vectors,
+    vector_args,
+)
 from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits
 from dovetail_kernels.op import Arguments, Implementation
 
@@ -27,9 +33,13 @@ KERNELS = {
     "int5_int8": "gemm_int8",
     "int6_int8": "gemm_int8",
     "bfloat16_bfloat16": "gemm_bf16",
+    "vectors": "gemm_vectors",
+    "vectors_int8": "gemm_vectors",
+    "trits": "gemm_vectors",
+    "trits_int8": "gemm_vectors",
 }
 LOW_CODES = 64
-"""The format of scales whose bytes hold the offset's code as well (args.h)."""
+"""The format of scales whose bytes hold another code as well (args.h)."""
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -49,6 +59,7 @@ class GemmArgs(ctypes.Structure):
         ("offset_steps", _pointer),
         ("table", _pointer),
         ("outer", _pointer),
+        ("vectors", ctypes.POINTER(VectorArgs)),
         ("bias", _pointer),
         ("residual", _pointer),
         ("x_stride", _int64),
@@ -71,6 +82,8 @@ class PackArgs(ctypes.Structure):
 
     _fields_ = [
         ("weight", _pointer),
+        ("signs", _pointer),
+        ("vectors", ctypes.POINTER(VectorArgs)),
         ("packed", _pointer),
         ("in_size", _int64),
         ("out_size", _int64),
@@ -94,6 +107,7 @@ class RowsArgs(ctypes.Structure):
         ("offset_steps", _pointer),
         ("table", _pointer),
         ("outer", _pointer),
+        ("vectors", ctypes.POINTER(VectorArgs)),
         ("count", _int64),
         ("in_size", _int64),
         ("group", _int64),
@@ -119,9 +133,12 @@ class Packed:
         outputs, inputs = weight.shape
         self.format, self.is_gated = weight.format, is_gated
         self.in_size, self.out_size = inputs, outputs // 2 if is_gated else outputs
-        self.data, rows = _pack(native, weight, is_gated)
-        paired = _paired_codes(weight)
-        self.scales = _spread(weight.scales if paired is None else paired, rows)
+        self.points, vectors = weight.points, vector_args(weight)
+        told = None if vectors is None else ctypes.pointer(vectors)
+        self.data, rows = _pack(native, weight, is_gated, told)
+        paired, halved = _paired_codes(weight), halved_codes(weight)
+        codes = halved if paired is None else paired
+        self.scales = _spread(weight.scales if codes is None else codes, rows)
         self.zeros = _spread(weight.zeros, rows)
         self.offsets = None if paired is not None else _spread(weight.offsets, rows)
         self.steps = _spread(weight.steps, rows)
@@ -139,18 +156,19 @@ class Packed:
             offset_steps=_address(self.offset_steps),
             table=_address(self.table),
             outer=_address(self.outer),
+            vectors=told,
             in_size=inputs,
             out_size=outputs,
             group=weight.group,
             format=FORMATS.index(weight.format),
             is_gated=int(is_gated),
-            scale_format=_scale_format(self.scales) if paired is None else LOW_CODES,
+            scale_format=_scale_format(self.scales) if codes is None else LOW_CODES,
             step_format=_scale_format(self.steps),
             run_shift=0 if self.steps is None else (weight.run // weight.group).bit_length() - 1,
         )
         self.reference = ctypes.byref(self._args)
         self.group_kernel = native.kernel(f"{name}_group", GroupArgs)
-        self._rows_kernel = native.kernel("gemm_rows", RowsArgs)
+        self._rows_kernel = native.kernel(_prefix(weight) + "_rows", RowsArgs)
 
     def __call__(
         self,
@@ -211,6 +229,7 @@ class Packed:
                     offset_steps=self._args.offset_steps,
                     table=self._args.table,
                     outer=self._args.outer,
+                    vectors=self._args.vectors,
                     count=len(index),
                     in_size=self.in_size,
                     group=self._args.group,
@@ -224,9 +243,12 @@ class Packed:
         return out
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what is kept in memory, by name."""
+        """Return what is kept in memory, by name. Points of int8 are a type's own: one table for
+        all of its weights."""
+        is_own = self.points is not None and self.points.is_floating_point()
         kept = {
             "packed": self.data,
+            "points": self.points if is_own else None,
             "scales": self.scales,
             "zeros": self.zeros,
             "offsets": self.offsets,
@@ -294,12 +316,22 @@ def multiply_groups(
     return out
 
 
-def _pack(native: Library, weight: Weight, is_gated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _prefix(weight: Weight) -> str:
+    """Return what the names of the functions begin with that pack a weight and read it back."""
+    return "vectors" if is_of_vectors(weight) else "gemm"
+
+
+def _pack(
+    native: Library, weight: Weight, is_gated: bool, vectors: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the packed bytes, and for every column of every panel its output or -1."""
     outputs, inputs = weight.shape
     values = weight.values.contiguous()
+    signs = None if weight.signs is None else weight.signs.contiguous()
     args = PackArgs(
         weight=values.data_ptr(),
+        signs=_address(signs),
+        vectors=vectors,
         in_size=inputs,
         out_size=outputs,
         format=FORMATS.index(weight.format),
@@ -308,10 +340,10 @@ def _pack(native: Library, weight: Weight, is_gated: bool) -> tuple[torch.Tensor
     reference = ctypes.byref(args)
     columns = native.kernel("gemm_panel_columns", PackArgs)(reference)
     rows = _panel_rows(outputs, columns, is_gated)
-    num_bytes = len(rows) * native.kernel("gemm_panel_bytes", PackArgs)(reference)
+    num_bytes = len(rows) * native.kernel(_prefix(weight) + "_panel_bytes", PackArgs)(reference)
     packed = _aligned(num_bytes)
     args.packed, args.packed_bytes = packed.data_ptr(), num_bytes
-    if native.kernel("gemm_pack", PackArgs)(reference):
+    if native.kernel(_prefix(weight) + "_pack", PackArgs)(reference):
         raise AssertionError(f"{num_bytes} bytes are not what {outputs} x {inputs} take")
     return packed, rows
 

@@ -35,7 +35,8 @@ TENSORS = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", "out
 def moved(weight: Weight, device: torch.device | str | None) -> Weight:
     """Return a weight whose tensors lie on a device."""
     there: dict[str, Any] = {
-        name: None if (t := getattr(weight, name)) is None else t.to(device) for name in TENSORS
+        name: None if (t := getattr(weight, name)) is None else t.to(device)
+        for name in (*TENSORS, "points", "signs")
     }
     return replace(weight, **there)
 

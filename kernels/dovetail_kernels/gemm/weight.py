@@ -31,6 +31,10 @@ FORMATS = (
     "int3_int8",
     "int5_int8",
     "int6_int8",
+    "vectors",
+    "vectors_int8",
+    "trits",
+    "trits_int8",
 )
 """The weight's format, and after an underscore the activations' if they are not float32.
 
@@ -38,15 +42,21 @@ int8: a scale per output, activations made int8 per row. int8_float32: a scale p
 of inputs, float activations; int8_int8: the same, activations made int8 per row. int4 and
 int4_int8: as these two, in 4 bits; so are int2, int3, int5 and int6. bfloat16_bfloat16: activations
 rounded to bfloat16, which some instruction sets multiply at twice the rate. float8: e4m3 with a
-scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise.
+scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise. vectors: a
+code stands for 4 or 8 values that follow one another, a scale per output and group; vectors_int8:
+the same, activations made int8 per row. trits and trits_int8: as int4 and int4_int8, of 0, 1 and 2.
 """
 PART_VALUES = 1 << 17
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SCALES = FLOATS | {"float8": torch.float8_e4m3fn, "int8": torch.int8}
 """The types that scales, zero points and offsets may have."""
 FLOAT8_LARGEST = 448.0
-_PER_OUTPUT = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", "outer")
+POINTS_GROUP = 32
+"""Groups of vectors and trits are multiples of it, or of half of it where they have steps."""
+_PER_OUTPUT = ("values", "signs", "scales", "zeros", "offsets", "steps", "offset_steps", "outer")
 """The tensors of a weight that have a row an output."""
+SHARED = ("table", "points")
+"""Those that all outputs share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,12 @@ class Weight:
     run] in one of `FLOATS` multiply the scales and the offsets of `run` inputs, G times a power of
     two, which may then be int8. `table` float32 [16] and `outer` float32 [N], which may be None: a
     table4 weight is table[value] * scale * outer. Values of float8 are no NaN.
+    `points` [books, n, size], n a power of two from 256 to 65536, of size 4 or 8: a code stands for
+    a point, and the points of the books are added. Then `values` are codes, int16 (taken as
+    unsigned) [N, K / size * books], a vector's together. Points are int8, of one book, a bit of
+    `signs` uint8 [N, K / 8], the lowest first, says which of the values are negative, and scales
+    with steps are odd codes below 32; or they are float16 of size 8 without signs and steps. Groups
+    are multiples of `POINTS_GROUP`, those with steps of half of it; trits' likewise.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     """
 
@@ -74,6 +90,8 @@ class Weight:
     run: int = 0
     table: torch.Tensor | None = None
     outer: torch.Tensor | None = None
+    points: torch.Tensor | None = None
+    signs: torch.Tensor | None = None
     group: int = 0
     order: torch.Tensor | None = None
 
@@ -81,6 +99,9 @@ class Weight:
     def shape(self) -> tuple[int, int]:
         """Return (N, K)."""
         outputs, inputs = self.values.shape
+        if self.points is not None:
+            books, _, size = self.points.shape
+            inputs = inputs // books * size
         return outputs, inputs
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -102,7 +123,7 @@ class Weight:
 
     def _in_order(self) -> torch.Tensor:
         """Return the matrix as it lies. Shapes: [N, K] float32"""
-        wide = self.values.float()
+        wide = self.values.float() if self.points is None else pointed(self)
         if self.scales is None:
             return wide
         if self.format == "int8":
@@ -119,7 +140,7 @@ class Weight:
 
     def _spread(self, scales: torch.Tensor, steps: torch.Tensor | None = None) -> torch.Tensor:
         """Return what groups share as every input's own. Shapes: [N, K / G] -> [N, K] float32"""
-        inputs = self.values.shape[1]
+        inputs = self.shape[1]
         if steps is not None:
             own = steps.float().repeat_interleave(self.run // self.group, dim=1)
             scales = scales.float() * own[:, : scales.shape[1]]
@@ -139,16 +160,40 @@ def narrow_bits(format: str) -> int:
     return int(name) if name in ("2", "3", "4", "5", "6") else 0
 
 
+def is_trits(format: str) -> bool:
+    """Return whether values are 0, 1 and 2."""
+    return format.startswith("trits")
+
+
+def pointed(weight: Weight) -> torch.Tensor:
+    """Return what the codes of vectors stand for. Shapes: [N, K] float32"""
+    points = weight.points
+    assert points is not None
+    books = len(points)
+    codes = (weight.values.int() & 0xFFFF).unflatten(1, (-1, books))
+    found = sum(points[book].float()[codes[..., book]] for book in range(books))
+    assert isinstance(found, torch.Tensor)
+    if weight.signs is None:
+        return found.flatten(1)
+    places = torch.arange(8, dtype=torch.uint8, device=weight.signs.device)
+    signs = 1 - 2 * (weight.signs.unsqueeze(-1) >> places & 1).float()
+    return found.flatten(1) * signs.flatten(1)
+
+
 def usual_zero(format: str) -> int:
     """Return the zero point where a weight has none of its own: the middle of unsigned values."""
+    if is_trits(format):
+        return 1
     bits = narrow_bits(format)
     return 1 << (bits - 1) if bits else 0
 
 
 def widened(weight: Weight) -> Weight:
-    """Return a matrix of 2, 3, 5 or 6 bits as one of 4 or 8, for who has no product of the former;
-    any other as it is."""
-    bits = narrow_bits(weight.format)
+    """Return a matrix of 2, 3, 5 or 6 bits as one of 4 or 8, of trits as one of 4, of vectors as
+    one value by value, for who has no product of the former; any other as it is."""
+    if weight.points is not None:
+        return _spelled(weight)
+    bits = 2 if is_trits(weight.format) else narrow_bits(weight.format)
     if bits in (0, 4):
         return weight
     activations = "int8" if weight.format.endswith("_int8") else "float"
@@ -161,6 +206,31 @@ def widened(weight: Weight) -> Weight:
     )
 
 
+def _spelled(weight: Weight) -> Weight:
+    """Return a matrix of vectors with a value an input: integers of 4 bits, codes of a table where
+    points hold few others, else plain floats."""
+    assert weight.points is not None
+    if weight.points.is_floating_point():
+        wide = weight._in_order()
+        fits = not wide.numel() or float(wide.abs().max()) < torch.finfo(torch.float16).max
+        dtype = "float16" if fits else "bfloat16"
+        return Weight(format=dtype, values=wide.to(FLOATS[dtype]), order=weight.order)
+    rest = replace(weight, points=None, signs=None)
+    numbers, found = pointed(weight).to(torch.int8), weight.points.unique()
+    levels = found if weight.signs is None else torch.cat([found, -found]).unique()
+    activations = "int8" if weight.format.endswith("_int8") else "float"
+    if levels.min() >= -8 and levels.max() <= 7:
+        values = (numbers + 8).to(torch.uint8)
+        return replace(rest, format=integer_format(4, activations), values=values)
+    if len(levels) > 16:
+        return replace(rest, format=integer_format(8, activations), values=numbers)
+    places = torch.zeros(256, dtype=torch.uint8, device=numbers.device)
+    places[levels.long() + 128] = torch.arange(len(levels)).to(places)
+    table = torch.zeros(16, device=numbers.device)
+    table[: len(levels)] = levels.float()
+    return replace(rest, format="table4", values=places[numbers.int() + 128], table=table)
+
+
 def join(weights: Sequence[Weight]) -> Weight | None:
     """Return matrices of one kind as one, along the outputs; None where they differ in kind."""
     first = weights[0]
@@ -170,7 +240,7 @@ def join(weights: Sequence[Weight]) -> Weight | None:
         kinds = [(w.format, w.group, w.run, *_there(w)) for w in (first, other)]
         if kinds[0] != kinds[1]:
             return None
-        if not _same(first.order, other.order) or not _same(first.table, other.table):
+        if not all(_same(getattr(first, n), getattr(other, n)) for n in ("order", *SHARED)):
             return None
     joined: dict[str, Any] = {
         name: _cat([getattr(w, name) for w in weights]) for name in _PER_OUTPUT

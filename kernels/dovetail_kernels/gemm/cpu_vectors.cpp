@@ -1,0 +1,264 @@
+// Products of matrices of vectors and of trits (vectors.h): activations int8 as for other integers, or
+// float32. A piece of a panel becomes bytes or floats once for all rows, however many there are.
+//
+// The pieces are the same for any number of rows, so a row's result does not depend on those beside it.
+
+#include "gemm/integer_rows.h"
+#include "gemm/vectors.h"
+
+using namespace dt;
+using namespace dt::DT_ISA;
+
+namespace {
+
+constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose sums are held at once
+constexpr int64_t kByteUnits = 8, kFloatUnits = 2;  // units of a piece
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kIntegerRows = 6;  // sums of a group and of a run, two registers each
+#else
+constexpr int kIntegerRows = 4;
+#endif
+
+// Which inputs share what. A run shares a scale; of a span the inputs' sums are known.
+struct Spans {
+  int64_t run, span;
+  explicit Spans(const GemmArgs& args) {
+    run = args.steps ? args.group << args.run_shift : args.group;
+    const int64_t even = run & -run;
+    span = args.steps ? args.group : even < kByteUnits * kUnit ? even : kByteUnits * kUnit;
+  }
+};
+
+// Inputs k0 .. k1 for one tile: exact sums of a run, or of as much of it as is in the piece, become
+// floats.
+template <int R>
+DT_INLINE void integer_tile(const GemmArgs& args, const Rows& rows, const Spans& spans, int64_t first,
+                            int64_t panel, int64_t k0, int64_t k1, const uint8_t* wide, float* kept) {
+  const auto* a = static_cast<const int8_t*>(rows.values) + first * rows.inputs;
+  const int32_t* starts = rows.starts + first * rows.groups;
+  const GroupScales scales(args, panel);
+  if (!k0) memset(kept, 0, R * kPanel * sizeof(float));
+  for (int64_t k = k0; k < k1;) {
+    const int64_t run = k / spans.run, end = (run + 1) * spans.run, stop = end < k1 ? end : k1;
+    IVec runs[R][2];
+    for (int i = 0; i < R; ++i) runs[i][0] = runs[i][1] = iset1(0);
+    for (; k < stop; k += spans.span) {
+      const int64_t g = k / spans.span, left = k1 - k;
+      const int64_t quarters = (left < spans.span ? left : spans.span) / 4;
+      const int8_t* x = a + k * R;
+      const uint8_t* w = wide + (k - k0) * kPanel;
+      IVec sums[R][2];
+#pragma GCC unroll 12
+      for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(starts[g * R + i]);
+      for (int64_t q = 0; q < quarters; ++q, x += R * 4, w += kPanel * 4) {
+        const IVec w0 = iload(w), w1 = iload(w + kLanes * 4);
+#pragma GCC unroll 12
+        for (int i = 0; i < R; ++i) {
+          const IVec four = broadcast(x + i * 4);
+          sums[i][0] = dot4(sums[i][0], w0, four);
+          sums[i][1] = dot4(sums[i][1], w1, four);
+        }
+      }
+      for (int j = 0; j < 2; ++j) {
+        const IVec code = scales.has_codes() ? scales.code(g, j * kLanes) : iset1(1);
+#pragma GCC unroll 12
+        for (int i = 0; i < R; ++i) runs[i][j] = iadd(runs[i][j], imul(sums[i][j], code));
+      }
+    }
+    for (int j = 0; j < 2; ++j) {
+      const Vec scale = scales.shared(run, j * kLanes);
+#pragma GCC unroll 12
+      for (int i = 0; i < R; ++i) {
+        float* at = kept + i * kPanel + j * kLanes;
+        store(at, fma(to_float(runs[i][j]), scale, load(at)));
+      }
+    }
+  }
+}
+
+// One chain of multiply-adds over the inputs, in their order.
+template <int R>
+DT_INLINE void float_tile(const GemmArgs& args, int64_t row, int64_t k0, int64_t k1, const float* wide,
+                          float* kept) {
+  const float* x = args.x + row * args.x_stride;
+  Vec totals[R][2];
+#pragma GCC unroll 12
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < 2; ++j) totals[i][j] = k0 ? load(kept + i * kPanel + j * kLanes) : zero();
+  for (int64_t k = k0; k < k1; ++k, wide += kPanel) {
+    const Vec w0 = load(wide), w1 = load(wide + kLanes);
+#pragma GCC unroll 12
+    for (int i = 0; i < R; ++i) {
+      const Vec one = set1(x[i * args.x_stride + k]);
+      totals[i][0] = fma(one, w0, totals[i][0]);
+      totals[i][1] = fma(one, w1, totals[i][1]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < 2; ++j) store(kept + i * kPanel + j * kLanes, totals[i][j]);
+}
+
+// Calls body(row0, tiling) for blocks of rows; stops at the first that fails.
+template <int kRows, class Body>
+int each_block(const GemmArgs& args, const Body& body) {
+  int failed = 0;
+  for (int64_t row0 = 0; row0 < args.rows && !failed; row0 += kBlockRows) {
+    const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
+    failed = body(row0, Tiling(count, kRows));
+  }
+  return failed;
+}
+
+// Calls piece(unit0, units, wide) for the pieces of a panel, in order.
+template <class T, class Body>
+DT_INLINE void each_piece(const GemmArgs& args, int64_t depth, const Body& piece) {
+  auto* wide = static_cast<T*>(scratch(1, depth * kUnitBytes * sizeof(T)));
+  const int64_t units = num_units(args.in_size);
+  for (int64_t unit = 0; unit < units; unit += depth)
+    piece(unit, units - unit < depth ? units - unit : depth, wide);
+}
+
+DT_INLINE float* kept_sums() {
+  return static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
+}
+
+int multiply_integers(const GemmArgs& args) {
+  const Spans spans(args);
+  GemmArgs own = args;
+  own.group = spans.span;
+  return each_block<kIntegerRows>(args, [&](int64_t row0, const Tiling& tiling) {
+    const int64_t count = tiling.first_row(tiling.count);
+    Rows rows;
+    if (!quantize<Bytes>(own, row0, count, tiling, zero_of(args.format), rows)) return 1;
+    each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
+      float* kept = kept_sums();
+      each_piece<uint8_t>(args, kByteUnits, [&](int64_t unit, int64_t units, uint8_t* wide) {
+        widen_bytes(args, panel, unit, units, wide);
+        const int64_t end = (unit + units) * kUnit, k1 = end < rows.inputs ? end : rows.inputs;
+        for (int64_t t = 0; t < tiling.count; ++t)
+          with_rows<kIntegerRows>(tiling.rows(t), [&](auto r) {
+            const int64_t first = tiling.first_row(t);
+            integer_tile<r.value>(args, rows, spans, first, panel, unit * kUnit, k1, wide,
+                                  kept + first * kPanel);
+          });
+      });
+      for (int64_t row = 0; row < count; ++row)
+        for (int j = 0; j < 2; ++j) {
+          float* at = kept + row * kPanel + j * kLanes;
+          store(at, mul(load(at), set1(rows.scales[row])));
+        }
+      finish(args, kept, static_cast<int>(count), row0, panel);
+    });
+    return 0;
+  });
+}
+
+int multiply_floats(const GemmArgs& args) {
+  return each_block<kTileRows>(args, [&](int64_t row0, const Tiling& tiling) {
+    const int64_t count = tiling.first_row(tiling.count);
+    each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
+      float* kept = kept_sums();
+      each_piece<float>(args, kFloatUnits, [&](int64_t unit, int64_t units, float* wide) {
+        widen_floats(args, panel, unit, units, wide);
+        const int64_t end = (unit + units) * kUnit, k1 = end < args.in_size ? end : args.in_size;
+        for (int64_t t = 0; t < tiling.count; ++t)
+          with_rows(tiling.rows(t), [&](auto r) {
+            const int64_t first = tiling.first_row(t);
+            float_tile<r.value>(args, row0 + first, unit * kUnit, k1, wide, kept + first * kPanel);
+          });
+      });
+      finish(args, kept, static_cast<int>(count), row0, panel);
+    });
+    return 0;
+  });
+}
+
+int multiply_any(const GemmArgs& args) {
+  const bool rounds = args.format == kVectorsInt8 || args.format == kTritsInt8;
+  return rounds ? multiply_integers(args) : multiply_floats(args);
+}
+
+void pack_vectors(const PackArgs& args, int64_t row, int column, uint8_t* to) {
+  const VectorUnits units{*args.vectors};
+  const int books = units.what.num_books, size = units.what.size, slot = units.slot(column);
+  const int64_t count = args.in_size / size;
+  const auto* codes = static_cast<const uint16_t*>(args.weight) + row * count * books;
+  for (int64_t v = 0; v < count; ++v) {
+    const int64_t k = v * size;
+    const int run = static_cast<int>(k % kUnit / 8) * kPanel + slot;
+    const int i = run * (8 / size) + static_cast<int>(k % 8 / size);
+    for (int b = 0; b < books; ++b) {
+      uint8_t* at = to + k / kUnit * units.bytes() + b * units.code_bytes();
+      const unsigned code = codes[v * books + b];
+      if (size == 8) Codes<kEights>::write(at, units.what.code_bits, i, code);
+      else Codes<2 * kEights>::write(at, units.what.code_bits, i, code);
+    }
+  }
+  if (!args.signs) return;
+  const auto* signs = static_cast<const uint8_t*>(args.signs) + row * (args.in_size / 8);
+  for (int64_t e = 0; e < args.in_size / 8; ++e)
+    to[e / (kUnit / 8) * units.bytes() + units.signs_at() + e % (kUnit / 8) * kPanel + slot] = signs[e];
+}
+
+void pack_trits(const PackArgs& args, int64_t row, int column, uint8_t* to) {
+  const auto* values = static_cast<const uint8_t*>(args.weight) + row * args.in_size;
+  const int64_t apart = 4 * kTritsAByte;  // inputs of a lane; those of a byte are 4 apart
+  for (int64_t k0 = 0; k0 < args.in_size; k0 += apart)
+    for (int b = 0; b < 4; ++b) {
+      int number = 0;
+      for (int64_t k = k0 + b; k < k0 + apart; k += 4)
+        number = 3 * number + (k < args.in_size ? values[k] : 0);
+      to[(k0 / apart * kPanel + column) * 4 + b] = static_cast<uint8_t>((number * 256 + 242) / 243);
+    }
+}
+
+}  // namespace
+
+// Returns 0, or 1 when memory for the quantized rows cannot be had.
+DT_KERNEL(gemm_vectors, GemmArgs) { return multiply_any(args); }
+
+// The same for several; stops at the first that fails.
+DT_KERNEL(gemm_vectors_group, GroupArgs) {
+  int failed = 0;
+  for (int64_t i = 0; i < args.count && !failed; ++i) failed = multiply_any(args.items[i]);
+  return failed;
+}
+
+DT_KERNEL(vectors_panel_bytes, PackArgs) {
+  return static_cast<int>(vectors_panel_bytes(args.format, args.vectors, args.in_size));
+}
+
+// Returns 0, or 1 when packed_bytes is not what the panels take.
+DT_KERNEL(vectors_pack, PackArgs) {
+  const int64_t panels = num_panels(args.out_size, args.is_gated);
+  const int64_t bytes = vectors_panel_bytes(args.format, args.vectors, args.in_size);
+  if (panels * bytes != args.packed_bytes) return 1;
+  prefer_large_pages(args.packed, args.packed_bytes);
+  parallel(panels, [&](int64_t panel) {
+    uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;
+    memset(to, 0, bytes);
+    for (int column = 0; column < kPanel; ++column) {
+      const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+      if (row < 0) continue;
+      if (is_trits(args.format)) pack_trits(args, row, column, to);
+      else pack_vectors(args, row, column, to);
+    }
+  });
+  return 0;
+}
+
+// Reads a matrix back, row by row.
+DT_KERNEL(vectors_rows, RowsArgs) {
+  parallel(args.count, [&](int64_t i) {
+    const int64_t panel = args.index[i] / kPanel, column = args.index[i] % kPanel;
+    float wide[kUnitBytes];
+    for (int64_t unit = 0; unit < num_units(args.in_size); ++unit) {
+      widen_floats(args, panel, unit, 1, wide);
+      const int64_t left = args.in_size - unit * kUnit, some = left < kUnit ? left : kUnit;
+      float* out = args.out + i * args.in_size + unit * kUnit;
+      for (int64_t k = 0; k < some; ++k) out[k] = wide[k * kPanel + column];
+    }
+  });
+  return 0;
+}

@@ -1,0 +1,361 @@
+// Weights below two bits a value and the like: how they lie in a panel, and how they become numbers.
+//
+// Vectors: a code is the number of a point, 4 or 8 values that follow one another; a bit each may turn
+// their signs. A unit is kUnit inputs of all columns of a panel: the codes' low bytes, then planes of
+// their other bits (eight, four, two, one, as far as the width has them), then the signs, a byte for
+// eight inputs. Points are fetched one after the other and then turned, all columns at once, into the
+// order of integer products: four inputs of a column in a 32-bit lane.
+// Trits: five digits of base 3 in a byte, as a fraction of 256: three times the byte is the first digit
+// above eight bits, and the next ones' byte below. A register holds 20 inputs, four in every step.
+#pragma once
+
+#include <string.h>
+
+#include "gemm/tiles.h"
+
+namespace dt {
+namespace DT_ISA {
+
+constexpr int64_t kUnit = 32;
+constexpr int kUnitBytes = kUnit * kPanel;  // of a unit whose values are bytes
+constexpr int kPointZero = 64;              // what is added to a point's values so that none is negative
+constexpr int kTritZero = 1;
+constexpr int kTritsAByte = 5;
+
+DT_INLINE bool is_trits(int32_t format) { return format == kTrits || format == kTritsInt8; }
+
+// ------------------------------------------------------------------------------------- bytes
+
+#if defined(__AVX512F__)
+DT_INLINE IVec add_bytes(IVec a, IVec b) { return _mm512_add_epi8(a, b); }
+DT_INLINE IVec bset1(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+// kPointZero plus v, less v where its bit is set.
+DT_INLINE IVec with_signs(IVec v, const uint8_t* bits) {
+  uint64_t mask;
+  memcpy(&mask, bits, 8);
+  return _mm512_mask_sub_epi8(add_bytes(bset1(kPointZero), v), mask, bset1(kPointZero), v);
+}
+// The first digits.
+DT_INLINE IVec digits(IVec x) {
+  const IVec one = _mm512_maskz_mov_epi8(_mm512_cmpgt_epu8_mask(x, bset1(85)), bset1(1));
+  return _mm512_mask_mov_epi8(one, _mm512_cmpgt_epu8_mask(x, bset1(170)), bset1(2));
+}
+#elif defined(__AVX2__)
+DT_INLINE IVec add_bytes(IVec a, IVec b) { return _mm256_add_epi8(a, b); }
+DT_INLINE IVec bset1(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+DT_INLINE IVec with_signs(IVec v, const uint8_t* bits) {
+  int32_t four;
+  memcpy(&four, bits, 4);
+  const IVec each = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const IVec bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+  const IVec spread = iand(_mm256_shuffle_epi8(iset1(four), each), bit);
+  const IVec mask = _mm256_cmpeq_epi8(spread, bit);
+  return add_bytes(bset1(kPointZero), _mm256_sub_epi8(_mm256_xor_si256(v, mask), mask));
+}
+DT_INLINE IVec digits(IVec x) {
+  const IVec one = _mm256_cmpeq_epi8(_mm256_max_epu8(x, bset1(86)), x);
+  const IVec two = _mm256_cmpeq_epi8(_mm256_max_epu8(x, bset1(171)), x);
+  return _mm256_sub_epi8(_mm256_setzero_si256(), add_bytes(one, two));
+}
+#else
+typedef uint8_t BVec __attribute__((vector_size(16)));
+DT_INLINE IVec add_bytes(IVec a, IVec b) { return (IVec)((BVec)a + (BVec)b); }
+DT_INLINE IVec bset1(uint8_t x) { return (IVec)(BVec{} + x); }
+DT_INLINE IVec with_signs(IVec v, const uint8_t* bits) {
+  const uint64_t each = 0x0101010101010101, one = 0x8040201008040201;
+  const uint64_t spread[2] = {bits[0] * each & one, bits[1] * each & one}, both[2] = {one, one};
+  const BVec mask = (BVec)((BVec)iload(spread) == (BVec)iload(both));
+  return (IVec)((((BVec)v ^ mask) - mask) + static_cast<uint8_t>(kPointZero));
+}
+DT_INLINE IVec digits(IVec x) {
+  const BVec one = (BVec)((BVec)x > 85), two = (BVec)((BVec)x > 170);
+  return (IVec)(-(one + two));
+}
+#endif
+DT_INLINE IVec tripled(IVec x) { return add_bytes(add_bytes(x, x), x); }
+
+// The even and the odd 32-bit lanes of two registers, in the order that `slot_of` makes up for.
+#if defined(__AVX512F__)
+DT_INLINE IVec evens(IVec a, IVec b) { return as_int(_mm512_shuffle_ps(as_float(a), as_float(b), 0x88)); }
+DT_INLINE IVec odds(IVec a, IVec b) { return as_int(_mm512_shuffle_ps(as_float(a), as_float(b), 0xdd)); }
+#elif defined(__AVX2__)
+DT_INLINE IVec evens(IVec a, IVec b) { return as_int(_mm256_shuffle_ps(as_float(a), as_float(b), 0x88)); }
+DT_INLINE IVec odds(IVec a, IVec b) { return as_int(_mm256_shuffle_ps(as_float(a), as_float(b), 0xdd)); }
+#else
+DT_INLINE IVec evens(IVec a, IVec b) { return IVec{a[0], a[2], b[0], b[2]}; }
+DT_INLINE IVec odds(IVec a, IVec b) { return IVec{a[1], a[3], b[1], b[3]}; }
+#endif
+DT_INLINE int slot_of(int column) {
+  const int lane = column % kLanes;
+  return column - lane + lane / 4 * 2 + lane % 2 + (lane % 4 < 2 ? 0 : kLanes / 2);
+}
+
+// ------------------------------------------------------------------------------------- codes
+
+// `count` codes of a unit, of 8 to 16 bits.
+template <int count>
+struct Codes {
+  static constexpr int kWidths[] = {8, 4, 2, 1};
+  static DT_INLINE void read(const uint8_t* from, int bits, uint16_t* codes) {
+    for (int i = 0; i < count; ++i) codes[i] = from[i];
+    from += count;
+    int done = 8;
+    add<8>(from, bits, done, codes);
+    add<4>(from, bits, done, codes);
+    add<2>(from, bits, done, codes);
+    add<1>(from, bits, done, codes);
+  }
+  // Adds code i to zeroed memory.
+  static void write(uint8_t* to, int bits, int i, unsigned code) {
+    to[i] = static_cast<uint8_t>(code);
+    to += count;
+    int done = 8;
+    for (const int width : kWidths) {
+      if (!((bits - 8) & width)) continue;
+      const int some = count * width / 8;
+      to[i % some] |= static_cast<uint8_t>((code >> done & ((1u << width) - 1)) << i / some * width);
+      to += some;
+      done += width;
+    }
+  }
+
+ private:
+  template <int width>
+  static DT_INLINE void add(const uint8_t*& from, int bits, int& done, uint16_t* codes) {
+    constexpr int some = count * width / 8;
+    if (!((bits - 8) & width)) return;
+    for (int s = 0; s < 8 / width; ++s)
+      for (int i = 0; i < some; ++i)
+        codes[s * some + i] = static_cast<uint16_t>(
+            codes[s * some + i] | (from[i] >> s * width & ((1 << width) - 1)) << done);
+    from += some;
+    done += width;
+  }
+};
+
+typedef uint64_t Point8 __attribute__((may_alias));
+typedef uint32_t Point4 __attribute__((may_alias));
+constexpr int kEights = kUnit / 8 * kPanel;  // runs of eight inputs in a unit
+
+// How the units of vectors lie. Code i of a book is of the run i / (8 / size) of eight inputs, and run i
+// of inputs 8 (i / kPanel) on of a column.
+struct VectorUnits {
+  const VectorArgs& what;
+  DT_INLINE int64_t code_bytes() const { return kEights * 8 / what.size * what.code_bits / 8; }
+  DT_INLINE int64_t signs_at() const { return what.num_books * code_bytes(); }
+  DT_INLINE int64_t bytes() const { return signs_at() + (what.has_signs ? kEights : 0); }
+  DT_INLINE int slot(int column) const { return what.is_float ? column : slot_of(column); }
+};
+
+DT_INLINE int64_t num_units(int64_t in_size) { return divide_up(in_size, kUnit); }
+
+DT_INLINE int64_t vectors_panel_bytes(int32_t format, const VectorArgs* vectors, int64_t in_size) {
+  if (is_trits(format)) return divide_up(num_units(in_size) * (kUnit / 4), kTritsAByte) * kPanel * 4;
+  return num_units(in_size) * VectorUnits{*vectors}.bytes();
+}
+
+template <int size, class Point>
+DT_INLINE void fetch_points(const VectorUnits& units, const uint8_t* from, int64_t count, uint8_t* wide) {
+  const auto* points = static_cast<const Point*>(units.what.points);
+  for (int64_t u = 0; u < count; ++u, from += units.bytes(), wide += kUnitBytes) {
+    constexpr int codes_a_unit = kEights * 8 / size;
+    uint16_t codes[codes_a_unit];
+    Codes<codes_a_unit>::read(from, units.what.code_bits, codes);
+    auto* to = reinterpret_cast<Point*>(wide);
+    for (int i = 0; i < codes_a_unit; ++i) to[i] = points[codes[i]];
+  }
+}
+
+// Some units of int8 points become bytes, in the order of integer products.
+DT_INLINE void widen_vectors(const VectorUnits& units, const uint8_t* from, int64_t count, uint8_t* wide) {
+  if (units.what.size == 8) fetch_points<8, Point8>(units, from, count, wide);
+  else fetch_points<4, Point4>(units, from, count, wide);
+  constexpr int kEach = kLanes * 4;  // bytes of a register
+  for (int64_t u = 0; u < count; ++u, from += units.bytes()) {
+    const uint8_t* signs = units.what.has_signs ? from + units.signs_at() : nullptr;
+    for (int i = 0; i < kUnit / 8; ++i, wide += 8 * kPanel) {
+      IVec v[4];
+      for (int r = 0; r < 4; ++r) {
+        v[r] = iload(wide + r * kEach);
+        v[r] = signs ? with_signs(v[r], signs + (i * 4 + r) * kEach / 8)
+                     : add_bytes(v[r], bset1(kPointZero));
+      }
+      istore(wide, evens(v[0], v[1]));
+      istore(wide + kEach, evens(v[2], v[3]));
+      istore(wide + 2 * kEach, odds(v[0], v[1]));
+      istore(wide + 3 * kEach, odds(v[2], v[3]));
+    }
+  }
+}
+
+// The same for trits. `from` is the panel, `quarter` the first four inputs' number.
+DT_INLINE void widen_trits(const uint8_t* from, int64_t quarter, int64_t count, uint8_t* wide) {
+  from += quarter / kTritsAByte * kPanel * 4;
+  for (int j = 0; j < 2; ++j) {
+    const uint8_t* at = from + j * kLanes * 4;
+    int done = static_cast<int>(quarter % kTritsAByte);
+    IVec x = iload(at);
+    for (int i = 0; i < done; ++i) x = tripled(x);
+    for (int64_t q = 0; q < count; ++q) {
+      istore(wide + (q * kPanel + j * kLanes) * 4, digits(x));
+      if (++done < kTritsAByte) {
+        x = tripled(x);
+      } else if (q + 1 < count) {
+        x = iload(at += kPanel * 4);
+        done = 0;
+      }
+    }
+  }
+}
+
+// A panel's units become bytes that stand for their value plus zero_of(format).
+DT_INLINE int32_t zero_of(int32_t format) { return is_trits(format) ? kTritZero : kPointZero; }
+template <class Args>
+DT_INLINE void widen_bytes(const Args& args, int64_t panel, int64_t unit0, int64_t count, uint8_t* wide) {
+  const auto* from = static_cast<const uint8_t*>(args.weight) +
+                     panel * vectors_panel_bytes(args.format, args.vectors, args.in_size);
+  if (is_trits(args.format)) return widen_trits(from, unit0 * (kUnit / 4), count * (kUnit / 4), wide);
+  const VectorUnits units{*args.vectors};
+  widen_vectors(units, from + unit0 * units.bytes(), count, wide);
+}
+
+// ------------------------------------------------------------------------------------- scales
+
+// The scale of a group: one of the float formats, or an odd code times the step of its run.
+struct GroupScales {
+  Scales own, steps;
+  const uint8_t* codes;
+  int64_t first, first_step;
+  int32_t shift;
+  template <class Args>
+  DT_INLINE GroupScales(const Args& args, int64_t panel)
+      : own{args.scales, args.scale_format}, steps{args.steps, args.step_format}, shift(args.run_shift) {
+    const int64_t groups = divide_up(args.in_size, args.group);
+    first = panel * groups * kPanel;
+    first_step = panel * divide_up(groups, int64_t{1} << shift) * kPanel;
+    codes = static_cast<const uint8_t*>(args.scales) + panel * divide_up(groups, 2) * kPanel;
+  }
+  DT_INLINE bool has_codes() const { return steps.at; }
+  DT_INLINE IVec code(int64_t g, int column) const {
+    const IVec both = iload_s8(reinterpret_cast<const int8_t*>(codes) + g / 2 * kPanel + column);
+    const IVec twice = g % 2 ? shift_right<3>(both) : shift_left<1>(both);
+    return iadd(iand(twice, iset1(30)), iset1(1));
+  }
+  // Of what shares a scale: a group, or a run of them.
+  DT_INLINE Vec shared(int64_t number, int column) const {
+    return has_codes() ? steps.load(first_step + number * kPanel + column)
+                       : own.load(first + number * kPanel + column);
+  }
+  DT_INLINE Vec load(int64_t g, int column) const {
+    return has_codes() ? mul(to_float(code(g, column)), shared(g >> shift, column)) : shared(g, column);
+  }
+};
+
+// ------------------------------------------------------------------------------------- floats
+
+#if defined(__AVX2__)
+// Eight points of two times eight columns: register h becomes value h of all of them.
+DT_INLINE void turn_halves(const f16* points, const uint16_t* codes, __m256i (&x)[8]) {
+  const auto point = [&](int i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(points + int64_t{codes[i]} * 8));
+  };
+  __m256i y[8];
+  for (int i = 0; i < 8; ++i) x[i] = _mm256_set_m128i(point(i + 8), point(i));
+  for (int i = 0; i < 4; ++i) {
+    y[i] = _mm256_unpacklo_epi16(x[2 * i], x[2 * i + 1]);      // values 0 to 3 of columns 2 i, 2 i + 1
+    y[4 + i] = _mm256_unpackhi_epi16(x[2 * i], x[2 * i + 1]);  // values 4 to 7
+  }
+  for (int i = 0; i < 4; ++i) {  // values 2 i and 2 i + 1 of columns 0 to 3, then of 4 to 7
+    const __m256i* from = y + i / 2 * 4;
+    x[2 * i] = i % 2 ? _mm256_unpackhi_epi32(from[0], from[1]) : _mm256_unpacklo_epi32(from[0], from[1]);
+    x[2 * i + 1] = i % 2 ? _mm256_unpackhi_epi32(from[2], from[3]) : _mm256_unpacklo_epi32(from[2], from[3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    y[2 * i] = _mm256_unpacklo_epi64(x[2 * i], x[2 * i + 1]);
+    y[2 * i + 1] = _mm256_unpackhi_epi64(x[2 * i], x[2 * i + 1]);
+  }
+  for (int i = 0; i < 8; ++i) x[i] = y[i];
+}
+DT_INLINE Vec half_floats(__m256i x, int j) {
+#if defined(__AVX512F__)
+  (void)j;
+  return _mm512_cvtph_ps(x);
+#else
+  return _mm256_cvtph_ps(j ? _mm256_extracti128_si256(x, 1) : _mm256_castsi256_si128(x));
+#endif
+}
+DT_INLINE void add_halves(const f16* points, const uint16_t* codes, bool is_first, float* to) {
+  for (int c = 0; c < kPanel; c += 16) {
+    __m256i x[8];
+    turn_halves(points, codes + c, x);
+    for (int h = 0; h < 8; ++h)
+      for (int j = 0; j < 16 / kLanes; ++j) {
+        float* at = to + h * kPanel + c + j * kLanes;
+        const Vec v = half_floats(x[h], j);
+        store(at, is_first ? v : add(load(at), v));
+      }
+  }
+}
+#else
+DT_INLINE void add_halves(const f16* points, const uint16_t* codes, bool is_first, float* to) {
+  for (int c = 0; c < kPanel; ++c)
+    for (int h = 0; h < 8; ++h) {
+      const float x = f16_to_float(points[int64_t{codes[c]} * 8 + h]);
+      to[h * kPanel + c] = is_first ? x : to[h * kPanel + c] + x;
+    }
+}
+#endif
+
+// A unit of points of halves becomes floats: the books' sum.
+template <class Args>
+DT_INLINE void widen_halves(const Args& args, int64_t panel, int64_t unit, float* wide) {
+  const VectorUnits units{*args.vectors};
+  const uint8_t* from = static_cast<const uint8_t*>(args.weight) +
+                        (panel * num_units(args.in_size) + unit) * units.bytes();
+  const auto* points = static_cast<const f16*>(units.what.points);
+  for (int b = 0; b < units.what.num_books; ++b, from += units.code_bytes()) {
+    uint16_t codes[kEights];
+    Codes<kEights>::read(from, units.what.code_bits, codes);
+    for (int i = 0; i < kUnit / 8; ++i) add_halves(points, codes + i * kPanel, b == 0, wide + i * 8 * kPanel);
+    points += int64_t{8} << units.what.code_bits;
+  }
+}
+template <class Args>
+DT_INLINE void widen_integers(const Args& args, int64_t panel, int64_t unit, float* wide) {
+  uint8_t bytes[kUnitBytes];
+  widen_bytes(args, panel, unit, 1, bytes);
+  const IVec zero = iset1(zero_of(args.format)), low = iset1(0xff);
+  for (int k = 0; k < kUnit; k += 4)
+    for (int j = 0; j < 2; ++j) {
+      const IVec x = iload(bytes + k * kPanel + j * kLanes * 4);
+      float* to = wide + k * kPanel + j * kLanes;
+      store(to, sub(to_float(iand(x, low)), to_float(zero)));
+      store(to + kPanel, sub(to_float(iand(shift_right<8>(x), low)), to_float(zero)));
+      store(to + 2 * kPanel, sub(to_float(iand(shift_right<16>(x), low)), to_float(zero)));
+      store(to + 3 * kPanel, sub(to_float(iand(shift_right<24>(x), low)), to_float(zero)));
+    }
+}
+
+// Some units become floats, scales multiplied in: [inputs, kPanel].
+template <class Args>
+DT_INLINE void widen_floats(const Args& args, int64_t panel, int64_t unit0, int64_t count, float* wide) {
+  const GroupScales scales(args, panel);
+  const int64_t last = divide_up(args.in_size, args.group) - 1;
+  for (int64_t unit = unit0; unit < unit0 + count; ++unit) {
+    if (args.vectors && args.vectors->is_float) widen_halves(args, panel, unit, wide);
+    else widen_integers(args, panel, unit, wide);
+    for (int64_t k = 0; k < kUnit; k += 8) {  // groups are multiples of eight
+      const int64_t g = (unit * kUnit + k) / args.group;
+      for (int j = 0; j < 2; ++j) {
+        const Vec scale = scales.load(g < last ? g : last, j * kLanes);
+        for (int i = 0; i < 8; ++i, wide += kPanel)
+          store(wide + j * kLanes, mul(load(wide + j * kLanes), scale));
+        wide -= 8 * kPanel;
+      }
+      wide += 8 * kPanel;
+    }
+  }
+}
+
+}  // namespace DT_ISA
+}  // namespace dt
