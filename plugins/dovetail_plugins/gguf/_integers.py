@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail_plugins.gguf._grids import grid, sign_bytes
+from dovetail_plugins.gguf._fields import fields, halves, words
 from dovetail_plugins.gguf._types import BY_NAME
+from dovetail_plugins.gguf._vectors import VECTORS, Vectors, vectors
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the nibbles of the IQ4 types stand for."""
@@ -49,6 +50,8 @@ class Integers:
 def integers(type_name: str, blocks: torch.Tensor) -> Integers:
     """Return blocks of a type as integers. Shapes: blocks [n, block bytes] uint8"""
     assert blocks.shape[1] == BY_NAME[type_name].block_bytes
+    if type_name in VECTORS:
+        return _spelled(vectors(type_name, blocks))
     return _READERS[type_name](blocks)
 
 
@@ -59,35 +62,15 @@ def dequantize(type_name: str, rows: torch.Tensor) -> torch.Tensor:
     return integers(type_name, blocks).floats().view(*rows.shape[:-1], -1)
 
 
+def _spelled(made: Vectors) -> Integers:
+    """Return vectors value by value."""
+    return Integers(group=made.group, values=made.values(), codes=made.codes, steps=made.steps)
+
+
 def _scales(steps: torch.Tensor, codes: torch.Tensor | None, groups: int) -> torch.Tensor:
     """Return a scale for every group. Shapes: [n, groups, 1]"""
     wide = steps.repeat_interleave(groups // steps.shape[1], dim=1)
     return (wide if codes is None else wide * codes.float()).unsqueeze(2)
-
-
-def _halves(raw: torch.Tensor) -> torch.Tensor:
-    """Return float16 numbers. Shapes: [n, 2 S] uint8 -> [n, S] float32"""
-    return raw.contiguous().view(torch.float16).float()
-
-
-def _words(raw: torch.Tensor) -> torch.Tensor:
-    """Return unsigned 16-bit numbers. Shapes: [n, 2 S] uint8 -> [n, S] int32"""
-    return raw.contiguous().view(torch.int16).int() & 0xFFFF
-
-
-def _longs(raw: torch.Tensor) -> torch.Tensor:
-    """Return unsigned 32-bit numbers. Shapes: [n, 4 S] uint8 -> [n, S] int64"""
-    return raw.contiguous().view(torch.int32).long() & 0xFFFFFFFF
-
-
-def _fields(raw: torch.Tensor, bits: int, run: int) -> torch.Tensor:
-    """Return fields of so many bits: the lowest of `run` bytes come first, then the next.
-
-    Shapes: [n, S] uint8 -> [n, S * 8 / bits] uint8
-    """
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
-    parts = raw.reshape(len(raw), -1, 1, run) >> shifts
-    return (parts & ((1 << bits) - 1)).view(len(raw), -1)
 
 
 def _looked_up(table: tuple[int, ...], nibbles: torch.Tensor) -> torch.Tensor:
@@ -95,46 +78,46 @@ def _looked_up(table: tuple[int, ...], nibbles: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(raw: torch.Tensor) -> Integers:
-    values = _fields(raw[:, 2:], 4, 16).view(torch.int8) - 8
-    return Integers(group=32, values=values, steps=_halves(raw[:, :2]))
+    values = fields(raw[:, 2:], 4, 16).view(torch.int8) - 8
+    return Integers(group=32, values=values, steps=halves(raw[:, :2]))
 
 
 def _q4_1(raw: torch.Tensor) -> Integers:
-    values = _fields(raw[:, 4:], 4, 16).view(torch.int8)
+    values = fields(raw[:, 4:], 4, 16).view(torch.int8)
     return _with_offset(32, values, raw)
 
 
 def _with_offset(group: int, values: torch.Tensor, raw: torch.Tensor) -> Integers:
     """Return values whose block begins with a step and an offset."""
-    steps, offsets = _halves(raw[:, :2]), _halves(raw[:, 2:4])
+    steps, offsets = halves(raw[:, :2]), halves(raw[:, 2:4])
     return Integers(group=group, values=values, steps=steps, offset_steps=offsets)
 
 
 def _fifth_bits(raw: torch.Tensor) -> torch.Tensor:
     """Return bit i of a 32-bit number as 16 for value i. Shapes: [n, 4] uint8 -> [n, 32] uint8"""
-    return _fields(raw, 1, 1) << 4
+    return fields(raw, 1, 1) << 4
 
 
 def _q5_0(raw: torch.Tensor) -> Integers:
-    values = _fields(raw[:, 6:], 4, 16) | _fifth_bits(raw[:, 2:6])
-    return Integers(group=32, values=values.view(torch.int8) - 16, steps=_halves(raw[:, :2]))
+    values = fields(raw[:, 6:], 4, 16) | _fifth_bits(raw[:, 2:6])
+    return Integers(group=32, values=values.view(torch.int8) - 16, steps=halves(raw[:, :2]))
 
 
 def _q5_1(raw: torch.Tensor) -> Integers:
-    values = _fields(raw[:, 8:], 4, 16) | _fifth_bits(raw[:, 4:8])
+    values = fields(raw[:, 8:], 4, 16) | _fifth_bits(raw[:, 4:8])
     return _with_offset(32, values.view(torch.int8), raw)
 
 
 def _q8_0(raw: torch.Tensor) -> Integers:
     values = raw[:, 2:].contiguous().view(torch.int8)
-    return Integers(group=32, values=values, steps=_halves(raw[:, :2]))
+    return Integers(group=32, values=values, steps=halves(raw[:, :2]))
 
 
 def _q2_k(raw: torch.Tensor) -> Integers:
-    codes, steps = raw[:, :16], _halves(raw[:, 80:])
+    codes, steps = raw[:, :16], halves(raw[:, 80:])
     return Integers(
         group=16,
-        values=_fields(raw[:, 16:80], 2, 32).view(torch.int8),
+        values=fields(raw[:, 16:80], 2, 32).view(torch.int8),
         codes=(codes & 15).view(torch.int8),
         steps=steps[:, :1],
         offset_codes=(codes >> 4).view(torch.int8),
@@ -143,14 +126,14 @@ def _q2_k(raw: torch.Tensor) -> Integers:
 
 
 def _q3_k(raw: torch.Tensor) -> Integers:
-    low = _fields(raw[:, 32:96], 2, 32).view(torch.int8)
-    high = _fields(raw[:, :32], 1, 32).view(torch.int8)
-    codes = _fields(raw[:, 96:104], 4, 8) | _fields(raw[:, 104:108], 2, 4) << 4
+    low = fields(raw[:, 32:96], 2, 32).view(torch.int8)
+    high = fields(raw[:, :32], 1, 32).view(torch.int8)
+    codes = fields(raw[:, 96:104], 4, 8) | fields(raw[:, 104:108], 2, 4) << 4
     return Integers(
         group=16,
         values=low + high * 4 - 4,
         codes=codes.view(torch.int8) - 32,
-        steps=_halves(raw[:, 108:]),
+        steps=halves(raw[:, 108:]),
     )
 
 
@@ -169,44 +152,44 @@ def _k_offset(raw: torch.Tensor, values: torch.Tensor) -> Integers:
         group=32,
         values=values,
         codes=codes,
-        steps=_halves(raw[:, :2]),
+        steps=halves(raw[:, :2]),
         offset_codes=offset_codes,
-        offset_steps=-_halves(raw[:, 2:4]),
+        offset_steps=-halves(raw[:, 2:4]),
     )
 
 
 def _q4_k(raw: torch.Tensor) -> Integers:
-    return _k_offset(raw, _fields(raw[:, 16:], 4, 32).view(torch.int8))
+    return _k_offset(raw, fields(raw[:, 16:], 4, 32).view(torch.int8))
 
 
 def _q5_k(raw: torch.Tensor) -> Integers:
-    high = _fields(raw[:, 16:48], 1, 32) << 4
-    return _k_offset(raw, (_fields(raw[:, 48:], 4, 32) | high).view(torch.int8))
+    high = fields(raw[:, 16:48], 1, 32) << 4
+    return _k_offset(raw, (fields(raw[:, 48:], 4, 32) | high).view(torch.int8))
 
 
 def _q6_k(raw: torch.Tensor) -> Integers:
-    values = _fields(raw[:, :128], 4, 64) | _fields(raw[:, 128:192], 2, 32) << 4
+    values = fields(raw[:, :128], 4, 64) | fields(raw[:, 128:192], 2, 32) << 4
     return Integers(
         group=16,
         values=values.view(torch.int8) - 32,
         codes=raw[:, 192:208].contiguous().view(torch.int8),
-        steps=_halves(raw[:, 208:]),
+        steps=halves(raw[:, 208:]),
     )
 
 
 def _iq4_nl(raw: torch.Tensor) -> Integers:
-    values = _looked_up(LEVELS, _fields(raw[:, 2:], 4, 16))
-    return Integers(group=32, values=values, steps=_halves(raw[:, :2]))
+    values = _looked_up(LEVELS, fields(raw[:, 2:], 4, 16))
+    return Integers(group=32, values=values, steps=halves(raw[:, :2]))
 
 
 def _iq4_xs(raw: torch.Tensor) -> Integers:
-    high = _words(raw[:, 2:4]) >> torch.arange(0, 16, 2) & 3
-    codes = _fields(raw[:, 4:8], 4, 1).view(torch.int8) | (high << 4).to(torch.int8)
+    high = words(raw[:, 2:4]) >> torch.arange(0, 16, 2) & 3
+    codes = fields(raw[:, 4:8], 4, 1).view(torch.int8) | (high << 4).to(torch.int8)
     return Integers(
         group=32,
-        values=_looked_up(LEVELS, _fields(raw[:, 8:], 4, 16)),
+        values=_looked_up(LEVELS, fields(raw[:, 8:], 4, 16)),
         codes=codes - 32,
-        steps=_halves(raw[:, :2]),
+        steps=halves(raw[:, :2]),
     )
 
 
@@ -214,7 +197,7 @@ def _mxfp4(raw: torch.Tensor) -> Integers:
     # 2 ^ (exponent - 128): the values are doubled. The first two are below the normal floats.
     exponents = raw[:, :1].int()
     bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
-    values = _looked_up(E2M1, _fields(raw[:, 1:], 4, 16))
+    values = _looked_up(E2M1, fields(raw[:, 1:], 4, 16))
     return Integers(group=32, values=values, steps=bits.int().view(torch.float32))
 
 
@@ -223,7 +206,7 @@ def _nvfp4(raw: torch.Tensor) -> Integers:
     normal = (1 + rest / 8) * torch.pow(2.0, exponents - 7)
     steps = torch.where(exponents == 0, rest * 2**-9, normal) / 2
     steps = steps.masked_fill(raw[:, :4] == 0x7F, 0.0)
-    values = _looked_up(E2M1, _fields(raw[:, 4:], 4, 8))
+    values = _looked_up(E2M1, fields(raw[:, 4:], 4, 8))
     return Integers(group=16, values=values, steps=steps)
 
 
@@ -239,121 +222,12 @@ def _trits(raw: torch.Tensor, run: int, count: int = 5) -> torch.Tensor:
 
 def _tq1_0(raw: torch.Tensor) -> Integers:
     parts = (_trits(raw[:, :32], 32), _trits(raw[:, 32:48], 16), _trits(raw[:, 48:52], 4, 4))
-    return Integers(group=256, values=torch.cat(parts, dim=1), steps=_halves(raw[:, 52:]))
+    return Integers(group=256, values=torch.cat(parts, dim=1), steps=halves(raw[:, 52:]))
 
 
 def _tq2_0(raw: torch.Tensor) -> Integers:
-    values = _fields(raw[:, :64], 2, 32).view(torch.int8) - 1
-    return Integers(group=256, values=values, steps=_halves(raw[:, 64:]))
-
-
-def _signed(magnitudes: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
-    """Return magnitudes, negative where their bit is set. Shapes: [n, B] int8, [n, B / 8] uint8"""
-    return magnitudes * (1 - 2 * _fields(signs, 1, 1).view(torch.int8))
-
-
-def _points(type_name: str, index: torch.Tensor) -> torch.Tensor:
-    """Return grid points one after the other. Shapes: index [n, S] -> [n, S * size] int8"""
-    return grid(type_name)[index.long()].view(len(index), -1)
-
-
-def _seven_bits(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what 32-bit numbers say: four times eight signs, and a scale in the topmost bits.
-
-    Shapes: [n, 4 S] uint8 -> [n, 4 S] uint8, [n, S] int8
-    """
-    numbers = _longs(raw)
-    index = numbers.unsqueeze(2) >> torch.tensor([0, 7, 14, 21]) & 127
-    return sign_bytes()[index].view(len(raw), -1), (numbers >> 28).to(torch.int8)
-
-
-def _iq2_xxs(raw: torch.Tensor) -> Integers:
-    pairs = raw[:, 2:].reshape(len(raw), -1, 8)
-    signs, codes = _seven_bits(pairs[..., 4:].reshape(len(raw), -1))
-    index = pairs[..., :4].reshape(len(raw), -1)
-    return Integers(
-        group=32,
-        values=_signed(_points("IQ2_XXS", index), signs),
-        codes=codes * 2 + 1,
-        steps=_halves(raw[:, :2]) / 8,
-    )
-
-
-def _iq2_xs(raw: torch.Tensor) -> Integers:
-    words = _words(raw[:, 2:66])
-    return Integers(
-        group=16,
-        values=_signed(_points("IQ2_XS", words & 511), sign_bytes()[(words >> 9).long()]),
-        codes=_fields(raw[:, 66:], 4, 1).view(torch.int8) * 2 + 1,
-        steps=_halves(raw[:, :2]) / 8,
-    )
-
-
-def _iq2_s(raw: torch.Tensor) -> Integers:
-    index = raw[:, 2:34].int() | _fields(raw[:, 66:74], 2, 1).int() << 8
-    return Integers(
-        group=16,
-        values=_signed(_points("IQ2_S", index), raw[:, 34:66]),
-        codes=_fields(raw[:, 74:], 4, 1).view(torch.int8) * 2 + 1,
-        steps=_halves(raw[:, :2]) / 8,
-    )
-
-
-def _iq3_xxs(raw: torch.Tensor) -> Integers:
-    signs, codes = _seven_bits(raw[:, 66:])
-    return Integers(
-        group=32,
-        values=_signed(_points("IQ3_XXS", raw[:, 2:66]), signs),
-        codes=codes * 2 + 1,
-        steps=_halves(raw[:, :2]) / 4,
-    )
-
-
-def _iq3_s(raw: torch.Tensor) -> Integers:
-    index = raw[:, 2:66].int() | _fields(raw[:, 66:74], 1, 1).int() << 8
-    return Integers(
-        group=32,
-        values=_signed(_points("IQ3_S", index), raw[:, 74:106]),
-        codes=_fields(raw[:, 106:], 4, 1).view(torch.int8) * 2 + 1,
-        steps=_halves(raw[:, :2]),
-    )
-
-
-def _shifted(points: torch.Tensor, is_below: torch.Tensor) -> torch.Tensor:
-    """Return eight times a grid's points moved by an eighth, up or down.
-
-    Shapes: points [n, B] int8 in -1 .. 1, is_below [n, S] bool, each for B / S -> [n, B] int8
-    """
-    shift = 1 - 2 * is_below.to(torch.int8)
-    moved = points.view(*shift.shape, -1) * 8 + shift.unsqueeze(-1)
-    return moved.view(points.shape)
-
-
-def _iq1_s(raw: torch.Tensor) -> Integers:
-    words = _words(raw[:, 34:])
-    high = (words.unsqueeze(2) >> torch.tensor([0, 3, 6, 9]) & 7).view(len(raw), -1)
-    points = _points("IQ1_S", raw[:, 2:34].int() | high.int() << 8)
-    return Integers(
-        group=32,
-        values=_shifted(points, words & 0x8000 != 0),
-        codes=((words >> 12 & 7) * 2 + 1).to(torch.int8),
-        steps=_halves(raw[:, :2]) / 8,
-    )
-
-
-def _iq1_m(raw: torch.Tensor) -> Integers:
-    words = _words(raw[:, 48:])
-    step = (words & 0xF000) >> torch.tensor([12, 8, 4, 0])
-    steps = step.sum(dim=1, keepdim=True).to(torch.int16).view(torch.float16).float()
-    codes = (words.unsqueeze(2) >> torch.tensor([0, 3, 6, 9]) & 7).view(len(raw), -1)
-    high = _fields(raw[:, 32:48], 4, 1)
-    points = _points("IQ1_S", raw[:, :32].int() | (high & 7).int() << 8)
-    return Integers(
-        group=16,
-        values=_shifted(points, high & 8 != 0),
-        codes=(codes * 2 + 1).to(torch.int8),
-        steps=steps / 8,
-    )
+    values = fields(raw[:, :64], 2, 32).view(torch.int8) - 1
+    return Integers(group=256, values=values, steps=halves(raw[:, 64:]))
 
 
 _READERS: dict[str, Callable[[torch.Tensor], Integers]] = {
@@ -367,13 +241,6 @@ _READERS: dict[str, Callable[[torch.Tensor], Integers]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "IQ1_M": _iq1_m,
-    "IQ1_S": _iq1_s,
-    "IQ2_S": _iq2_s,
-    "IQ2_XS": _iq2_xs,
-    "IQ2_XXS": _iq2_xxs,
-    "IQ3_S": _iq3_s,
-    "IQ3_XXS": _iq3_xxs,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,

@@ -69,7 +69,7 @@ BY_NAME = {one.name: one for one in TYPES.values()}
 CODES = {one.name: code for code, one in TYPES.items()}
 QUANTIZED = tuple(one.name for one in TYPES.values() if one.values > 1)
 
-KEPT: dict[str, tuple[int, int]] = {
+KEPT: dict[str, tuple[float, int]] = {
     "Q4_0": (4, 2),
     "Q4_1": (4, 4),
     "Q5_0": (5, 2),
@@ -80,16 +80,16 @@ KEPT: dict[str, tuple[int, int]] = {
     "Q4_K": (4, 20),
     "Q5_K": (5, 20),
     "Q6_K": (6, 18),
-    "IQ1_S": (4, 10),
-    "IQ1_M": (4, 18),
-    "IQ2_XXS": (4, 10),
-    "IQ2_XS": (4, 18),
-    "IQ2_S": (4, 18),
-    "IQ3_XXS": (4, 10),
-    "IQ3_S": (4, 10),
+    "IQ1_S": (1.5, 6),
+    "IQ1_M": (1.5, 10),
+    "IQ2_XXS": (2, 6),
+    "IQ2_XS": (2.125, 10),
+    "IQ2_S": (2.25, 10),
+    "IQ3_XXS": (3, 6),
+    "IQ3_S": (3.25, 6),
     "IQ4_NL": (4, 2),
     "IQ4_XS": (4, 10),
-    "TQ1_0": (2, 2),
+    "TQ1_0": (1.6, 2),
     "TQ2_0": (2, 2),
     "MXFP4": (4, 2),
     "NVFP4": (4, 4),

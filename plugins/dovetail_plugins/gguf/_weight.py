@@ -1,4 +1,4 @@
-"""Rows of GGUF blocks as the matrix that kernels multiply: integers in groups, in 2 to 8 bits.
+"""Rows of GGUF blocks as the matrix that kernels multiply: integers in groups, in up to 8 bits.
 
 The matrix is exactly the one that is meant: steps stay float16 (or what else holds them), the codes
 of the K and IQ types stay codes, and values take the bits that they have in the file.
@@ -12,13 +12,12 @@ import torch
 
 from dovetail_kernels.gemm.matrix import stored_format
 from dovetail_kernels.gemm.weight import Weight, integer_format
-from dovetail_plugins.gguf._grids import VALUES
 from dovetail_plugins.gguf._integers import E2M1, LEVELS, integers
 from dovetail_plugins.gguf._types import BY_NAME
+from dovetail_plugins.gguf._vectors import VECTORS, points, vectors
 
 BITS = {
     "Q2_K": 2,
-    "TQ1_0": 2,
     "TQ2_0": 2,
     "Q3_K": 3,
     "Q4_0": 4,
@@ -32,15 +31,13 @@ BITS = {
 }
 """The bits of a value, for types whose levels follow one another."""
 LEVELS_OF: dict[str, tuple[int, ...]] = {
-    "IQ1_S": (-9, -7, -1, 1, 7, 9),
-    "IQ1_M": (-9, -7, -1, 1, 7, 9),
-    **{name: (*VALUES[name], *(-n for n in VALUES[name])) for name in VALUES if name != "IQ1_S"},
     "IQ4_NL": LEVELS,
     "IQ4_XS": LEVELS,
     "MXFP4": E2M1,
     "NVFP4": E2M1,
 }
 """Types of at most sixteen levels of any kind, by what `integers` calls these."""
+TRITS = "TQ1_0"
 PART_VALUES = 1 << 21
 """Values that are unpacked at a time."""
 
@@ -59,10 +56,17 @@ def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight
     Types of levels that do not follow one another are multiplied by float activations.
     """
     found = _unpacked(type_name, rows)
-    group = found["values"].shape[1] // found["scales"].shape[1]
+    inputs = rows.shape[1] // BY_NAME[type_name].block_bytes * BY_NAME[type_name].values
+    group = inputs // found["scales"].shape[1]
     names = ("steps", "offset_steps") if "steps" in found else ("scales", "offsets")
     found |= _narrow({name: found[name] for name in names if name in found})
-    run = found["values"].shape[1] // found["steps"].shape[1] if "steps" in found else 0
+    run = inputs // found["steps"].shape[1] if "steps" in found else 0
+    end = "_int8" if activations == "int8" else ""
+    if type_name in VECTORS:
+        of_type = points(type_name).unsqueeze(0)
+        return Weight(format=f"vectors{end}", points=of_type, group=group, run=run, **found)
+    if type_name == TRITS:
+        return Weight(format=f"trits{end}", group=group, **found)
     levels = LEVELS_OF.get(type_name)
     if levels is None:
         format = integer_format(BITS[type_name], activations)
@@ -93,10 +97,14 @@ def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
 def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the tensors of some rows. Without codes the steps are the groups' scales."""
     blocks = rows.reshape(-1, BY_NAME[type_name].block_bytes)
+    if type_name in VECTORS:
+        return _vector_part(type_name, blocks, len(rows))
     made = integers(type_name, blocks)
     values = made.values
     if type_name in LEVELS_OF:
         values = _places(type_name)[values.int() + 128]
+    elif type_name == TRITS:
+        values = (values + 1).view(torch.uint8)
     elif BITS[type_name] < 8:
         center = 0 if made.offset_steps is not None else 1 << (BITS[type_name] - 1)
         values = (values + center).view(torch.uint8)
@@ -109,6 +117,13 @@ def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         "offset_steps": made.offset_steps if has_codes else None,
     }
     return {name: t.reshape(len(rows), -1) for name, t in found.items() if t is not None}
+
+
+def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
+    """Return the tensors of `count` rows of vectors."""
+    made = vectors(type_name, blocks)
+    found = {"values": made.index, "scales": made.codes, "steps": made.steps, "signs": made.signs}
+    return {name: t.reshape(count, -1) for name, t in found.items() if t is not None}
 
 
 def _places(type_name: str) -> torch.Tensor:

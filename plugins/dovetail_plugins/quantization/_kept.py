@@ -53,9 +53,9 @@ def integers_kept(
     )
 
 
-def value_bytes(count: int, bits: int, *, packs: bool) -> int:
+def value_bytes(count: int, bits: float, *, packs: bool) -> int:
     """Return the bytes of so many values: a byte each where nothing is packed."""
-    return count * bits // 8 if packs else count
+    return int(count * bits / 8) if packs else count
 
 
 def qweight_kept(

@@ -33,7 +33,8 @@ FLOAT = "weight"
 
 
 class Gguf(StoredMethod):
-    """Integers in groups are multiplied as integers in groups, whatever type they come from."""
+    """Integers in groups are multiplied as integers in groups, whatever type they come from; types
+    whose codes are of vectors as such."""
 
     info = Info(
         summary="the types of GGUF files, 1 to 8 bits in groups",
@@ -90,7 +91,7 @@ class Gguf(StoredMethod):
         blocks = weight.num_values // BY_NAME[weight.dtype].values
         return Kept(
             num_values=weight.num_values,
-            format=f"{weight.dtype} in {bits} bits",
+            format=f"{weight.dtype} in {bits:g} bits",
             num_bytes=value_bytes(weight.num_values, bits, packs=packs) + blocks * factor_bytes,
         )
 
