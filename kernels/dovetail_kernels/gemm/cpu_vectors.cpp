@@ -76,6 +76,59 @@ DT_INLINE void integer_tile(const GemmArgs& args, const Rows& rows, const Spans&
   }
 }
 
+// The same for a whole panel and all rows there are, R: bytes are multiplied as they come.
+template <int R>
+void integer_panel(const GemmArgs& args, const Rows& rows, const Spans& spans, int64_t panel, float* kept) {
+  const auto* a = static_cast<const int8_t*>(rows.values);
+  const GroupScales scales(args, panel);
+  IVec sums[R][2][2], runs[R][2];  // of even and of odd lanes, so that one need not wait for the other
+  int64_t span = 0, run = 0, span_left = 0, run_left = 0, piece_left = 0;
+  memset(kept, 0, R * kPanel * sizeof(float));
+  const auto begin = [&]() __attribute__((always_inline)) {
+    for (int i = 0; i < R; ++i)
+      for (int j = 0; j < 2; ++j) {
+        sums[i][j][0] = iset1(rows.starts[span * R + i]);
+        sums[i][j][1] = iset1(0);
+        if (!run_left || !piece_left) runs[i][j] = iset1(0);
+      }
+    span_left = spans.span;
+    if (!run_left) run_left = spans.run;
+    if (!piece_left) piece_left = kByteUnits * kUnit;
+  };
+  const auto end = [&](bool is_last) __attribute__((always_inline)) {
+    for (int j = 0; j < 2; ++j) {
+      const IVec code = scales.has_codes() ? scales.code(span, j * kLanes) : iset1(1);
+      for (int i = 0; i < R; ++i)
+        runs[i][j] = iadd(runs[i][j], imul(iadd(sums[i][j][0], sums[i][j][1]), code));
+    }
+    ++span;
+    run_left -= spans.span;
+    piece_left -= spans.span;
+    if (run_left && piece_left && !is_last) return;
+    for (int j = 0; j < 2; ++j) {
+      const Vec scale = scales.shared(run, j * kLanes);
+      for (int i = 0; i < R; ++i) {
+        float* at = kept + i * kPanel + j * kLanes;
+        store(at, fma(to_float(runs[i][j]), scale, load(at)));
+      }
+    }
+    run += !run_left;
+  };
+  const int64_t quarters = rows.inputs / 4;
+  each_register(args, panel, 0, num_units(args.in_size), [&](int64_t q, auto half, auto parity, IVec bytes)
+                __attribute__((always_inline)) {
+    if (q >= quarters) return;
+    if (half.value == 0 && parity.value == 0 && !span_left) begin();
+    for (int i = 0; i < R; ++i) {
+      IVec& sum = sums[i][half.value][parity.value];
+      sum = dot4(sum, bytes, broadcast(a + (q * R + i) * 4));
+    }
+    if (half.value == 0 || parity.value == 0) return;
+    span_left -= 8;
+    if (!span_left || q + 1 == quarters) end(q + 1 == quarters);
+  });
+}
+
 // One chain of multiply-adds over the inputs, in their order.
 template <int R>
 DT_INLINE void float_tile(const GemmArgs& args, int64_t row, int64_t k0, int64_t k1, const float* wide,
@@ -133,7 +186,9 @@ int multiply_integers(const GemmArgs& args) {
     if (!quantize<Bytes>(own, row0, count, tiling, zero_of(args.format), rows)) return 1;
     each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
       float* kept = kept_sums();
-      each_piece<uint8_t>(args, kByteUnits, [&](int64_t unit, int64_t units, uint8_t* wide) {
+      if (count == 1) integer_panel<1>(args, rows, spans, panel, kept);
+      else if (count == 2) integer_panel<2>(args, rows, spans, panel, kept);
+      else each_piece<uint8_t>(args, kByteUnits, [&](int64_t unit, int64_t units, uint8_t* wide) {
         widen_bytes(args, panel, unit, units, wide);
         const int64_t end = (unit + units) * kUnit, k1 = end < rows.inputs ? end : rows.inputs;
         for (int64_t t = 0; t < tiling.count; ++t)

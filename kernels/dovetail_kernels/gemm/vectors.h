@@ -3,8 +3,8 @@
 // Vectors: a code is the number of a point, 4 or 8 values that follow one another; a bit each may turn
 // their signs. A unit is kUnit inputs of all columns of a panel: the codes' low bytes, then planes of
 // their other bits (eight, four, two, one, as far as the width has them), then the signs, a byte for
-// eight inputs. Points are fetched one after the other and then turned, all columns at once, into the
-// order of integer products: four inputs of a column in a 32-bit lane.
+// eight inputs. Points are fetched into registers and turned into the order of integer
+// products: four inputs of a column in a 32-bit lane.
 // Trits: five digits of base 3 in a byte, as a fraction of 256: three times the byte is the first digit
 // above eight bits, and the next ones' byte below. A register holds 20 inputs, four in every step.
 #pragma once
@@ -154,69 +154,99 @@ DT_INLINE int64_t vectors_panel_bytes(int32_t format, const VectorArgs* vectors,
   return num_units(in_size) * VectorUnits{*vectors}.bytes();
 }
 
-template <int size, class Point>
-DT_INLINE void fetch_points(const VectorUnits& units, const uint8_t* from, int64_t count, uint8_t* wide) {
+// The points of as many codes as fill a register.
+DT_INLINE IVec points_at(const Point8* p, const uint16_t* c) {
+#if defined(__AVX512F__)
+  return _mm512_set_epi64(p[c[7]], p[c[6]], p[c[5]], p[c[4]], p[c[3]], p[c[2]], p[c[1]], p[c[0]]);
+#elif defined(__AVX2__)
+  return _mm256_set_epi64x(p[c[3]], p[c[2]], p[c[1]], p[c[0]]);
+#else
+  const uint64_t both[2] = {p[c[0]], p[c[1]]};
+  return iload(both);
+#endif
+}
+DT_INLINE IVec points_at(const Point4* p, const uint16_t* c) {
+  const auto two = [&](int i) { return p[c[i]] | uint64_t{p[c[i + 1]]} << 32; };
+#if defined(__AVX512F__)
+  return _mm512_set_epi64(two(14), two(12), two(10), two(8), two(6), two(4), two(2), two(0));
+#elif defined(__AVX2__)
+  return _mm256_set_epi64x(two(6), two(4), two(2), two(0));
+#else
+  const uint64_t both[2] = {two(0), two(2)};
+  return iload(both);
+#endif
+}
+
+// Some units of int8 points become bytes, in the order of integer products: calls sink(q, half, parity,
+// bytes) for half of the columns, `half` and `parity`, q % 2, constants.
+template <class Point, class Sink>
+DT_INLINE void widen_points(const VectorUnits& units, const uint8_t* from, int64_t count, const Sink& sink) {
+  constexpr int kCodes = 8 / sizeof(Point);  // codes of eight inputs
   const auto* points = static_cast<const Point*>(units.what.points);
-  for (int64_t u = 0; u < count; ++u, from += units.bytes(), wide += kUnitBytes) {
-    constexpr int codes_a_unit = kEights * 8 / size;
-    uint16_t codes[codes_a_unit];
-    Codes<codes_a_unit>::read(from, units.what.code_bits, codes);
-    auto* to = reinterpret_cast<Point*>(wide);
-    for (int i = 0; i < codes_a_unit; ++i) to[i] = points[codes[i]];
-  }
-}
-
-// Some units of int8 points become bytes, in the order of integer products.
-DT_INLINE void widen_vectors(const VectorUnits& units, const uint8_t* from, int64_t count, uint8_t* wide) {
-  if (units.what.size == 8) fetch_points<8, Point8>(units, from, count, wide);
-  else fetch_points<4, Point4>(units, from, count, wide);
-  constexpr int kEach = kLanes * 4;  // bytes of a register
   for (int64_t u = 0; u < count; ++u, from += units.bytes()) {
+    uint16_t codes[kEights * kCodes];
+    Codes<kEights * kCodes>::read(from, units.what.code_bits, codes);
     const uint8_t* signs = units.what.has_signs ? from + units.signs_at() : nullptr;
-    for (int i = 0; i < kUnit / 8; ++i, wide += 8 * kPanel) {
-      IVec v[4];
-      for (int r = 0; r < 4; ++r) {
-        v[r] = iload(wide + r * kEach);
-        v[r] = signs ? with_signs(v[r], signs + (i * 4 + r) * kEach / 8)
-                     : add_bytes(v[r], bset1(kPointZero));
-      }
-      istore(wide, evens(v[0], v[1]));
-      istore(wide + kEach, evens(v[2], v[3]));
-      istore(wide + 2 * kEach, odds(v[0], v[1]));
-      istore(wide + 3 * kEach, odds(v[2], v[3]));
+    const auto eights = [&](int first) __attribute__((always_inline)) {
+      const IVec v = points_at(points, codes + first * kCodes);
+      return signs ? with_signs(v, signs + first) : add_bytes(v, bset1(kPointZero));
+    };
+    for (int i = 0; i < kUnit / 8; ++i) {
+      const auto turn = [&](auto half) __attribute__((always_inline)) {
+        const int first = i * kPanel + half.value * kLanes;
+        const IVec a = eights(first), b = eights(first + kLanes / 2);
+        sink(u * 8 + 2 * i, half, Constant<0>{}, evens(a, b));
+        sink(u * 8 + 2 * i + 1, half, Constant<1>{}, odds(a, b));
+      };
+      turn(Constant<0>{});
+      turn(Constant<1>{});
     }
   }
 }
 
-// The same for trits. `from` is the panel, `quarter` the first four inputs' number.
-DT_INLINE void widen_trits(const uint8_t* from, int64_t quarter, int64_t count, uint8_t* wide) {
-  from += quarter / kTritsAByte * kPanel * 4;
-  for (int j = 0; j < 2; ++j) {
-    const uint8_t* at = from + j * kLanes * 4;
-    int done = static_cast<int>(quarter % kTritsAByte);
-    IVec x = iload(at);
-    for (int i = 0; i < done; ++i) x = tripled(x);
-    for (int64_t q = 0; q < count; ++q) {
-      istore(wide + (q * kPanel + j * kLanes) * 4, digits(x));
-      if (++done < kTritsAByte) {
-        x = tripled(x);
-      } else if (q + 1 < count) {
-        x = iload(at += kPanel * 4);
-        done = 0;
-      }
+// The same for trits. `from` is the panel, `first` the first four inputs' number, even as `count` is.
+template <class Sink>
+DT_INLINE void widen_trits(const uint8_t* from, int64_t first, int64_t count, const Sink& sink) {
+  from += first / kTritsAByte * kPanel * 4;
+  int done = static_cast<int>(first % kTritsAByte);
+  IVec x[2] = {iload(from), iload(from + kLanes * 4)};
+  for (int i = 0; i < done; ++i)
+    for (auto& each : x) each = tripled(each);
+  const auto four = [&](int64_t q, auto parity) __attribute__((always_inline)) {
+    sink(q, Constant<0>{}, parity, digits(x[0]));
+    sink(q, Constant<1>{}, parity, digits(x[1]));
+    if (++done < kTritsAByte) {
+      x[0] = tripled(x[0]);
+      x[1] = tripled(x[1]);
+    } else if (q + 1 < count) {
+      from += kPanel * 4;
+      x[0] = iload(from);
+      x[1] = iload(from + kLanes * 4);
+      done = 0;
     }
+  };
+  for (int64_t q = 0; q < count; q += 2) {
+    four(q, Constant<0>{});
+    four(q + 1, Constant<1>{});
   }
 }
 
 // A panel's units become bytes that stand for their value plus zero_of(format).
 DT_INLINE int32_t zero_of(int32_t format) { return is_trits(format) ? kTritZero : kPointZero; }
-template <class Args>
-DT_INLINE void widen_bytes(const Args& args, int64_t panel, int64_t unit0, int64_t count, uint8_t* wide) {
+template <class Args, class Sink>
+DT_INLINE void each_register(const Args& args, int64_t panel, int64_t unit0, int64_t count, const Sink& sink) {
   const auto* from = static_cast<const uint8_t*>(args.weight) +
                      panel * vectors_panel_bytes(args.format, args.vectors, args.in_size);
-  if (is_trits(args.format)) return widen_trits(from, unit0 * (kUnit / 4), count * (kUnit / 4), wide);
+  if (is_trits(args.format)) return widen_trits(from, unit0 * (kUnit / 4), count * (kUnit / 4), sink);
   const VectorUnits units{*args.vectors};
-  widen_vectors(units, from + unit0 * units.bytes(), count, wide);
+  from += unit0 * units.bytes();
+  if (units.what.size == 8) widen_points<Point8>(units, from, count, sink);
+  else widen_points<Point4>(units, from, count, sink);
+}
+template <class Args>
+DT_INLINE void widen_bytes(const Args& args, int64_t panel, int64_t unit0, int64_t count, uint8_t* wide) {
+  each_register(args, panel, unit0, count, [&](int64_t q, auto half, auto, IVec bytes)
+                __attribute__((always_inline)) { istore(wide + (q * kPanel + half.value * kLanes) * 4, bytes); });
 }
 
 // ------------------------------------------------------------------------------------- scales
