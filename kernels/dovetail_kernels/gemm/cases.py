@@ -37,6 +37,7 @@ GROUPS = {
 PLANES = tuple(f"int{bits}{end}" for bits in (2, 3, 5, 6) for end in ("", "_int8"))
 """Formats of integers that are held in planes of bits."""
 VECTORS = ("vectors", "vectors_int8", "trits", "trits_int8")
+VECTOR_GROUPS = ((96, 0), (320, 0), (16, 256), (32, 256))
 NINE_BITS = VectorKind()
 POINTS = (
     VectorKind(code_bits=8),
@@ -129,7 +130,7 @@ def cases() -> list[Case]:
         _case(f, m, 616, 70, {"group": group, "run": run, "kind": kind}, f"{kind.label}G{group}")
         for kind in POINTS
         for f in (("vectors",) if kind.books else ("vectors", "vectors_int8"))
-        for group, run in ((96, 0), (320, 0), *(() if kind.books else ((16, 256), (32, 256))))
+        for group, run in (((640, 0),) if kind.books else VECTOR_GROUPS)
         for m in (1, 7, 40)
     ]
     return plain + deep + ends + groups + planes + scales + steps + vectors + _halves()

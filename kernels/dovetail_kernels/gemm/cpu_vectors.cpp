@@ -176,6 +176,8 @@ DT_INLINE float* kept_sums() {
   return static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
 }
 
+DT_INLINE void scale(float* at, Vec by) { store(at, mul(load(at), by)); }
+
 int multiply_integers(const GemmArgs& args) {
   const Spans spans(args);
   GemmArgs own = args;
@@ -199,10 +201,7 @@ int multiply_integers(const GemmArgs& args) {
           });
       });
       for (int64_t row = 0; row < count; ++row)
-        for (int j = 0; j < 2; ++j) {
-          float* at = kept + row * kPanel + j * kLanes;
-          store(at, mul(load(at), set1(rows.scales[row])));
-        }
+        for (int j = 0; j < 2; ++j) scale(kept + row * kPanel + j * kLanes, set1(rows.scales[row]));
       finish(args, kept, static_cast<int>(count), row0, panel);
     });
     return 0;
@@ -223,6 +222,10 @@ int multiply_floats(const GemmArgs& args) {
             float_tile<r.value>(args, row0 + first, unit * kUnit, k1, wide, kept + first * kPanel);
           });
       });
+      for (int j = 0; j < 2 && has_output_scales(args); ++j) {
+        const Vec own = GroupScales(args, panel).shared(0, j * kLanes);
+        for (int64_t row = 0; row < count; ++row) scale(kept + row * kPanel + j * kLanes, own);
+      }
       finish(args, kept, static_cast<int>(count), row0, panel);
     });
     return 0;
@@ -308,11 +311,13 @@ DT_KERNEL(vectors_rows, RowsArgs) {
   parallel(args.count, [&](int64_t i) {
     const int64_t panel = args.index[i] / kPanel, column = args.index[i] % kPanel;
     float wide[kUnitBytes];
+    const bool is_scaled = has_output_scales(args);
+    const float own = is_scaled ? GroupScales(args, panel).own.one(panel * kPanel + column) : 1.0f;
     for (int64_t unit = 0; unit < num_units(args.in_size); ++unit) {
       widen_floats(args, panel, unit, 1, wide);
       const int64_t left = args.in_size - unit * kUnit, some = left < kUnit ? left : kUnit;
       float* out = args.out + i * args.in_size + unit * kUnit;
-      for (int64_t k = 0; k < some; ++k) out[k] = wide[k * kPanel + column];
+      for (int64_t k = 0; k < some; ++k) out[k] = wide[k * kPanel + column] * own;
     }
   });
   return 0;

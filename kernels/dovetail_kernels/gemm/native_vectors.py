@@ -11,6 +11,7 @@ import torch
 
 from dovetail_kernels.gemm.weight import POINTS_GROUP, Weight, is_trits
 
+MOST_BOOKS = 8
 MIN_CODE_BITS, MAX_CODE_BITS = 8, 16
 
 
@@ -38,6 +39,7 @@ def vector_args(weight: Weight) -> VectorArgs | None:
     if not is_of_vectors(weight):
         return None
     assert weight.group % (POINTS_GROUP if weight.steps is None else POINTS_GROUP // 2) == 0
+    assert weight.run % POINTS_GROUP == 0
     if weight.points is None:
         return VectorArgs()
     books, count, size = weight.points.shape
@@ -47,6 +49,7 @@ def vector_args(weight: Weight) -> VectorArgs | None:
     is_float = weight.points.dtype == torch.float16
     if is_float:
         assert size == 8 and weight.signs is None and weight.format == "vectors"
+        assert books <= MOST_BOOKS and weight.group >= weight.shape[1]
     else:
         assert size in (4, 8) and books == 1 and weight.points.dtype == torch.int8
     return VectorArgs(

@@ -314,41 +314,58 @@ DT_INLINE Vec half_floats(__m256i x, int j) {
   return _mm256_cvtph_ps(j ? _mm256_extracti128_si256(x, 1) : _mm256_castsi256_si128(x));
 #endif
 }
-DT_INLINE void add_halves(const f16* points, const uint16_t* codes, bool is_first, float* to) {
+// The sums of several books' points, of which each has `apart` values: eight inputs of all columns.
+DT_INLINE void sum_halves(const f16* points, int64_t apart, const uint16_t* codes, int books, float* to) {
+  constexpr int kParts = 16 / kLanes;
   for (int c = 0; c < kPanel; c += 16) {
-    __m256i x[8];
-    turn_halves(points, codes + c, x);
+    Vec sums[8][kParts];
+    for (int b = 0; b < books; ++b) {
+      __m256i x[8];
+      turn_halves(points + b * apart, codes + b * kEights + c, x);
+#pragma GCC unroll 8
+      for (int h = 0; h < 8; ++h)
+        for (int j = 0; j < kParts; ++j) {
+          const Vec v = half_floats(x[h], j);
+          sums[h][j] = b ? add(sums[h][j], v) : v;
+        }
+    }
+#pragma GCC unroll 8
     for (int h = 0; h < 8; ++h)
-      for (int j = 0; j < 16 / kLanes; ++j) {
-        float* at = to + h * kPanel + c + j * kLanes;
-        const Vec v = half_floats(x[h], j);
-        store(at, is_first ? v : add(load(at), v));
-      }
+      for (int j = 0; j < kParts; ++j) store(to + h * kPanel + c + j * kLanes, sums[h][j]);
   }
 }
 #else
-DT_INLINE void add_halves(const f16* points, const uint16_t* codes, bool is_first, float* to) {
+DT_INLINE void sum_halves(const f16* points, int64_t apart, const uint16_t* codes, int books, float* to) {
   for (int c = 0; c < kPanel; ++c)
     for (int h = 0; h < 8; ++h) {
-      const float x = f16_to_float(points[int64_t{codes[c]} * 8 + h]);
-      to[h * kPanel + c] = is_first ? x : to[h * kPanel + c] + x;
+      float sum = f16_to_float(points[int64_t{codes[c]} * 8 + h]);
+      for (int b = 1; b < books; ++b)
+        sum += f16_to_float(points[b * apart + int64_t{codes[b * kEights + c]} * 8 + h]);
+      to[h * kPanel + c] = sum;
     }
 }
 #endif
 
-// A unit of points of halves becomes floats: the books' sum.
+constexpr int kMostBooks = 8;
+
+// A unit of points of halves becomes floats, without the output's scale.
 template <class Args>
 DT_INLINE void widen_halves(const Args& args, int64_t panel, int64_t unit, float* wide) {
   const VectorUnits units{*args.vectors};
   const uint8_t* from = static_cast<const uint8_t*>(args.weight) +
                         (panel * num_units(args.in_size) + unit) * units.bytes();
+  uint16_t codes[kMostBooks * kEights];
+  const int books = units.what.num_books;
+  for (int b = 0; b < books; ++b)
+    Codes<kEights>::read(from + b * units.code_bytes(), units.what.code_bits, codes + b * kEights);
   const auto* points = static_cast<const f16*>(units.what.points);
-  for (int b = 0; b < units.what.num_books; ++b, from += units.code_bytes()) {
-    uint16_t codes[kEights];
-    Codes<kEights>::read(from, units.what.code_bits, codes);
-    for (int i = 0; i < kUnit / 8; ++i) add_halves(points, codes + i * kPanel, b == 0, wide + i * 8 * kPanel);
-    points += int64_t{8} << units.what.code_bits;
-  }
+  for (int i = 0; i < kUnit / 8; ++i, wide += 8 * kPanel)
+    sum_halves(points, int64_t{8} << units.what.code_bits, codes + i * kPanel, books, wide);
+}
+// Points of halves have a scale an output, multiplied in at the end.
+template <class Args>
+DT_INLINE bool has_output_scales(const Args& args) {
+  return args.vectors && args.vectors->is_float;
 }
 template <class Args>
 DT_INLINE void widen_integers(const Args& args, int64_t panel, int64_t unit, float* wide) {
@@ -366,23 +383,26 @@ DT_INLINE void widen_integers(const Args& args, int64_t panel, int64_t unit, flo
     }
 }
 
-// Some units become floats, scales multiplied in: [inputs, kPanel].
+// Some units become floats, [inputs, kPanel], with the scales of their groups.
 template <class Args>
 DT_INLINE void widen_floats(const Args& args, int64_t panel, int64_t unit0, int64_t count, float* wide) {
+  if (has_output_scales(args)) {
+    for (int64_t u = 0; u < count; ++u) widen_halves(args, panel, unit0 + u, wide + u * kUnitBytes);
+    return;
+  }
   const GroupScales scales(args, panel);
   const int64_t last = divide_up(args.in_size, args.group) - 1;
   for (int64_t unit = unit0; unit < unit0 + count; ++unit) {
-    if (args.vectors && args.vectors->is_float) widen_halves(args, panel, unit, wide);
-    else widen_integers(args, panel, unit, wide);
-    for (int64_t k = 0; k < kUnit; k += 8) {  // groups are multiples of eight
+    widen_integers(args, panel, unit, wide);
+    for (int64_t k = 0; k < kUnit; k += 16, wide += 16 * kPanel) {  // groups are multiples of it
       const int64_t g = (unit * kUnit + k) / args.group;
       for (int j = 0; j < 2; ++j) {
         const Vec scale = scales.load(g < last ? g : last, j * kLanes);
-        for (int i = 0; i < 8; ++i, wide += kPanel)
-          store(wide + j * kLanes, mul(load(wide + j * kLanes), scale));
-        wide -= 8 * kPanel;
+        for (int i = 0; i < 16; ++i) {
+          float* at = wide + i * kPanel + j * kLanes;
+          store(at, mul(load(at), scale));
+        }
       }
-      wide += 8 * kPanel;
     }
   }
 }

@@ -75,8 +75,9 @@ class Weight:
     a point, and the points of the books are added. Then `values` are codes, int16 (taken as
     unsigned) [N, K / size * books], a vector's together. Points are int8, of one book, a bit of
     `signs` uint8 [N, K / 8], the lowest first, says which of the values are negative, and scales
-    with steps are odd codes below 32; or they are float16 of size 8 without signs and steps. Groups
-    are multiples of `POINTS_GROUP`, those with steps of half of it; trits' likewise.
+    with steps are odd codes below 32; or they are float16 of size 8, of at most eight books, with a
+    scale an output. Groups are multiples of `POINTS_GROUP`, those with steps of half of it and
+    their runs of it; trits' likewise.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     """
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import POINTS_GROUP, Weight
+from dovetail_plugins.quantization._float_formats import half_if_exact
 from dovetail_plugins.quantization._grouped import grouped_weight
 from dovetail_plugins.quantization._int32 import unpack
 
@@ -104,12 +106,23 @@ class SparseMarlinLayout(MarlinLayout):
         return (*MarlinLayout.tensors(self, spec), places)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix, dense."""
+        """Return the matrix: two values and their places among four inputs are a vector's code; of
+        8 bits, dense."""
         stored, scales, places = (tensors[name] for name in self.names)
         if len(scales) > 1:
             scales = ordered(scales, torch.tensor(SPARSE_SCALES))
-        values = untiled(stored, self.bits, sparse_places())
-        return self._grouped(filled(values, kept_inputs(places), 2 ** (self.bits - 1)), scales)
+        values, which = untiled(stored, self.bits, sparse_places()), kept_inputs(places)
+        group = 2 * values.shape[1] // len(scales)
+        if self.bits != 4 or group % POINTS_GROUP:
+            return self._grouped(filled(values, which, 2 ** (self.bits - 1)), scales)
+        (narrow,) = half_if_exact(scales.T.float())
+        return Weight(
+            format="vectors_int8" if self.activations == "int8" else "vectors",
+            values=pair_codes(values, which),
+            points=pair_points(),
+            scales=narrow.contiguous(),
+            group=group,
+        )
 
 
 def dense_places() -> torch.Tensor:
@@ -187,6 +200,25 @@ def kept_inputs(places: torch.Tensor) -> torch.Tensor:
     from_column = column + swapped * (moved % 2 - column % 2)
     words = places.reshape(columns // 2, rows, 2)[from_column // 2, from_row, from_column % 2]
     return ((words.unsqueeze(2).long() >> torch.arange(0, 16, 2)) & 3).reshape(rows, -1)
+
+
+def pair_codes(kept: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """Return two values of 4 bits and their places as one number. Shapes: [N, I / 2] -> [N, I / 4]
+    int16"""
+    values, places = (t.int().unflatten(1, (-1, 2)) for t in (kept, which))
+    pair = values[..., 0] | values[..., 1] << 4 | places[..., 0] << 8 | places[..., 1] << 10
+    return pair.to(torch.int16)
+
+
+@cache
+def pair_points() -> torch.Tensor:
+    """Return the four values that such a number stands for. Shapes: [1, 4096, 4] int8"""
+    code = torch.arange(1 << 12).unsqueeze(1)
+    points = torch.zeros(len(code), 4, dtype=torch.int8)
+    for number in range(2):
+        value = (code >> 4 * number & 15) - 8
+        points.scatter_(1, code >> 8 + 2 * number & 3, value.to(torch.int8))
+    return points.unsqueeze(0)
 
 
 def filled(kept: torch.Tensor, which: torch.Tensor, zero: int) -> torch.Tensor:

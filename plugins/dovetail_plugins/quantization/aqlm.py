@@ -2,9 +2,9 @@
 
 Per layer `codes` [O / a, I / b, C] (int8 or int16, taken as unsigned), `codebooks`
 [C, 2 ** bits, a, b] and `scales` [O / a, 1, 1, 1]: the block of a outputs and b inputs is the sum
-of codebooks[c, codes[.., c]] times its scale. No kernel has a format for it: the matrix is kept in
-float16, at 16 bits a weight. Source: https://github.com/Vahe1994/AQLM and its inference library,
-version 1.1.7.
+of codebooks[c, codes[.., c]] times its scale. Of one output and eight inputs, codes stay codes on
+CPUs; other shapes, and all on a GPU, are kept in float16, at 16 bits a weight.
+Source: https://github.com/Vahe1994/AQLM and its inference library, version 1.1.7.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from dovetail_kernels.gemm.weight import Weight
 
 BLOCK_ROWS = 256
+MOST_BOOKS = 8
+MIN_POINTS = 256
+"""Points of a codebook, at least: kernels' codes take 8 bits or more."""
 
 
 class Aqlm(CheckpointMethod):
-    """Additive quantization with codebooks, full precision in memory."""
+    """Additive quantization: sums of points of codebooks."""
 
     info = Info(
-        summary="aqlm checkpoints: codebooks; kept in float16, 16 bits a weight",
+        summary="aqlm checkpoints: codebooks; codes on CPUs, float16 on GPUs",
         source="https://github.com/Vahe1994/AQLM",
     )
     stored_as = ("aqlm",)
@@ -52,7 +55,21 @@ class Aqlm(CheckpointMethod):
         codes = layer.tensors.get("codes")
         if codes is None:
             return None
-        return plain_kept(codes.num_values // self.num_books * self.outs * self.ins, "float16")
+        count = codes.num_values // self.num_books * self.outs * self.ins
+        books, outputs = layer.tensors.get("codebooks"), codes.shape[0]
+        if not packs or books is None or not self._has_kernel():
+            return plain_kept(count, "float16")
+        points = self.num_books * max(MIN_POINTS, 2**self.bits) * self.ins
+        code_bytes = codes.num_values * max(8, self.bits) // 8
+        return Kept(
+            num_values=count,
+            format=f"{self.num_books} x {self.bits} bits for {self.ins}",
+            num_bytes=code_bytes + 2 * points + 4 * outputs,
+        )
+
+    def _has_kernel(self) -> bool:
+        """Return whether kernels have a format for codes of this shape."""
+        return (self.outs, self.ins) == (1, 8) and self.num_books <= MOST_BOOKS
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return codes, codebooks and scales."""
@@ -66,12 +83,32 @@ class Aqlm(CheckpointMethod):
         )  # fmt: skip
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix."""
+        """Return the matrix: sums of points where kernels have a format for it, else dense."""
+        import torch
+        import torch.nn.functional as F
+
+        from dovetail_kernels.gemm.weight import POINTS_GROUP, Weight
+        from dovetail_plugins.quantization._float_formats import half_if_exact
+
+        codes, books, scales = (tensors[name] for name in ("codes", "codebooks", "scales"))
+        (points,) = half_if_exact(books)
+        if not self._has_kernel() or points.dtype != torch.float16:
+            return self._dense(codes, books, scales)
+        missing = max(0, MIN_POINTS - points.shape[1])
+        return Weight(
+            format="vectors",
+            values=(codes.int() & (2**self.bits - 1)).to(torch.int16).flatten(1),
+            points=F.pad(points.squeeze(2), (0, 0, 0, missing)).contiguous(),
+            scales=scales.float().flatten(1),
+            group=-(-codes.shape[1] * self.ins // POINTS_GROUP) * POINTS_GROUP,
+        )
+
+    def _dense(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> Weight:
+        """Return the matrix in full precision."""
         import torch
 
         from dovetail_plugins.quantization._int8_formats import full_weight
 
-        codes, books, scales = (tensors[name] for name in ("codes", "codebooks", "scales"))
         rows, columns, _ = codes.shape
         wide = torch.empty(rows * self.outs, columns * self.ins)
         for start in range(0, rows, BLOCK_ROWS):

@@ -1,8 +1,8 @@
 """Checkpoints in Marlin's layout for 2:4 sparse weights: 4 or 8 bits, half of the values left out.
 
 Such a checkpoint says quant_method "gptq" with checkpoint_format "marlin_24", or "gptq_marlin_24".
-The layout is in `_marlin.py`. Here zeros are put back: no kernel multiplies sparse weights, so the
-matrix takes its dense size (4 bits a weight, where the checkpoint has 2 and 1 of position).
+The layout is in `_marlin.py`. On CPUs two values of 4 bits and their places among four inputs stay
+one code of 12 bits, as many as the checkpoint has. Elsewhere, and of 8 bits, zeros are put back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class GptqMarlin24(Gptq):
     """GPTQ's config, the tensors of sparse Marlin."""
 
     info = Info(
-        summary="Marlin checkpoints of 2:4 sparse weights, kept dense",
+        summary="Marlin checkpoints of 2:4 sparse weights, 3 bits a weight on CPUs",
         source="https://github.com/IST-DASLab/Sparse-Marlin",
     )
     stored_as = ("gptq_marlin_24", "gptq")
