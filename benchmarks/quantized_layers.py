@@ -1,6 +1,6 @@
 """Layers of every quantization method: what they are kept as, in which memory, at which speed.
 
-    python benchmarks/quantized_layers.py [--threads 1]
+    python benchmarks/quantized_layers.py [--threads 1] [--only gguf aqlm ...]
         [--write docs/reference/quantized_layers.json]
     DOVETAIL_CPU_ISA=none TRITON_INTERPRET=1 python benchmarks/quantized_layers.py --interpreted
         [--write docs/reference/quantized_layers_gpu.json]
@@ -10,6 +10,8 @@ the same layer in bfloat16: `memory` is what it keeps over what the checkpoint s
 bfloat16 layer's median time over its own, at 1 and at 16 rows. Logit errors are not taken here:
 tests/plugins/quantization holds every method to its bound against the library that wrote the
 checkpoint.
+
+With `--only`, methods and types of that name are taken, and written in the place of their rows.
 
 With `--interpreted`, layers of 1024 x 1024 are packed as for a GPU and multiplied by Triton's
 interpreter: `memory` as above, `error` the largest distance of a product from the same rows times
@@ -226,26 +228,36 @@ def speed(linear: Any, layer: Any, plain: Any, plain_layer: Any, rows: int) -> f
     return round(statistics.median(times[1]) / statistics.median(times[0]), 2)
 
 
+def replaced(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a file's rows with these in the places of theirs."""
+    new = {(row["method"], row["stored"]): row for row in rows}
+    old = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return [new.get((row["method"], row["stored"]), row) for row in old]
+
+
 def main() -> int:
     """Print the table; write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", type=Path)
     parser.add_argument("--interpreted", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[])
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(asked.threads)
     from dovetail.bench.machine import machine_facts
 
     take = interpreted if asked.interpreted else measured
-    rows = []
     stored = STORED | {"gguf": {name: {"types": {LAYER: name}} for name in GGUF}}
-    for method, cases in stored.items():
-        rows += [take(method, shown, config) for shown, config in cases.items()]
-    rows += [take(method, "while loading", None) for method in LOADING]
-    for row in rows:
-        print(json.dumps(row), flush=True)
+    wanted = [(method, *case) for method, cases in stored.items() for case in cases.items()]
+    wanted += [(method, "while loading", None) for method in LOADING]
+    rows = []
+    for method, shown, config in wanted:
+        if not asked.only or {method, shown} & set(asked.only):
+            rows.append(take(method, shown, config))
+            print(json.dumps(rows[-1]), flush=True)
     if asked.write is not None:
         facts = {} if asked.interpreted else {"threads": asked.threads, "machine": machine_facts()}
+        rows = replaced(asked.write, rows) if asked.only else rows
         text = json.dumps({**facts, "rows": rows}, indent=1)
         asked.write.write_text(text + "\n", encoding="utf-8")
     return 0

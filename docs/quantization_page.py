@@ -23,6 +23,10 @@ MEANT = {
     **{f"int{n}_int8": f"{n} bits in groups, activations int8 per token" for n in (2, 3, 4, 5, 6)},
     "float8": "e4m3 in groups",
     "table4": "4-bit codes of a table",
+    "vectors": "codes of vectors",
+    "vectors_int8": "codes of vectors, activations int8 per token",
+    "trits": "five trits in a byte",
+    "trits_int8": "five trits in a byte, activations int8 per token",
 }
 """A kernel's format in words."""
 FALLBACK = ("bfloat16_bfloat16", "float16", "float32")

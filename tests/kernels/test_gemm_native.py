@@ -11,9 +11,10 @@ import torch
 from dovetail_kernels.cpu.library import library, missing_reason
 from dovetail_kernels.cpu.program import Pool, record
 from dovetail_kernels.gemm.cases import make_weight
+from dovetail_kernels.gemm.cases_vectors import VectorKind, make_vectors
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups
 from dovetail_kernels.gemm.native import Packed, multiply_beside
-from dovetail_kernels.gemm.weight import FORMATS, quantize_int4, quantize_int8, widened
+from dovetail_kernels.gemm.weight import FORMATS, join, quantize_int4, quantize_int8, widened
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
@@ -119,7 +120,40 @@ def test_codes_of_four_bits_share_a_byte_and_others_do_not() -> None:
         assert torch.allclose(Packed(weight).rows(index), weight.dequantize(), atol=1e-6)
 
 
-@pytest.mark.parametrize("format", ["int2", "int3_int8", "int5", "int6_int8"])
+@pytest.mark.parametrize(
+    ("kind", "run"),
+    [(VectorKind(code_bits=10), 256), (VectorKind(code_bits=9), 0),
+     (VectorKind(size=4, code_bits=12), 0), (VectorKind(books=2, code_bits=8), 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_vectors_take_the_bits_of_their_codes(kind: VectorKind, run: int, is_gated: bool) -> None:
+    weight = make_vectors("vectors", 64, 512, group=32 if run else 512, run=run, kind=kind)
+    packed = Packed(weight, is_gated=is_gated)
+    bits = kind.code_bits * max(1, kind.books) / kind.size + (weight.signs is not None)
+    assert packed.data.nbytes == 64 * 512 * bits / 8
+    factors = 64 * (512 / 32 / 2 + 2 * 512 / 256) if run else 64 * 2
+    points = 2 * 256 * 8 * 2 if kind.books else 0
+    assert packed.num_bytes == packed.data.nbytes + factors + points
+    wide = widened(weight)
+    assert wide.points is None
+    assert torch.equal(wide.dequantize(), weight.dequantize()) or kind.books
+
+
+def test_trits_lie_five_in_a_byte() -> None:
+    packed = Packed(make_weight("trits_int8", 64, 640, group=128))
+    assert packed.data.nbytes == 64 * 640 // 5
+
+
+def test_matrices_of_other_points_are_not_joined() -> None:
+    one = make_weight("vectors", 40, 96)
+    other = replace(one, points=one.points + 1)  # type: ignore[operator]
+    assert join([one, other]) is None
+    joined = join([one, one])
+    assert joined is not None
+    assert torch.equal(joined.dequantize(), torch.cat([one.dequantize()] * 2))
+
+
+@pytest.mark.parametrize("format", ["int2", "int3_int8", "int5", "int6_int8", "trits"])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 def test_a_wider_format_means_the_same(format: str, is_symmetric: bool) -> None:
     weight = make_weight(format, 40, 96, is_symmetric=is_symmetric)

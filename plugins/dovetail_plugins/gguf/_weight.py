@@ -7,6 +7,7 @@ of the K and IQ types stay codes, and values take the bits that they have in the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ def float_weight(values: torch.Tensor, *, rounds_activations: bool) -> Weight:
 def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight:
     """Return the matrix of a type. Shapes: rows [N, bytes] uint8 -> [N, K]
 
-    Types of levels that do not follow one another are multiplied by float activations.
+    Types whose values are levels of a table are multiplied by float activations.
     """
     found = _unpacked(type_name, rows)
     inputs = rows.shape[1] // BY_NAME[type_name].block_bytes * BY_NAME[type_name].values
@@ -79,7 +80,7 @@ def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight
     return Weight(format="table4", group=group, run=run, table=table, **found)
 
 
-def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, Any]:
     """Return the tensors of the matrix, some rows unpacked at a time."""
     known = BY_NAME[type_name]
     inputs = rows.shape[1] // known.block_bytes * known.values

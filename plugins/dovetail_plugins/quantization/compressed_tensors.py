@@ -8,7 +8,8 @@ by `sparsity_config`, sparse-24-bitmask (2:4 sparse, with or without a quantized
 tensors of each are in `_compressed_layouts.py`. Layers whose scheme has int8 activations get them
 here per token; stored scales of activations (`input_scale`) have no use, since scales are taken
 from the activations themselves; other activations stay float. Scales of the KV cache are not used:
-the cache is stored as --kv-cache-dtype says. Sparse weights are kept dense. Source:
+the cache is stored as --kv-cache-dtype says. Sparse weights are kept dense, but for
+those of 4 bits in Marlin's tiles. Source:
 https://github.com/vllm-project/compressed-tensors.
 """
 
@@ -87,7 +88,7 @@ class CompressedTensors(StoredMethod):
     """Each layer in the layout of its scheme."""
 
     info = Info(
-        summary="compressed-tensors checkpoints: 4 and 8 bits, FP8, FP4, 2:4 sparse kept dense",
+        summary="compressed-tensors checkpoints: 4 and 8 bits, FP8, FP4, 2:4 sparse",
         source="https://github.com/vllm-project/compressed-tensors",
     )
     Options = GroupedOptions

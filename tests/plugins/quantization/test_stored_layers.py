@@ -123,7 +123,10 @@ def test_sparse_marlin_in_groups() -> None:
     names = {"weight_packed": "B_24", "scale_packed": "s", "meta": "B_meta"}
     tensors = {names[name]: tensor for name, tensor in stored.items() if name in names}
     made = method(Gptq, checkpoint_format="marlin_24", bits=4, group_size=128)
-    assert error(made, linear_spec("a.o_proj", 512, 64), tensors, meant) <= 1e-3  # float16 `meant`
+    spec = linear_spec("a.o_proj", 512, 64)
+    assert error(made, spec, tensors, meant) <= 1e-3  # float16 `meant`
+    weight = made.layout(spec).weight(tensors)
+    assert (weight.format, weight.values.shape) == ("vectors", (64, 128))
 
 
 def pack(values: torch.Tensor, places: list[int] | None = None) -> torch.Tensor:
