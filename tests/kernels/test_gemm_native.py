@@ -131,7 +131,7 @@ def test_vectors_take_the_bits_of_their_codes(kind: VectorKind, run: int, is_gat
     packed = Packed(weight, is_gated=is_gated)
     bits = kind.code_bits * max(1, kind.books) / kind.size + (weight.signs is not None)
     assert packed.data.nbytes == 64 * 512 * bits / 8
-    factors = 64 * (512 / 32 / 2 + 2 * 512 / 256) if run else 64 * 2
+    factors = 64 * (512 / 32 / 2 + 2 * 512 / 256 + 4) if run else 64 * 2
     points = 2 * 256 * 8 * 2 if kind.books else 0
     assert packed.num_bytes == packed.data.nbytes + factors + points
     wide = widened(weight)

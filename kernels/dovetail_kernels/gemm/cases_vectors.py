@@ -37,14 +37,15 @@ def make_vectors(
         points, values, signs, largest = _vectors(kind, shape, random)
     scales = (torch.rand(outputs, groups, generator=random) + 0.5) * inputs**-0.5 / largest
     scales, steps = scales.half(), None
+    outer = torch.full((outputs,), 0.125) if run == 256 else None
     if run:
         codes = torch.randint(0, 16, (outputs, groups), generator=random)
         runs = -(-inputs // run)
         steps = ((torch.rand(outputs, runs, generator=random) + 0.5) * inputs**-0.5).half()
-        steps, scales = steps / (16 * largest), (codes * 2 + 1).to(torch.int8)
+        steps, scales = steps / (2 * largest), (codes * 2 + 1).to(torch.int8)
     return Weight(
         format=format, values=values, points=points, signs=signs, scales=scales, steps=steps,
-        group=group, run=run,
+        outer=outer, group=group, run=run,
     )  # fmt: skip
 
 

@@ -251,15 +251,18 @@ DT_INLINE void widen_bytes(const Args& args, int64_t panel, int64_t unit0, int64
 
 // ------------------------------------------------------------------------------------- scales
 
-// The scale of a group: one of the float formats, or an odd code times the step of its run.
+// The scale of a group: one of the float formats, or an odd code times the step of its run; times what
+// all of an output have, if there is any.
 struct GroupScales {
   Scales own, steps;
+  const float* outer;
   const uint8_t* codes;
   int64_t first, first_step;
   int32_t shift;
   template <class Args>
   DT_INLINE GroupScales(const Args& args, int64_t panel)
-      : own{args.scales, args.scale_format}, steps{args.steps, args.step_format}, shift(args.run_shift) {
+      : own{args.scales, args.scale_format}, steps{args.steps, args.step_format},
+        outer(args.outer ? args.outer + panel * kPanel : nullptr), shift(args.run_shift) {
     const int64_t groups = divide_up(args.in_size, args.group);
     first = panel * groups * kPanel;
     first_step = panel * divide_up(groups, int64_t{1} << shift) * kPanel;
@@ -273,8 +276,9 @@ struct GroupScales {
   }
   // Of what shares a scale: a group, or a run of them.
   DT_INLINE Vec shared(int64_t number, int column) const {
-    return has_codes() ? steps.load(first_step + number * kPanel + column)
-                       : own.load(first + number * kPanel + column);
+    const Vec x = has_codes() ? steps.load(first_step + number * kPanel + column)
+                              : own.load(first + number * kPanel + column);
+    return outer ? mul(x, DT_ISA::load(outer + column)) : x;
   }
   DT_INLINE Vec load(int64_t g, int column) const {
     return has_codes() ? mul(to_float(code(g, column)), shared(g >> shift, column)) : shared(g, column);

@@ -70,7 +70,8 @@ class Weight:
     added in their place: a weight is value * scale + offset. `steps` and `offset_steps` [N, K /
     run] in one of `FLOATS` multiply the scales and the offsets of `run` inputs, G times a power of
     two, which may then be int8. `table` float32 [16] and `outer` float32 [N], which may be None: a
-    table4 weight is table[value] * scale * outer. Values of float8 are no NaN.
+    table4 weight is table[value] * scale * outer, one of int8 points value * scale * outer. Values
+    of float8 are no NaN.
     `points` [books, n, size], n a power of two from 256 to 65536, of size 4 or 8: a code stands for
     a point, and the points of the books are added. Then `values` are codes, int16 (taken as
     unsigned) [N, K / size * books], a vector's together. Points are int8, of one book, a bit of
@@ -130,8 +131,8 @@ class Weight:
         if self.format == "int8":
             return wide * self.scales.unsqueeze(1)
         scales = self._spread(self.scales, self.steps)
+        scales = scales if self.outer is None else scales * self.outer.unsqueeze(1)
         if self.table is not None:
-            scales = scales if self.outer is None else scales * self.outer.unsqueeze(1)
             return self.table[self.values.int()] * scales
         if self.offsets is not None:
             return wide * scales + self._spread(self.offsets, self.offset_steps)

@@ -38,6 +38,7 @@ LEVELS_OF: dict[str, tuple[int, ...]] = {
     "NVFP4": E2M1,
 }
 """Types of at most sixteen levels of any kind, by what `integers` calls these."""
+EIGHTHS = 8
 TRITS = "TQ1_0"
 PART_VALUES = 1 << 21
 """Values that are unpacked at a time."""
@@ -65,6 +66,7 @@ def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight
     end = "_int8" if activations == "int8" else ""
     if type_name in VECTORS:
         of_type = points(type_name).unsqueeze(0)
+        found |= _whole_steps(found["steps"], len(rows))
         return Weight(format=f"vectors{end}", points=of_type, group=group, run=run, **found)
     if type_name == TRITS:
         return Weight(format=f"trits{end}", group=group, **found)
@@ -134,6 +136,15 @@ def _places(type_name: str) -> torch.Tensor:
         if level or not place:
             places[level + 128] = place
     return places
+
+
+def _whole_steps(steps: torch.Tensor, outputs: int) -> dict[str, torch.Tensor]:
+    """Return steps in 16 bits: those of the file are, and an eighth of a small one is not."""
+    wide = steps * EIGHTHS
+    whole = wide.half()
+    if steps.dtype != torch.float32 or not torch.equal(whole.float(), wide):
+        return {"steps": steps}
+    return {"steps": whole, "outer": torch.full((outputs,), 1 / EIGHTHS)}
 
 
 def _narrow(tensors: Tensors) -> dict[str, torch.Tensor]:

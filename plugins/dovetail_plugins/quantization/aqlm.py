@@ -3,7 +3,7 @@
 Per layer `codes` [O / a, I / b, C] (int8 or int16, taken as unsigned), `codebooks`
 [C, 2 ** bits, a, b] and `scales` [O / a, 1, 1, 1]: the block of a outputs and b inputs is the sum
 of codebooks[c, codes[.., c]] times its scale. Of one output and eight inputs, codes stay codes on
-CPUs; other shapes, and all on a GPU, are kept in float16, at 16 bits a weight.
+CPUs, of points in float16; other shapes, and all on a GPU, are kept in float16, 16 bits a weight.
 Source: https://github.com/Vahe1994/AQLM and its inference library, version 1.1.7.
 """
 
@@ -88,11 +88,10 @@ class Aqlm(CheckpointMethod):
         import torch.nn.functional as F
 
         from dovetail_kernels.gemm.weight import POINTS_GROUP, Weight
-        from dovetail_plugins.quantization._float_formats import half_if_exact
 
         codes, books, scales = (tensors[name] for name in ("codes", "codebooks", "scales"))
-        (points,) = half_if_exact(books)
-        if not self._has_kernel() or points.dtype != torch.float16:
+        points = books.half()
+        if not self._has_kernel() or not bool(points.isfinite().all()):
             return self._dense(codes, books, scales)
         missing = max(0, MIN_POINTS - points.shape[1])
         return Weight(

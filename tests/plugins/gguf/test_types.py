@@ -75,3 +75,18 @@ def test_a_block_of_one_value_has_no_step() -> None:
     meant = torch.from_numpy(theirs("Q4_1", rows.numpy()))
     assert torch.equal(weight_of("Q4_1", rows, activations="int8").dequantize(), meant)
     assert (meant[:, :32] != 0).any()
+
+
+@pytest.mark.parametrize("name", ["IQ1_S", "IQ2_XXS", "IQ3_XXS"])
+def test_small_steps_stay_in_16_bits(name: str) -> None:
+    """An eighth of them is no float16: the steps of the file are, and the eighth is the output's."""
+    rows = torch.from_numpy(random_rows(name, is_tame=True)).clone()
+    blocks = rows.view(-1, BY_NAME[name].block_bytes)
+    blocks[:, :2] = torch.tensor([3e-4]).half().view(torch.uint8) | 1
+    meant = torch.from_numpy(theirs(name, rows.numpy()))
+    weight = weight_of(name, rows, activations="int8")
+    assert weight.steps is not None
+    assert weight.steps.dtype == torch.float16
+    assert torch.equal(weight.dequantize(), meant)
+    matrix = Matrix(weight, device="cpu", dtype=torch.float32)
+    assert torch.equal(matrix.rows(torch.arange(96)), meant)
