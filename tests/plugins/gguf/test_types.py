@@ -79,7 +79,7 @@ def test_a_block_of_one_value_has_no_step() -> None:
 
 @pytest.mark.parametrize("name", ["IQ1_S", "IQ2_XXS", "IQ3_XXS"])
 def test_small_steps_stay_in_16_bits(name: str) -> None:
-    """An eighth of them is no float16: the steps of the file are, and the eighth is the output's."""
+    """An eighth of them is no float16: the steps of the file are, the eighth is the output's."""
     rows = torch.from_numpy(random_rows(name, is_tame=True)).clone()
     blocks = rows.view(-1, BY_NAME[name].block_bytes)
     blocks[:, :2] = torch.tensor([3e-4]).half().view(torch.uint8) | 1
