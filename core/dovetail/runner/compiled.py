@@ -14,7 +14,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -115,8 +115,9 @@ class CompiledForward:
         from torch._inductor.compile_fx import compile_fx
 
         self.num_graphs += 1
-        made: Callable[..., Any] = compile_fx(module, list(inputs), config_patches=SETTINGS)
-        return made
+        return cast(
+            Callable[..., Any], compile_fx(module, list(inputs), config_patches=SETTINGS)
+        )
 
     def _ratio(self, run: Pass, *, is_captured: bool) -> float:
         """Return the time of the own pass over that of the compiled one: medians of turns."""

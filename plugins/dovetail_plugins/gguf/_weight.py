@@ -7,6 +7,7 @@ of the K and IQ types stay codes, and values take the bits that they have in the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -58,7 +59,7 @@ def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight
 
     Types of levels that do not follow one another are multiplied by float activations.
     """
-    found = _unpacked(type_name, rows)
+    found: dict[str, Any] = dict(_unpacked(type_name, rows))
     group = found["values"].shape[1] // found["scales"].shape[1]
     names = ("steps", "offset_steps") if "steps" in found else ("scales", "offsets")
     found |= _narrow({name: found[name] for name in names if name in found})
