@@ -119,6 +119,6 @@ class PositionEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: positions [T] -> [T, E]"""
-        if self._native is not None:
+        if self._native is not None and not is_traced():
             return self._native(positions.contiguous(), self.weight)
         return F.embedding(positions + self.offset, self.weight).to(self.dtype)

@@ -115,9 +115,7 @@ class CompiledForward:
         from torch._inductor.compile_fx import compile_fx
 
         self.num_graphs += 1
-        return cast(
-            Callable[..., Any], compile_fx(module, list(inputs), config_patches=SETTINGS)
-        )
+        return cast(Callable[..., Any], compile_fx(module, list(inputs), config_patches=SETTINGS))
 
     def _ratio(self, run: Pass, *, is_captured: bool) -> float:
         """Return the time of the own pass over that of the compiled one: medians of turns."""
@@ -159,4 +157,6 @@ def _told(size: int, ratio: float) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
+    """Return the first line of what was raised; two where the first only names what follows."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason"]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

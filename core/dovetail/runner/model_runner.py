@@ -9,7 +9,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -31,7 +31,6 @@ from dovetail.interfaces.step import (
     RowResult,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from dovetail.layers.attention import attention_layers, measuring
 from dovetail.layers.context import ForwardContext, use_context
@@ -45,7 +44,7 @@ from dovetail.runner.flight import Flight, Flights
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers, small_layout
 from dovetail.runner.loader import build_plugin, load_model
-from dovetail.runner.prompt_logprobs import PromptLogprobs
+from dovetail.runner.prompt_logprobs import PromptFinish, PromptLogprobs, nothing_told
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import row_result, row_results
 from dovetail.runner.swap import HostBlocks
@@ -76,7 +75,8 @@ class _Computed:
 
 @dataclass(slots=True, kw_only=True)
 class _Begun:
-    """A step whose draws are not read yet. `rows`: results of a step that needed no reading."""
+    """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
+    `prompt` waits for the logprobs of prompts."""
 
     step_id: int
     inputs: StepInputs
@@ -84,8 +84,7 @@ class _Begun:
     computed: Moment
     rows: tuple[RowResult, ...] | None = None
     drawn: tuple[np.ndarray, PendingDraws, Expected] | None = None
-    prompt: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    faults: dict[int, str] = field(default_factory=dict)
+    prompt: PromptFinish = nothing_told
     ended: Moment | None = None
 
 
@@ -336,7 +335,7 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         made = self._forward(inputs, sampling)
         step = _Begun(step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark())
-        step.prompt, step.faults = self._prompt_logprobs.compute(
+        step.prompt = self._prompt_logprobs.begin(
             self._batch, inputs, made.hidden, self._model.logits
         )
         if inputs.drafted and sampling.size:
@@ -344,8 +343,6 @@ class ModelRunner:
         elif sampling.size:
             pending = self._draw(made, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
-        else:
-            step.rows = row_results(inputs.steps, [], Draws(token_ids=[]), step.prompt, step.faults)
         step.ended = self._calls.mark()
         return step
 
@@ -441,9 +438,10 @@ class ModelRunner:
 
     def _results(self, step: _Begun) -> tuple[RowResult, ...]:
         """Read what was drawn and put every row's result together. Mutates: self"""
-        assert step.drawn is not None
+        steps, (prompt, faults) = step.inputs.steps, step.prompt()
+        if step.drawn is None:
+            return row_results(steps, [], Draws(token_ids=[]), prompt, faults)
         sampling, pending, expected = step.drawn
-        steps, prompt, faults = step.inputs.steps, step.prompt, step.faults
         draws = pending.collect()
         self._batch.fill(expected, draws.token_ids)
         forced = self._force(expected.rows, draws)
@@ -495,8 +493,8 @@ class ModelRunner:
         found = verify.draw_along(
             self._sampler, self._batch, inputs, sampling, lambda: self._model.logits(hidden)
         )
-        drawn = dict(zip(sampling.tolist(), found, strict=True))
+        drawn, (prompt, faults) = dict(zip(sampling.tolist(), found, strict=True)), step.prompt()
         return tuple(
-            row_result(one, drawn.get(i), step.prompt.get(i, ()), step.faults.get(i))
+            row_result(one, drawn.get(i), prompt.get(i, ()), faults.get(i))
             for i, one in enumerate(inputs.steps)
         )
