@@ -1,4 +1,4 @@
-"""A compiled pass: how many graphs, when it is taken, and what happens where there is no compiler."""
+"""A compiled pass: how many graphs, when it is taken, and what happens without a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logprobs of prompts that a device is asked for and that are read later are those found at once."""
+"""Logprobs of prompts that a device is asked for and that are read later: those found at once."""
 
 from __future__ import annotations
 
