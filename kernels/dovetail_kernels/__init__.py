@@ -26,6 +26,7 @@ OP_NAMES = (
     "cache_write",
     "token_mask",
     "sample",
+    "logprobs",
 )
 
 __all__ = ["OP_NAMES", "all_ops", "load_op"]

@@ -45,6 +45,8 @@ def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | Non
             return f"result {i} is not finite"
         if one.dtype != other.dtype or one.shape != other.shape:
             return f"result {i} is {one.dtype} {list(one.shape)}"
+        if one.dtype == torch.int64 and not torch.equal(one, other):
+            return f"result {i} is not the same whole numbers"
         if not torch.allclose(one.float(), other.float(), rtol=case.rtol, atol=case.atol):
             worst = (one.float() - other.float()).abs().max().item()
             return f"result {i} is off by {worst:.3g}"

@@ -28,7 +28,7 @@ METHODS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("int8", {}),
         ("int4", {}),
         ("int4", {"activations": "float", "symmetric": False, "head": "int4"}),
-        ("fp8", {}),
+        ("fp8", {"activations": "float"}),
         ("bitsandbytes", {}),
     ],
     "Qwen3MoeForCausalLM": [("none", {}), ("int8", {}), ("int4", {"activations": "float"})],

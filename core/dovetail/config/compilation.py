@@ -21,10 +21,10 @@ class EngineConfig:
         metavar="LEVEL|JSON",
         help="how steps are made fast, by level: 0 runs the framework's operators one by one, 1 "
         "joins them where the device has kernels for it, 2 also captures whole steps where the "
-        "device can, 3 does as 2 (nothing more has been measured to win); use_cudagraph false or "
-        "cudagraph_mode none does as level 1, cudagraph_capture_sizes and max_capture_size say "
-        "which numbers of requests are captured",
-        default_note="the highest level that the device has",
+        "device can, 3 also has torch.compile join what lies between attention, where the start "
+        "measures that to be faster; use_cudagraph false or cudagraph_mode none captures nothing, "
+        "cudagraph_capture_sizes and max_capture_size say which numbers of requests are captured",
+        default_note="2",
     )
     additional_config: Mapping[str, Any] = flag(
         {}, help="options of the worker, as --plugin-options.worker gives them"

@@ -18,7 +18,7 @@ SIZES_KEY, MOST_KEY, MODE_KEY = "cudagraph_capture_sizes", "max_capture_size", "
 KEYS = ("level", "use_cudagraph", SIZES_KEY, MODE_KEY, MOST_KEY)
 MODES = {"none": False, "full": True, "full_decode_only": True}
 PARTS = ("piecewise", "full_and_piecewise")
-FUSED, CAPTURED = "fused", "captured"
+FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
 """Words in the value of a level."""
 FIRST_SIZES = (1, 2, 4)
 FINE_STEP, FINE_ROWS, COARSE_STEP, MOST_ROWS = 8, 256, 16, 512
@@ -32,6 +32,7 @@ class StepMaking:
 
     is_eager: bool
     uses_fused_ops: bool
+    compiles: bool
     graph_sizes: tuple[int, ...]
 
 
@@ -53,6 +54,7 @@ def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
     return StepMaking(
         is_eager=is_eager,
         uses_fused_ops=FUSED in does,
+        compiles=COMPILED in does and not config.model.enforce_eager,
         graph_sizes=() if is_eager else sizes,
     )
 

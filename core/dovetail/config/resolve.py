@@ -347,6 +347,7 @@ def _run_spec(
         is_eager=making.is_eager or offloaded > 0,
         graph_sizes=making.graph_sizes,
         uses_fused_ops=making.uses_fused_ops,
+        compiles=making.compiles and offloaded == 0,
         memory_share=config.cache.gpu_memory_utilization,
         async_steps=schedule.async_steps,
         shows_progress=config.load.use_tqdm_on_load,

@@ -7,8 +7,9 @@ forward pass runs; what a mask costs is hidden as long as it takes less than the
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 ALL = np.uint32(0xFFFFFFFF)
 MIN_THREAD_S = 1e-4
 """Masks that take longer together are filled beside the forward pass."""
+
+
+@cache
+def _forbidding(device_type: str, dtype: torch.dtype) -> Callable[..., None]:
+    """Return what applies masks of bits to logits there."""
+    return OP.pick(device_type, dtype)
 
 
 class OutOfForm(Exception):
@@ -238,5 +245,5 @@ class GuideRows(LogitsProcessor):
                 raise state.fault
         masks = on_device(np.stack([state.mask for state in states]).view(np.int32), logits.device)
         indices = on_device(np.array([index for index, _ in rows]), logits.device)
-        forbid = OP.pick(logits.device.type, logits.dtype)
+        forbid = _forbidding(logits.device.type, logits.dtype)
         forbid(logits, masks, indices)

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 SCALED_KV_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 """Types of a cache that holds keys and values divided by a scale (see AttentionSpec)."""
+ALIBI = "alibi"
+"""A need that is no capability: no backend has it yet."""
+NAMES = {
+    "window": "sliding windows",
+    "soft_cap": "soft caps on scores",
+    "sinks": "attention sinks",
+    ALIBI: "ALiBi biases",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +112,29 @@ class AttentionBackend(Plugin):
     def __init__(self, options: Any) -> None:
         self.options = options
 
-    @abstractmethod
+    @classmethod
+    def lacks(cls, query: AttentionQuery) -> list[str]:
+        """Return what a query uses that is not among the capabilities: reasons for `why_not`."""
+        used = {
+            "window": query.uses_window,
+            "soft_cap": query.uses_soft_cap,
+            "sinks": query.uses_sinks,
+            ALIBI: query.uses_alibi,
+        }
+        lacking = (
+            word for word, is_used in used.items() if is_used and word not in cls.capabilities
+        )
+        return [f"{NAMES[word]} are not supported" for word in lacking]
+
     def kv_shape(
         self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
     ) -> tuple[int, ...]:
         """Return the shape of one layer's cache tensor; the first or second axis is the block.
 
+        [2, N, P, K, D], all keys and then all values, for backends that say nothing else.
         `head_size` counts what one key takes: for int8 the four bytes of its scale too.
         """
+        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
 
     @abstractmethod
     def prepare(self, layout: BatchLayout) -> Any:

@@ -90,7 +90,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
     `pins_threads` keeps each on one core; `processors` are all that the engine may run on (none: no
     such limit). `is_eager` forbids recording or capturing steps; `graph_sizes` are the numbers of
-    rows for which steps are captured or recorded (None: as the device's worker likes).
+    rows for which steps are captured or recorded (None: as the device's worker likes). `compiles`
+    asks for torch.compile where it is faster.
     `async_steps` says that a plan may arrive before the previous result was read. `uses_fused_ops`
     false leaves everything to the framework's own operators where there is a choice. The engine may
     use the share `memory_share` of its device's memory. `logprobs_stage` is "raw" (the model's own
@@ -122,6 +123,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     async_steps: bool = False
     graph_sizes: tuple[int, ...] | None = None
     uses_fused_ops: bool = True
+    compiles: bool = False
     memory_share: float = 0.9
     logprobs_stage: str = "raw"
     logprobs_scale: str = "logprobs"

@@ -12,6 +12,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import Gate
 from dovetail.layers.native import triton_kernel
+from dovetail.layers.opaque import is_traced
 from dovetail_kernels.gated_activation import OP
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -67,8 +68,9 @@ def gate(name: str, context: BuildContext | None = None) -> Gate:
     """
     known = KERNEL_NAMES.get(name, "")
     run = triton_kernel(OP, context) if known and context is not None else None
-    halves = None if run is None else partial(run, activation=known)
-    return Gate(name=known, function=activation(name), halves=halves)
+    act = activation(name)
+    halves = None if run is None else partial(_halves, partial(run, activation=known), act)
+    return Gate(name=known, function=act, halves=halves)
 
 
 def activation(name: str) -> Activation:
@@ -80,6 +82,10 @@ def activation(name: str) -> Activation:
             fix=f"known: {', '.join(sorted(ACTIVATIONS))}",
         )
     return ACTIVATIONS[name]
+
+
+def _halves(run: Activation, act: Activation, gate_up: torch.Tensor) -> torch.Tensor:
+    return gated(act, gate_up) if is_traced() else run(gate_up)
 
 
 def gated(act: Activation, gate_up: torch.Tensor) -> torch.Tensor:

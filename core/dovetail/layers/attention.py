@@ -15,6 +15,7 @@ from torch import nn
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.step import KVLayer
 from dovetail.layers.context import forward_context
+from dovetail.layers.opaque import Opaque
 
 KEY_STEPS, VALUE_STEPS = 200.0, 100.0
 """What the largest key and value that were measured become in the cache. An 8-bit float goes on to
@@ -42,6 +43,7 @@ class Attention(nn.Module):
         self.spec = spec
         self.stored_scales: dict[str, StoredScale] = {}
         self.is_measuring = False
+        self._opaque = Opaque(self._attend)
 
     def kv_layer(self, dtype: str) -> KVLayer:
         """Return what this layer caches when the cache holds `dtype`."""
@@ -61,6 +63,15 @@ class Attention(nn.Module):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the attended values. Shapes: q [T, H*D], k and v [T, K*D] -> [T, H*D]"""
+        return self._opaque(q, k, v, sinks, size=self.spec.num_heads * self.spec.head_size)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         if self.is_measuring:
             self.spec = _measured(self.spec, k, v)
         spec, context = self.spec, forward_context()

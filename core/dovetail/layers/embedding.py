@@ -13,6 +13,7 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import linear_spec
 from dovetail.layers.native import runs_natively
+from dovetail.layers.opaque import is_traced
 from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import Group, tensor_group
@@ -63,7 +64,7 @@ class VocabParallelEmbedding(WeightHolder):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' vectors, whole on every rank. Shapes: token_ids [T] -> [T, E]"""
-        if self._native is not None:
+        if self._native is not None and not is_traced():
             found = self._native(token_ids.contiguous(), self.weight)
             return found if self.group.size == 1 else all_reduce(found, self.group)
         if self.group.size == 1:
@@ -118,6 +119,6 @@ class PositionEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: positions [T] -> [T, E]"""
-        if self._native is not None:
+        if self._native is not None and not is_traced():
             return self._native(positions.contiguous(), self.weight)
         return F.embedding(positions + self.offset, self.weight).to(self.dtype)

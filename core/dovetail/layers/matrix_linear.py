@@ -24,6 +24,7 @@ from dovetail.interfaces.quantization import (
     weight_tensor,
 )
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.opaque import Opaque
 from dovetail.layers.placement import register_stored
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
@@ -85,6 +86,8 @@ class MatrixLinear(LinearMethod):
         names = [stored.name for stored in self.stored(self._spec)]
         tensors = {name: layer.get_parameter(name).data for name in names}
         self._matrix = self.matrix(tensors, self._spec)
+        self._multiply = Opaque(self._matrix.multiply)
+        self._rows = Opaque(self._matrix.rows, torch.float32)
         for name in names:
             delattr(layer, name)
         del tensors
@@ -93,7 +96,7 @@ class MatrixLinear(LinearMethod):
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias. Shapes: x [T, I], bias [O] -> [T, O]"""
-        return self._matrix.multiply(x, bias)
+        return self._multiply(x, bias, size=self._spec.out_size)
 
     def apply_add(
         self,
@@ -103,7 +106,7 @@ class MatrixLinear(LinearMethod):
         residual: torch.Tensor,
     ) -> torch.Tensor:
         """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]"""
-        return self._matrix.multiply(x, bias, residual)
+        return self._multiply(x, bias, residual, size=self._spec.out_size)
 
     def apply_gated(
         self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
@@ -111,11 +114,11 @@ class MatrixLinear(LinearMethod):
         """Return act(gate) * up. Shapes: x [T, I], W [2F, I] -> [T, F]"""
         if not self._spec.is_gated:
             return super().apply_gated(layer, x, bias, gate)
-        return self._matrix.multiply(x, bias, None, gate.name)
+        return self._multiply(x, bias, None, size=self._spec.out_size // 2, word=gate.name)
 
     def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
-        return self._matrix.rows(index)
+        return self._rows(index, size=self._spec.in_size).to(dtype_of(self._spec.dtype))
 
 
 class ConvertedLinear(MatrixLinear):

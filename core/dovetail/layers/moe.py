@@ -17,6 +17,7 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.layers.activation import gate, gated
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
 from dovetail.layers.native import triton_kernel
+from dovetail.layers.opaque import Opaque
 from dovetail.layers.placement import (
     Cut,
     Part,
@@ -80,6 +81,7 @@ class Experts(WeightHolder):
         self._matrices: dict[str, list[Matrix]] = {}
         self._packed: dict[str, GpuPacked] = {}
         self._kernel = triton_kernel(moe.OP, context) if known else None
+        self._opaque = Opaque(self._multiply_picked)
 
     def _register(self, leaf: str) -> None:
         """Make the empty parameters of one of the two matrices, all experts' together."""
@@ -141,6 +143,11 @@ class Experts(WeightHolder):
 
         Shapes: x [T, E], weights and experts [T, A] -> [T, E]
         """
+        return self._opaque(x, weights, experts, size=x.shape[1])
+
+    def _multiply_picked(
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
         if self._kernel is not None:
             first, second = self._packed["gate_up_proj"], self._packed["down_proj"]
             return self._kernel(x, first, second, weights, experts, self.gate.name)

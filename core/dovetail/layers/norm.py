@@ -16,6 +16,7 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.native import runs_natively, triton_kernel
+from dovetail.layers.opaque import is_traced
 from dovetail_kernels import layer_norm, rms_norm
 from dovetail_kernels.layer_norm import native as native_layer_norm
 from dovetail_kernels.rms_norm import native as native_rms_norm
@@ -59,7 +60,7 @@ class RMSNorm(nn.Module):
 
         Mutates: x, which becomes x + delta where there is a delta
         """
-        if self._kernel is not None and x.dim() == 2:
+        if self._kernel is not None and x.dim() == 2 and not is_traced():
             weight = self._parameters["weight"]
             return self._kernel(x, weight, delta=delta, residual=residual)
         if delta is not None:
@@ -103,7 +104,7 @@ class LayerNorm(nn.Module):
 
         Mutates: x, which becomes x + delta where there is a delta
         """
-        if self._kernel is not None and x.dim() == 2:
+        if self._kernel is not None and x.dim() == 2 and not is_traced():
             own = self._parameters
             return self._kernel(x, own["weight"], own.get("bias"), delta=delta)
         if delta is not None:

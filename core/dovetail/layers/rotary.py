@@ -22,6 +22,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.native import runs_natively, triton_kernel
 from dovetail.layers.norm import RMSNorm
+from dovetail.layers.opaque import is_traced
 from dovetail_kernels import qk_rotary
 from dovetail_kernels.qk_rotary.native import QkRotary
 
@@ -294,7 +295,7 @@ class HeadRotary:
 
         Mutates: qkv, where there is a kernel
         """
-        if self._turn is not None:
+        if self._turn is not None and not is_traced():
             q_weight, k_weight = self._weights
             self._turn(
                 qkv, rope.cos, rope.sin, rope.positions, q_weight=q_weight, k_weight=k_weight

@@ -9,7 +9,8 @@ result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -30,7 +31,6 @@ from dovetail.interfaces.step import (
     RowResult,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from dovetail.layers.attention import attention_layers, measuring
 from dovetail.layers.context import ForwardContext, use_context
@@ -38,16 +38,18 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales, tell_measured
 from dovetail.runner import verify, warm_up
 from dovetail.runner.batch import Batch, Expected, StepInputs
+from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, Moment, calls_of
 from dovetail.runner.flight import Flight, Flights
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers, small_layout
 from dovetail.runner.loader import build_plugin, load_model
-from dovetail.runner.prompt_logprobs import PromptLogprobs
+from dovetail.runner.prompt_logprobs import PromptFinish, PromptLogprobs, nothing_told
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import row_result, row_results
 from dovetail.runner.swap import HostBlocks
 from dovetail.runner.tensors import DeviceTensors, HostTensors
+from dovetail.runner.trial import trials
 from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
 
 WARM_UP_TOKENS = 8
@@ -73,7 +75,8 @@ class _Computed:
 
 @dataclass(slots=True, kw_only=True)
 class _Begun:
-    """A step whose draws are not read yet. `rows`: results of a step that needed no reading."""
+    """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
+    `prompt` waits for the logprobs of prompts."""
 
     step_id: int
     inputs: StepInputs
@@ -81,8 +84,7 @@ class _Begun:
     computed: Moment
     rows: tuple[RowResult, ...] | None = None
     drawn: tuple[np.ndarray, PendingDraws, Expected] | None = None
-    prompt: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    faults: dict[int, str] = field(default_factory=dict)
+    prompt: PromptFinish = nothing_told
     ended: Moment | None = None
 
 
@@ -107,6 +109,9 @@ class ModelRunner:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self"""
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
+        self._compiled: CompiledForward | None = None
+        if self.run.compiles and "reads_rows" not in self._model.capabilities:
+            self._compiled = CompiledForward(self._model.forward, self._calls)
         self._attention = attention_layers(loaded.module)
         if not self.run.measures_kv_scales:
             given = self.run.kv_scales
@@ -158,9 +163,8 @@ class ModelRunner:
         """Return what runs small steps as one call, where the run allows it."""
         if self.run.is_eager or self.device.type != "cpu":
             return None
-        return RecordedForward(
-            self._forward_eagerly, self._batch.tables, self.run.max_rows, self.run.graph_sizes
-        )
+        own = partial(self._run_model, self._model.forward)
+        return RecordedForward(own, self._batch.tables, self.run.max_rows, self.run.graph_sizes)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
         """Return what captures small steps; it says why where nothing is to be captured."""
@@ -205,7 +209,24 @@ class ModelRunner:
         if self._calls.runs_ahead:
             self._warm_up_sampler()
         self._last_ended = None
+        self._choose_forward()
         self.capture_graphs()
+
+    @torch.inference_mode()
+    def _choose_forward(self) -> None:
+        """Find out at which sizes the compiled pass is the faster one, where there is one."""
+        if self._compiled is None:
+            return
+        run, rows, captured = self.run, self.run.max_rows, 0
+        if self._recorded is not None and self._recorded.reason is None:
+            rows = 0  # such steps are recorded
+        elif self._graphs is not None and self._graphs.reason is None:
+            rows = captured = max(run.graph_sizes or (1,))
+        most = min(run.max_step_tokens, run.max_model_tokens)
+        passes = trials(
+            self._forward_eagerly, self._batch.tables, self.device, most_rows=rows, most_tokens=most
+        )
+        self._compiled.choose(passes, captured)
 
     @torch.inference_mode()
     def _warm_up_sampler(self) -> None:
@@ -244,6 +265,9 @@ class ModelRunner:
         )
         self.step(plan)  # what is made once and kept is there before anything is measured
         peak = peak_of(lambda: self.step(plan))
+        compiled = self._compiled
+        if compiled is not None and compiled.compile(lambda: self.step(plan)):
+            peak = max(peak, peak_of(lambda: compiled.compile(lambda: self.step(plan))))
         if self._graphs is not None and self._graphs.reason is None:
             self._graphs.run_largest()
             peak += peak_of(self._graphs.run_largest)
@@ -311,7 +335,7 @@ class ModelRunner:
         sampling = np.flatnonzero(inputs.samples)
         made = self._forward(inputs, sampling)
         step = _Begun(step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark())
-        step.prompt, step.faults = self._prompt_logprobs.compute(
+        step.prompt = self._prompt_logprobs.begin(
             self._batch, inputs, made.hidden, self._model.logits
         )
         if inputs.drafted and sampling.size:
@@ -319,8 +343,6 @@ class ModelRunner:
         elif sampling.size:
             pending = self._draw(made, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
-        else:
-            step.rows = row_results(inputs.steps, [], Draws(token_ids=[]), step.prompt, step.faults)
         step.ended = self._calls.mark()
         return step
 
@@ -367,7 +389,7 @@ class ModelRunner:
         if self._recorded is not None:
             hidden = self._recorded.run(inputs)
             if hidden is not None:
-                after = _drawn_after(inputs, sampling)
+                after = verify.drawn_after(inputs, sampling)
                 return _Computed(
                     hidden=hidden,
                     drawn_after=None if after is None else torch.from_numpy(after),
@@ -376,7 +398,7 @@ class ModelRunner:
             found = self._graphs.run(inputs)
             if found is not None:
                 return _Computed(hidden=found[0], drawn_rows=found[1])
-        placed = self._tensors.place(inputs, _drawn_after(inputs, sampling))
+        placed = self._tensors.place(inputs, verify.drawn_after(inputs, sampling))
         hidden = self._forward_eagerly(
             placed.token_ids, placed.positions, placed.layouts, self._batch.views(inputs)
         )
@@ -391,7 +413,19 @@ class ModelRunner:
         layouts: Sequence[BatchLayout],
         rows: Sequence[RowView] = (),
     ) -> torch.Tensor:
-        """Run the model. Shapes: token_ids, positions [T] -> [T, E]"""
+        """Run the model, compiled where that is faster. Shapes: as the model's"""
+        forward = self._compiled or self._model.forward
+        return self._run_model(forward, token_ids, positions, layouts, rows)
+
+    def _run_model(
+        self,
+        forward: ModelForward,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layouts: Sequence[BatchLayout],
+        rows: Sequence[RowView] = (),
+    ) -> torch.Tensor:
+        """Run a forward pass on a step. Shapes: token_ids, positions [T] -> [T, E]"""
         prepared = [self._backend.prepare(layout) for layout in layouts]
         context = ForwardContext(
             backend=self._backend,
@@ -400,13 +434,14 @@ class ModelRunner:
             rows=rows,
         )
         with use_context(context):
-            return self._model.forward(token_ids, positions)
+            return forward(token_ids, positions)
 
     def _results(self, step: _Begun) -> tuple[RowResult, ...]:
         """Read what was drawn and put every row's result together. Mutates: self"""
-        assert step.drawn is not None
+        steps, (prompt, faults) = step.inputs.steps, step.prompt()
+        if step.drawn is None:
+            return row_results(steps, [], Draws(token_ids=[]), prompt, faults)
         sampling, pending, expected = step.drawn
-        steps, prompt, faults = step.inputs.steps, step.prompt, step.faults
         draws = pending.collect()
         self._batch.fill(expected, draws.token_ids)
         forced = self._force(expected.rows, draws)
@@ -458,19 +493,8 @@ class ModelRunner:
         found = verify.draw_along(
             self._sampler, self._batch, inputs, sampling, lambda: self._model.logits(hidden)
         )
-        drawn = dict(zip(sampling.tolist(), found, strict=True))
+        drawn, (prompt, faults) = dict(zip(sampling.tolist(), found, strict=True)), step.prompt()
         return tuple(
-            row_result(one, drawn.get(i), step.prompt.get(i, ()), step.faults.get(i))
+            row_result(one, drawn.get(i), prompt.get(i, ()), faults.get(i))
             for i, one in enumerate(inputs.steps)
         )
-
-
-def _drawn_after(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray | None:
-    """Return where in the step's tokens something may be drawn; None: after all, or nothing."""
-    if not sampling.size:
-        return None
-    if inputs.drafted:
-        after = verify.drawn_positions(inputs, sampling)
-    else:
-        after = inputs.query_start[1:][sampling] - 1
-    return None if len(after) == len(inputs.token_ids) else after

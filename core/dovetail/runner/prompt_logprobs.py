@@ -1,22 +1,38 @@
 """Prompt logprobs: how likely the model found each prompt token, a few hundred at a time.
 
-Nothing is drawn from a prompt's logits, so they are told as the model gave them whatever
---logprobs-mode says of the stage. Knows no sampling; rows that do not ask cost nothing.
+On a device they are begun with the step and read with its draws. Nothing is drawn from a prompt's
+logits, so they are told as the model gave them whatever --logprobs-mode says of the stage. Knows no
+sampling; rows that do not ask cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
+import numpy as np
 import torch
 
 from dovetail.interfaces.step import NewRow, TokenLogprobs
 from dovetail.runner.batch import Batch, StepInputs
-from dovetail.sampling.logprobs import token_logprobs
+from dovetail.sampling.device import Reading
+from dovetail.sampling.logprobs import best_of, read, tell, token_logprobs
 from dovetail.sampling.sampler import NOT_FINITE
+from dovetail.sampling.seen import on_device
 
 CHUNK_TOKENS = 256
 """Positions whose logits are held at once: 256 x vocabulary x 4 bytes."""
+
+Told = tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]
+"""By index into a step's rows: logprobs, and faults."""
+PromptFinish = Callable[[], Told]
+RowFinish = Callable[[], list[TokenLogprobs] | None]
+"""Waits for one row's logprobs; None where its logits are not finite."""
+
+
+def nothing_told() -> Told:
+    """Return that no row asked."""
+    return {}, {}
 
 
 class PromptLogprobs:
@@ -43,55 +59,83 @@ class PromptLogprobs:
         """Forget a row; unknown rows are ignored. Mutates: self"""
         self._num_top.pop(row, None)
 
-    def compute(
+    def begin(
         self,
         batch: Batch,
         inputs: StepInputs,
         hidden: torch.Tensor,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
-    ) -> tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]:
-        """Return, by index into the step's rows, logprobs of the prompt tokens that follow the
-        computed ones, and faults. Shapes: hidden [T, E], logits_of [S, E] -> [S, V]"""
-        found: dict[int, tuple[TokenLogprobs, ...]] = {}
-        faults: dict[int, str] = {}
-        if not self._num_top:
-            return found, faults
-        for index, step in enumerate(inputs.steps):
+    ) -> PromptFinish:
+        """Start on the prompt tokens that follow the step's computed ones; return what waits for
+        their logprobs. Shapes: hidden [T, E], logits_of [S, E] -> [S, V]"""
+        begun: dict[int, RowFinish] = {}
+        for index, step in enumerate(inputs.steps if self._num_top else ()):
             num_top = self._num_top.get(step.row)
             last = int(batch.num_prompt[step.row]) - 1
             count = min(step.start + step.num_tokens, last) - step.start
             if num_top is None or count <= 0:
                 continue
             first = int(inputs.query_start[index])
-            wanted = batch.tokens[step.row, step.start + 1 : step.start + 1 + count].tolist()
-            part = _of_row(
-                hidden[first : first + count],
-                wanted,
-                num_top,
-                logits_of,
-                tells_logits=self._tells_logits,
-            )
-            if part is None:
-                faults[index] = NOT_FINITE
-            else:
-                found[index] = part
-        return found, faults
+            wanted = batch.tokens[step.row, step.start + 1 : step.start + 1 + count].copy()
+            run = _at_once if hidden.device.type == "cpu" else _queued
+            part = hidden[first : first + count]
+            begun[index] = run(part, wanted, num_top, logits_of, self._tells_logits)
+        return partial(_finish, begun) if begun else nothing_told
 
 
-def _of_row(
-    hidden: torch.Tensor,
-    token_ids: list[int],
-    num_top: int,
-    logits_of: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    tells_logits: bool,
-) -> tuple[TokenLogprobs, ...] | None:
-    """Return the logprobs of one row's tokens, or None when its logits are not finite."""
-    found: list[TokenLogprobs] = []
+def _finish(begun: Mapping[int, RowFinish]) -> Told:
+    """Return the logprobs of rows, and the faults of those whose logits are not finite."""
+    found = {index: finish() for index, finish in begun.items()}
+    faults = {index: NOT_FINITE for index, told in found.items() if told is None}
+    return {index: tuple(told) for index, told in found.items() if told is not None}, faults
+
+
+def _chunks(
+    hidden: torch.Tensor, token_ids: np.ndarray, logits_of: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, np.ndarray]]:
+    """Yield the logits of a few hundred tokens at a time, and the tokens that follow them."""
     for start in range(0, len(token_ids), CHUNK_TOKENS):
         chunk = token_ids[start : start + CHUNK_TOKENS]
-        logits = logits_of(hidden[start : start + len(chunk)]).float()
-        if not bool(logits.amax(dim=1).isfinite().all()):
-            return None
-        found += token_logprobs(logits, chunk, [num_top] * len(chunk), tells_logits=tells_logits)
-    return tuple(found)
+        yield logits_of(hidden[start : start + len(chunk)]), chunk
+
+
+def _at_once(
+    hidden: torch.Tensor,
+    token_ids: np.ndarray,
+    num_top: int,
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    tells_logits: bool,
+) -> RowFinish:
+    """Find the logprobs of one row's tokens now."""
+    found: list[TokenLogprobs] = []
+    for logits, chunk in _chunks(hidden, token_ids, logits_of):
+        wide, tops = logits.float(), [num_top] * len(chunk)
+        if not bool(wide.amax(dim=1).isfinite().all()):
+            return lambda: None
+        found += token_logprobs(wide, chunk.tolist(), tops, tells_logits=tells_logits)
+    return lambda: found
+
+
+def _queued(
+    hidden: torch.Tensor,
+    token_ids: np.ndarray,
+    num_top: int,
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    tells_logits: bool,
+) -> RowFinish:
+    """Have the device find the logprobs of one row's tokens; nothing is waited for."""
+    parts = [
+        (chunk.tolist(), tell(logits, on_device(chunk, logits.device), [num_top] * len(chunk)))
+        for logits, chunk in _chunks(hidden, token_ids, logits_of)
+    ]
+    reading = Reading([told.numbers for _, told in parts])
+
+    def finish() -> list[TokenLogprobs] | None:
+        found: list[TokenLogprobs] = []
+        for (chunk, told), numbers in zip(parts, reading.wait(), strict=True):
+            if not np.isfinite(best_of(numbers)).all():
+                return None
+            found += read(told, numbers, chunk, tells_logits=tells_logits)
+        return found
+
+    return finish

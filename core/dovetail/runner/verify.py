@@ -131,3 +131,14 @@ def _select(logits: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
     if len(picked) == 1 or int(picked[-1]) - first == len(picked) - 1:
         return logits[first : first + len(picked)]
     return logits[torch.from_numpy(picked).to(logits.device)]
+
+
+def drawn_after(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray | None:
+    """Return where in the step's tokens something may be drawn; None: after all, or nothing."""
+    if not sampling.size:
+        return None
+    if inputs.drafted:
+        after = drawn_positions(inputs, sampling)
+    else:
+        after = inputs.query_start[1:][sampling] - 1
+    return None if len(after) == len(inputs.token_ids) else after

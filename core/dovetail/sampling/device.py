@@ -8,27 +8,20 @@ processor and no fault.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
-from dovetail.sampling.logprobs import FLOOR, listed, order_keys
 from dovetail.sampling.penalties import Penalties
 from dovetail.sampling.rows import RowParams
 from dovetail.sampling.seen import SeenTokens, on_device
 from dovetail.sampling.step import DrawStep
 from dovetail_kernels.sample import OP
-from dovetail_kernels.sample.definition import MAX_VOCAB, WEIGHT_UNITS, uniforms, weights
+from dovetail_kernels.sample.definition import MAX_VOCAB, uniforms
 from dovetail_kernels.sample.device import FIELD_NAMES, Drawn, Wanted, draw, pack
-from dovetail_kernels.sample.native import Logprobs
 
 TRITON = "triton"
-HEAD = 4
-"""Numbers of a row's logprobs before its top tokens: the sum of weights, the rank, and the bits of
-the largest logit and of the token's own."""
 
 
 def draws_on(device_type: str) -> bool:
@@ -96,72 +89,6 @@ class DeviceDraws:
             seen=self.seen.table if step.union & bits.PENALISED else None,
         )
         return draw(logits, wanted)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldLogprobs:
-    """Logprobs on the device of some of a step's rows, and how many top tokens each asked for.
-
-    `numbers` [S', HEAD + 2 n]: see HEAD; then n ids and the bits of their logits.
-    """
-
-    numbers: torch.Tensor
-    sizes: list[int]
-
-
-def tell(logits: torch.Tensor, tokens: torch.Tensor, num_top: Sequence[int]) -> ToldLogprobs:
-    """Return logprobs of tokens by torch operations that nobody waits for.
-
-    Shapes: logits [S', V], tokens [S'] int64, num_top [S'] (-1: the whole vocabulary)
-    """
-    vocab = logits.shape[1]
-    sizes = [vocab if n < 0 else min(n, vocab) for n in num_top]
-    logits = logits.float()
-    chosen = logits.gather(1, tokens.unsqueeze(1))
-    best = logits.amax(dim=1, keepdim=True)
-    parts = [
-        weights(logits - best).sum(dim=1, dtype=torch.int64).unsqueeze(1),
-        (logits > chosen).sum(dim=1, keepdim=True) + 1,
-        _bits(best),
-        _bits(chosen),
-    ]
-    largest = max(sizes, default=0)
-    if largest:
-        ids = order_keys(logits).topk(largest, dim=1).indices
-        parts += [ids, _bits(logits.gather(1, ids))]
-    return ToldLogprobs(numbers=torch.cat(parts, dim=1), sizes=sizes)
-
-
-def read(
-    told: ToldLogprobs, numbers: np.ndarray, token_ids: Sequence[int], *, tells_logits: bool
-) -> list[TokenLogprobs]:
-    """Return the logprobs whose numbers have come to the host. Rows at fault may hold anything.
-
-    Shapes: numbers [S', HEAD + 2 n], token_ids [S']
-    """
-    size = (numbers.shape[1] - HEAD) // 2
-    total, rank = numbers[:, 0], numbers[:, 1]
-    best, chosen = floats(numbers[:, 2]), floats(numbers[:, 3])
-    ids, values = numbers[:, HEAD : HEAD + size], floats(numbers[:, HEAD + size :])
-    if tells_logits:
-        logprob, top_logprobs = np.maximum(chosen, FLOOR), np.maximum(values, FLOOR)
-    else:
-        with np.errstate(all="ignore"):
-            norm = np.log(total * 2.0**-WEIGHT_UNITS) + best
-            logprob = np.clip(chosen - norm, FLOOR, 0.0)
-            top_logprobs = np.clip(values - norm[:, None], FLOOR, 0.0)
-    found = Logprobs(logprob=logprob, rank=rank, top_ids=ids, top_logprobs=top_logprobs)
-    return listed(found, range(len(token_ids)), token_ids, told.sizes)
-
-
-def floats(numbers: np.ndarray) -> np.ndarray:
-    """Return the floats whose bits the integers are. Shapes: [..] int64 -> the same float64"""
-    return numbers.astype(np.int32).view(np.float32).astype(np.float64)
-
-
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    """Return the bits of floats. Shapes: [..] float32 -> the same int64"""
-    return values.contiguous().view(torch.int32).long()
 
 
 class Reading:

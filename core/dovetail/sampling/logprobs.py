@@ -1,14 +1,16 @@
 """Logprobs: of given tokens with their ranks, and of the n most likely, from logits.
 
-On a CPU the native kernels do it; the vocabulary is sorted only when all of it is asked for. Among
-equal logits the lower id comes first. Values are natural logarithms, or the logits themselves, and
-always finite. Knows no row numbers, no requests, and not what was done to the logits before.
+On a CPU the native kernels do it, elsewhere the op `logprobs`, which nobody has to wait for: its
+numbers are read later. The vocabulary is sorted only when all of it is asked for. Among equal
+logits the lower id comes first. Values are natural logarithms, or the logits themselves, and always
+finite. Knows no row numbers, no requests, and not what was done to the logits before.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -16,7 +18,9 @@ import torch
 
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail_kernels.cpu.library import library
-from dovetail_kernels.sample.definition import WEIGHT_UNITS, weights
+from dovetail_kernels.logprobs import OP
+from dovetail_kernels.logprobs.reference import HEAD
+from dovetail_kernels.sample.definition import WEIGHT_UNITS
 from dovetail_kernels.sample.native import MAX_TOP, Logprobs, can_sample, logprobs_of
 
 FLOOR = -9999.0
@@ -37,16 +41,16 @@ def token_logprobs(
     stand where logprobs would.
     Shapes: logits [S, V] float32 with finite row maxima, token_ids [S], num_top [S]
     """
-    vocab = logits.shape[1]
-    sizes = [vocab if n < 0 else min(n, vocab) for n in num_top]
+    sizes = _sizes(num_top, logits.shape[1])
     is_short = max(sizes, default=0) <= MAX_TOP
     if uses_kernels and is_short and can_sample(logits) and library() is not None:
         tokens = np.array(token_ids, dtype=np.int64)
         made = logprobs_of(logits, tokens, np.array(sizes, dtype=np.int64))
         found = listed(made, range(len(sizes)), token_ids, sizes)
-    else:
-        found = _by_torch(logits, token_ids, sizes)
-    return _with_logits(found, logits) if tells_logits else found
+        return _with_logits(found, logits) if tells_logits else found
+    ids = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device)
+    told = tell(logits, ids, num_top)
+    return read(told, told.numbers.cpu().numpy(), token_ids, tells_logits=tells_logits)
 
 
 def listed(
@@ -81,52 +85,71 @@ def _with_logits(found: Sequence[TokenLogprobs], logits: torch.Tensor) -> list[T
     return entries
 
 
-def _by_torch(
-    logits: torch.Tensor, token_ids: Sequence[int], sizes: Sequence[int]
-) -> list[TokenLogprobs]:
-    """Return the same on any device."""
-    ids = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1)
-    chosen = logits.gather(1, ids)
-    norm = _log_sum_exp(logits)
-    ranks = (logits > chosen).sum(dim=1) + 1
-    own = (chosen.squeeze(1).double() - norm).clamp_(min=FLOOR, max=0.0)
-    tops = _tops(logits, norm, sizes)
-    return [
-        TokenLogprobs(
-            token_id=token_id, logprob=logprob, rank=rank, top_ids=top[0], top_logprobs=top[1]
-        )
-        for token_id, logprob, rank, top in zip(
-            token_ids, own.tolist(), ranks.tolist(), tops, strict=True
-        )
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldLogprobs:
+    """Numbers of logprobs on their way to the host, and how many top tokens each row asked for.
+
+    `numbers` as the op `logprobs` gives them, with the top tokens of the row that asks for most.
+    """
+
+    numbers: torch.Tensor
+    sizes: list[int]
 
 
-def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Return log(sum(exp(logits))). Shapes: [S, V] -> [S] float64"""
-    top = logits.amax(dim=1, keepdim=True)
-    total = weights(logits - top).sum(dim=1, dtype=torch.int64)
-    return total.double().log_().sub_(WEIGHT_UNITS * math.log(2.0)).add_(top.squeeze(1))
+def tell(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    num_top: Sequence[int],
+    rows: torch.Tensor | None = None,
+) -> ToldLogprobs:
+    """Return the logprobs of tokens by operations of the logits' device; nobody waits for them.
 
-
-def _tops(
-    logits: torch.Tensor, norm: torch.Tensor, sizes: Sequence[int]
-) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Return (ids, logprobs) of each row's n most likely tokens."""
-    tops: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((), ())] * len(sizes)
+    Shapes: logits [R, V], tokens [S] int64, num_top [S] (-1: the whole vocabulary), rows [S] int64:
+    the tokens' rows (None: all, in their order)
+    """
+    sizes = _sizes(num_top, logits.shape[1])
     largest = max(sizes, default=0)
-    if largest == 0:
-        return tops
-    ids = order_keys(logits).topk(largest, dim=1).indices
-    logprobs = logits.gather(1, ids).double() - norm.unsqueeze(1)
-    logprobs = logprobs.clamp_(min=FLOOR, max=0.0)
-    for i, (row_ids, row_logprobs) in enumerate(zip(ids.tolist(), logprobs.tolist(), strict=True)):
-        tops[i] = (tuple(row_ids[: sizes[i]]), tuple(row_logprobs[: sizes[i]]))
-    return tops
+    compute = OP.reference if largest > MAX_TOP else _kernel(logits.device.type, logits.dtype)
+    return ToldLogprobs(numbers=compute(logits, tokens, largest, rows), sizes=sizes)
 
 
-def order_keys(logits: torch.Tensor) -> torch.Tensor:
-    """Return numbers that order tokens by logit, equal ones by falling id. Shapes: [S, V] int64"""
-    bits = (logits + 0.0).view(torch.int32)  # adding 0 makes -0 equal to 0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    falling = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
-    return ordered.long().mul_(1 << 32).add_(falling)
+def read(
+    told: ToldLogprobs, numbers: np.ndarray, token_ids: Sequence[int], *, tells_logits: bool
+) -> list[TokenLogprobs]:
+    """Return the logprobs whose numbers have come to the host. Rows at fault may hold anything.
+
+    Shapes: numbers [S, HEAD + 2 n], token_ids [S]
+    """
+    size = (numbers.shape[1] - HEAD) // 2
+    total, rank = numbers[:, 0], numbers[:, 1]
+    best, chosen = best_of(numbers), floats(numbers[:, 3])
+    ids, values = numbers[:, HEAD : HEAD + size], floats(numbers[:, HEAD + size :])
+    if tells_logits:
+        logprob, top_logprobs = np.maximum(chosen, FLOOR), np.maximum(values, FLOOR)
+    else:
+        with np.errstate(all="ignore"):
+            norm = np.log(total * 2.0**-WEIGHT_UNITS) + best
+            logprob = np.clip(chosen - norm, FLOOR, 0.0)
+            top_logprobs = np.clip(values - norm[:, None], FLOOR, 0.0)
+    found = Logprobs(logprob=logprob, rank=rank, top_ids=ids, top_logprobs=top_logprobs)
+    return listed(found, range(len(token_ids)), token_ids, told.sizes)
+
+
+def best_of(numbers: np.ndarray) -> np.ndarray:
+    """Return rows' largest logits, NaN where there is one. Shapes: [S, HEAD + 2 n] -> [S]"""
+    return floats(numbers[:, 2])
+
+
+def floats(numbers: np.ndarray) -> np.ndarray:
+    """Return the floats whose bits the integers are. Shapes: [..] int64 -> the same float64"""
+    return numbers.astype(np.int32).view(np.float32).astype(np.float64)
+
+
+def _sizes(num_top: Sequence[int], vocab: int) -> list[int]:
+    return [vocab if n < 0 else min(n, vocab) for n in num_top]
+
+
+@cache
+def _kernel(device_type: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Return what computes the numbers on a device."""
+    return OP.pick(device_type, dtype)

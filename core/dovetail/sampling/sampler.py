@@ -19,16 +19,8 @@ import torch
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
-from dovetail.sampling.device import (
-    DeviceDraws,
-    Reading,
-    ToldLogprobs,
-    draws_on,
-    floats,
-    read,
-    tell,
-)
-from dovetail.sampling.logprobs import listed, token_logprobs
+from dovetail.sampling.device import DeviceDraws, Reading, draws_on
+from dovetail.sampling.logprobs import ToldLogprobs, floats, listed, read, tell, token_logprobs
 from dovetail.sampling.penalties import Penalties, uses_penalties
 from dovetail.sampling.pending import DoneDraws, EnqueuedDraws, PendingDraws
 from dovetail.sampling.plain import PlainDraws
@@ -181,11 +173,13 @@ class Sampler:
 
     def _enqueue(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> PendingDraws:
         """Start the whole pipeline on the device. Mutates: logits, self, step.faults"""
-        told_of, later = logits, []
-        wants = _wants(step)
-        if 0 < wants.size < len(step.row_list) or (wants.size and step.union & bits.PROCESSED):
-            told_of = logits[on_device(wants, logits.device)]
+        wants, picked, later = _wants(step), None, []
+        if 0 < wants.size < len(step.row_list):
+            picked = on_device(wants, logits.device)
+        told_of, told_rows = logits, picked
         if step.union & bits.PROCESSED:
+            if wants.size and logits.dtype == torch.float32:  # processors change them in place
+                told_of, told_rows = (logits.clone() if picked is None else logits[picked]), None
             logits = logits.float()
             later.append(logits.amax(dim=1))
             for stage in ("allow", "ban", "bias"):
@@ -193,10 +187,9 @@ class Sampler:
         drawn = self._device.draw(logits, step)
         told = None
         if wants.size:
-            tokens = drawn.tokens
-            if wants.size < len(tokens):
-                tokens = tokens[on_device(wants, logits.device)]
-            told = tell(told_of, tokens, self._params.num_logprobs[step.rows[wants]].tolist())
+            tokens = drawn.tokens if picked is None else drawn.tokens[picked]
+            num_top = self._params.num_logprobs[step.rows[wants]].tolist()
+            told = tell(told_of, tokens, num_top, told_rows)
             later.append(told.numbers)
         finish = partial(self._collect, step, self._takes[step.rows], told)
         pending = EnqueuedDraws(drawn.tokens, Reading([drawn.told, *later]), finish)

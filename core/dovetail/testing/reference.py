@@ -24,12 +24,6 @@ class ReferenceAttention(AttentionBackend):
     def __init__(self, options: Any = None) -> None:
         super().__init__(options or NoOptions())
 
-    def kv_shape(
-        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
-    ) -> tuple[int, ...]:
-        """Return [2, N, P, K, D]: all keys, then all values."""
-        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
-
     def prepare(self, layout: BatchLayout) -> BatchLayout:
         """Return the layout itself."""
         return layout

@@ -1,8 +1,6 @@
 """cache_write in Triton: a program stores one token's keys, or its values, of all heads.
 
-Rounding is written out, so that an interpreter and a GPU store the same bits: a number becomes a
-multiple of the cache type's step by adding and taking away 1.5 * 2^23 steps, which rounds to
-nearest even. Knows no layer.
+Rounding is written out, so that an interpreter and a GPU store the same bits. Knows no layer.
 
 Floor: k and v are read and their slots written once: the time of those bytes at the device's
 bandwidth.
@@ -16,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-FLOAT8_STEPS = {torch.float8_e4m3fn: (3, 121), torch.float8_e5m2: (2, 113)}
-"""Bits of the fraction, and the exponent (as float32 has it) of the smallest normal number."""
+from dovetail_kernels.gpu.rounding import FLOAT8_STEPS, nearest_float8
 
 
 @triton.jit
@@ -25,14 +22,6 @@ def _bfloat16(x):
     bits = x.to(tl.uint32, bitcast=True)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _float8(x, FRACTION: tl.constexpr, LEAST: tl.constexpr):
-    exponent = (x.to(tl.uint32, bitcast=True).to(tl.int32, bitcast=True) >> 23) & 255
-    exponent = tl.maximum(exponent, LEAST) + 23 - FRACTION
-    large = (exponent << 23).to(tl.float32, bitcast=True) * 1.5
-    return (x + large) - large
 
 
 @triton.jit
@@ -69,7 +58,7 @@ def _kernel(
     elif LIMIT > 0:
         x = tl.math.div_rn(x, tl.full((HEADS_WIDE, SIZE_WIDE), 0.0, tl.float32) + scale)
         small = tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
-        x = tl.where(x == x, _float8(small, FRACTION, LEAST), x)
+        x = tl.where(x == x, nearest_float8(small, FRACTION, LEAST), x)
     elif ROUNDS:
         x = tl.where(x == x, _bfloat16(x), x)
     slot_start = cache + half * half_stride + block * block_stride + place * token_stride

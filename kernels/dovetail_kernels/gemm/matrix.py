@@ -50,7 +50,6 @@ class Matrix:
     run, as it is elsewhere. Plain floats are torch's to multiply on a GPU.
 
     `is_gated`: the first half of its outputs is the gate of the second (see the op).
-    `rounds_activations`: products with float8 may make activations e4m3 per row, on a GPU.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Matrix:
         device: str,
         dtype: torch.dtype,
         is_gated: bool = False,
-        rounds_activations: bool = False,
     ) -> None:
         is_native, on_gpu = runs_natively(device, dtype), runs_on_gpu(device, dtype)
         self._order = None if weight.order is None else weight.order.to(device)
@@ -70,7 +68,10 @@ class Matrix:
             self._packed = Packed(weight, is_gated=is_gated)
         elif on_gpu and is_packed(weight.format):
             self._packed = pack(
-                weight, device=device, is_gated=is_gated, rounds_activations=rounds_activations
+                weight,
+                device=device,
+                is_gated=is_gated,
+                rounds_activations=weight.rounds_activations,
             )
         elif on_gpu and weight.scales is None:
             weight = replace(weight, values=weight.values.to(device, dtype))

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from dovetail_kernels.gemm.gpu import GpuPacked
 from dovetail_kernels.gemm.unpack import decode, unpack
+from dovetail_kernels.gpu.rounding import nearest_float8
 
 ROUND = tl.constexpr(12582912.0)
 """1.5 * 2^23: what is added to it becomes whole, to the nearest even."""
@@ -385,6 +386,8 @@ def round_rows(x, x_stride, out, scales, inputs, LARGEST: tl.constexpr, BLOCK: t
         made = own.to(tl.float32) * inverse
         if out.dtype.element_ty == tl.int8:
             made = (made + ROUND) - ROUND
+        else:
+            made = nearest_float8(made, 3, 121)
         tl.store(out + row * inputs + column, made.to(out.dtype.element_ty), mask=column < inputs)
 
 

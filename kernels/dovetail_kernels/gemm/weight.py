@@ -80,6 +80,8 @@ class Weight:
     scale an output. Groups are multiples of `POINTS_GROUP`, those with steps of half of it and
     their runs of it; trits' likewise.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
+    `rounds_activations`: products of float8 on a GPU make activations e4m3, a scale a row; then G
+    is a multiple of 32, if there are several groups.
     """
 
     format: str
@@ -96,6 +98,7 @@ class Weight:
     signs: torch.Tensor | None = None
     group: int = 0
     order: torch.Tensor | None = None
+    rounds_activations: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -239,7 +242,7 @@ def join(weights: Sequence[Weight]) -> Weight | None:
     if len(weights) == 1:
         return first
     for other in weights[1:]:
-        kinds = [(w.format, w.group, w.run, *_there(w)) for w in (first, other)]
+        kinds = [_kind(w) for w in (first, other)]
         if kinds[0] != kinds[1]:
             return None
         if not all(_same(getattr(first, n), getattr(other, n)) for n in ("order", *SHARED)):
@@ -250,8 +253,10 @@ def join(weights: Sequence[Weight]) -> Weight | None:
     return replace(first, **joined)
 
 
-def _there(weight: Weight) -> tuple[bool, ...]:
-    return tuple(getattr(weight, name) is not None for name in _PER_OUTPUT)
+def _kind(weight: Weight) -> tuple[Any, ...]:
+    """Return what matrices must have in common to be one."""
+    there = (getattr(weight, name) is not None for name in _PER_OUTPUT)
+    return (weight.format, weight.group, weight.run, weight.rounds_activations, *there)
 
 
 def _picked(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -328,7 +333,9 @@ def quantize_int4(
     return Weight(format=format, values=values, scales=scales, zeros=zeros, group=group)
 
 
-def quantize_float8(weight: torch.Tensor, group: int = 0) -> Weight:
+def quantize_float8(
+    weight: torch.Tensor, group: int = 0, *, rounds_activations: bool = False
+) -> Weight:
     """Return the nearest e4m3 matrix, a scale per output and group of inputs (0: all of them).
 
     Shapes: weight [N, K]
@@ -344,7 +351,13 @@ def quantize_float8(weight: torch.Tensor, group: int = 0) -> Weight:
         near = grouped.div(scale).clamp_(-FLOAT8_LARGEST, FLOAT8_LARGEST)
         values[part] = near.view(len(wide), -1)[:, :inputs].to(torch.float8_e4m3fn)
         scales[part] = scale.squeeze(2)
-    return Weight(format="float8", values=values, scales=scales, group=group)
+    return Weight(
+        format="float8",
+        values=values,
+        scales=scales,
+        group=group,
+        rounds_activations=rounds_activations,
+    )
 
 
 def quantize_table4(

@@ -23,6 +23,7 @@ from dovetail_kernels.op import Arguments, Implementation
 
 TRITON = "triton"
 VARIABLE = "TRITON_INTERPRET"
+FLOAT8_CAPABILITY = (8, 9)
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -39,6 +40,19 @@ def missing_reason() -> str | None:
     if not interprets() and not torch.cuda.is_available():
         return f"torch finds no CUDA device ({VARIABLE}=1 interprets Triton kernels on a CPU)"
     return None
+
+
+def float8_reason(device: torch.device) -> str | None:
+    """Return why a device has no products of two 8-bit floats, or None."""
+    if interprets():
+        return None
+    if device.type != "cuda":
+        return f"{device.type} has no products of two 8-bit floats"
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= FLOAT8_CAPABILITY:
+        return None
+    has, needs = (".".join(map(str, one)) for one in (capability, FLOAT8_CAPABILITY))
+    return f"{device} has compute capability {has}, products of two 8-bit floats need {needs}"
 
 
 def triton_implementation(

@@ -63,7 +63,7 @@ class FlashAttn(AttentionBackend):
             return []
         if query.device != "cuda":
             return [f"runs on cuda, not on {query.device}"]
-        reasons = []
+        reasons = cls.lacks(query)
         if query.dtype not in DTYPES:
             reasons.append(f"takes {' and '.join(DTYPES)}, not {query.dtype}")
         if query.kv_dtype != query.dtype:
@@ -76,17 +76,7 @@ class FlashAttn(AttentionBackend):
             reasons.append(
                 f"version 2 reads blocks of 256 tokens, --block-size is {query.block_tokens}"
             )
-        if query.uses_sinks:
-            reasons.append("attention sinks are not supported")
-        if query.uses_alibi:
-            reasons.append("ALiBi biases are not supported")
         return reasons
-
-    def kv_shape(
-        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
-    ) -> tuple[int, ...]:
-        """Return [2, N, P, K, D]: all keys, then all values."""
-        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
 
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the layout, and for version 2 where each row's keys would begin, laid side by

@@ -54,24 +54,14 @@ class FlashInfer(AttentionBackend):
             return []
         if query.device != "cuda":
             return [f"runs on cuda, not on {query.device}"]
-        reasons = []
+        reasons = cls.lacks(query)
         if query.dtype not in DTYPES:
             reasons.append(f"takes {' and '.join(DTYPES)}, not {query.dtype}")
         if query.kv_dtype not in (query.dtype, *FLOAT8):
             reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
         if query.head_size not in HEAD_SIZES:
             reasons.append(f"the head size must be 64, 128 or 256, it is {query.head_size}")
-        if query.uses_sinks:
-            reasons.append("attention sinks are not supported")
-        if query.uses_alibi:
-            reasons.append("ALiBi biases are not supported")
         return reasons
-
-    def kv_shape(
-        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
-    ) -> tuple[int, ...]:
-        """Return [2, N, P, K, D]: all keys, then all values."""
-        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
 
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the step's blocks as the package lists them; nothing is planned yet."""

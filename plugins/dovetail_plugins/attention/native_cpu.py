@@ -56,7 +56,7 @@ class NativeCpu(AttentionBackend):
         """Return why this backend cannot serve an AttentionQuery."""
         if query is None:
             return []
-        reasons = []
+        reasons = cls.lacks(query)
         if query.device != "cpu":
             return [f"runs on cpu, not on {query.device}"]
         if query.dtype != "float32":
@@ -72,8 +72,6 @@ class NativeCpu(AttentionBackend):
             reasons.append(
                 f"--block-size must be a multiple of {CELL_TOKENS}, it is {query.block_tokens}"
             )
-        if query.uses_alibi:
-            reasons.append("ALiBi biases are not supported")
         return reasons or _missing()
 
     def kv_shape(

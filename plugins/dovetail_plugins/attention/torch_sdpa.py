@@ -38,18 +38,10 @@ class TorchSdpa(AttentionBackend):
         """Return why this backend cannot serve an AttentionQuery."""
         if query is None:
             return []
-        reasons = []
-        if query.uses_alibi:
-            reasons.append("ALiBi biases are not supported")
+        reasons = cls.lacks(query)
         if query.kv_dtype not in KV_DTYPES:
             reasons.append(f"a KV cache of {query.kv_dtype} is not supported")
         return reasons
-
-    def kv_shape(
-        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
-    ) -> tuple[int, ...]:
-        """Return [2, N, P, K, D]: all keys, then all values."""
-        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
 
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the step's rows split into decodes and prefills."""

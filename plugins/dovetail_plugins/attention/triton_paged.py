@@ -25,7 +25,10 @@ SCALE_BYTES = 4
 
 
 class TritonPaged(AttentionBackend):
-    """Triton kernels: keys are written into their slots, then decodes and prefills attend."""
+    """Triton kernels: keys are written into their slots, then decodes and prefills attend.
+
+    Scales of an int8 cache end each block.
+    """
 
     info = Info(
         summary="Triton kernels for GPUs: any KV type down to 8 bits",
@@ -52,7 +55,7 @@ class TritonPaged(AttentionBackend):
             return ["runs on cuda, not on cpu, where TRITON_INTERPRET=1 interprets it for checks"]
         if query.device not in cls.info.devices:
             return [f"runs on cuda, not on {query.device}"]
-        reasons = []
+        reasons = cls.lacks(query)
         if query.dtype not in DTYPES:
             reasons.append(f"takes {', '.join(DTYPES)} activations, not {query.dtype}")
         if query.kv_dtype not in KV_DTYPES:
@@ -61,15 +64,7 @@ class TritonPaged(AttentionBackend):
             reasons.append(f"heads have up to {MAX_HEAD_SIZE} numbers, not {query.head_size}")
         if query.kv_dtype == "int8" and query.head_size % SCALE_BYTES:
             reasons.append(f"int8 needs a head size in multiples of 4, it is {query.head_size}")
-        if query.uses_alibi:
-            reasons.append("ALiBi biases are not supported")
         return reasons
-
-    def kv_shape(
-        self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
-    ) -> tuple[int, ...]:
-        """Return [2, N, P, K, D]: all keys, then all values. Scales of int8 end each block."""
-        return (2, num_blocks, block_tokens, num_kv_heads, head_size)
 
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the layout with the sizes that decide which kernels run."""

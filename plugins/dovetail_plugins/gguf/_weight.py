@@ -57,7 +57,7 @@ def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight
 
     Types whose values are levels of a table are multiplied by float activations.
     """
-    found = _unpacked(type_name, rows)
+    found: dict[str, Any] = dict(_unpacked(type_name, rows))
     inputs = rows.shape[1] // BY_NAME[type_name].block_bytes * BY_NAME[type_name].values
     group = inputs // found["scales"].shape[1]
     names = ("steps", "offset_steps") if "steps" in found else ("scales", "offsets")

@@ -25,6 +25,7 @@ from dovetail.layers.checkpoint_method import Layout
 from dovetail.layers.matrix_linear import as_stored
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.quantization._float8_layouts import BlockScale
+from dovetail_plugins.quantization._float8_rounding import ROUNDED, rounds
 from dovetail_plugins.quantization._float_formats import e2m1_weight, e8m0, float8_weight
 from dovetail_plugins.quantization._grouped import group_order, grouped_weight
 from dovetail_plugins.quantization._int32 import unpack
@@ -61,14 +62,24 @@ def layout_of(
     if kind != "pack-quantized" and not scheme.is_float and scheme.strategy != "block":
         return IntLayout(scheme=scheme, activations=activations)
     if scheme.is_float and scheme.bits == 8 and kind != "pack-quantized":
-        if scheme.strategy == "block":
-            return BlockScale(name="weight_scale", block=scheme.block, where=where)
-        return Float8Layout(scheme=scheme, is_mx=kind.startswith("mx"))
+        return _float8_layout(scheme, spec, activations, where)
     type = "float" if scheme.is_float else "int"
     raise ConfigError(
         f'{scheme.bits}-bit {type} weights per {scheme.strategy} are no layout of "{kind}".',
         where=where,
     )
+
+
+def _float8_layout(scheme: Scheme, spec: LinearSpec, activations: str, where: str) -> Layout:
+    """Return the layout of a layer in e4m3. "float" activations stay so, whatever its scheme."""
+    is_mx = scheme.format.startswith("mx")
+    is_meant = scheme.has_float8_inputs and not is_mx and activations != "float"
+    is_rounded = is_meant and rounds(ROUNDED, spec)
+    if scheme.strategy == "block":
+        return BlockScale(
+            name="weight_scale", block=scheme.block, where=where, rounds_activations=is_rounded
+        )
+    return Float8Layout(scheme=scheme, is_mx=is_mx, rounds_activations=is_rounded)
 
 
 def scale_tensor(
@@ -175,6 +186,7 @@ class Float8Layout:
 
     scheme: Scheme
     is_mx: bool = False
+    rounds_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight and its scales."""
@@ -185,7 +197,12 @@ class Float8Layout:
         """Return the matrix."""
         scales = tensors["weight_scale"]
         block = (1, self.scheme.group) if self.scheme.group else None
-        return float8_weight(tensors["weight"], e8m0(scales) if self.is_mx else scales, block)
+        return float8_weight(
+            tensors["weight"],
+            e8m0(scales) if self.is_mx else scales,
+            block,
+            rounds_activations=self.rounds_activations,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

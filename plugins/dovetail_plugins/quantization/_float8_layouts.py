@@ -1,5 +1,6 @@
 """Layouts of float8 layers: a `weight` in e4m3 and its scale, per matrix, per output or per block.
 
+`rounds_activations`: the layers' activations become e4m3 as well (see `_float8_rounding`).
 Imports no torch. Shape letters: O outputs, I inputs.
 """
 
@@ -25,6 +26,7 @@ class WholeScale:
     """One scale for every matrix; fused ones have one each."""
 
     name: str = "weight_scale"
+    rounds_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight [O, I] and its scale []."""
@@ -35,7 +37,9 @@ class WholeScale:
         """Return the matrix."""
         from dovetail_plugins.quantization._float_formats import float8_weight
 
-        return float8_weight(tensors["weight"], tensors[self.name])
+        return float8_weight(
+            tensors["weight"], tensors[self.name], rounds_activations=self.rounds_activations
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ class OutputScale:
     """A scale for every output."""
 
     name: str = "weight_scale"
+    rounds_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight [O, I] and the scales [O]."""
@@ -55,7 +60,9 @@ class OutputScale:
         """Return the matrix."""
         from dovetail_plugins.quantization._float_formats import float8_weight
 
-        return float8_weight(tensors["weight"], tensors[self.name])
+        return float8_weight(
+            tensors["weight"], tensors[self.name], rounds_activations=self.rounds_activations
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,7 @@ class BlockScale:
     name: str
     block: tuple[int, int]
     where: str
+    rounds_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight [O, I] and the scales [O / block, I / block], rounded up.
@@ -97,4 +105,9 @@ class BlockScale:
         """Return the matrix."""
         from dovetail_plugins.quantization._float_formats import float8_weight
 
-        return float8_weight(tensors["weight"], tensors[self.name], self.block)
+        return float8_weight(
+            tensors["weight"],
+            tensors[self.name],
+            self.block,
+            rounds_activations=self.rounds_activations,
+        )

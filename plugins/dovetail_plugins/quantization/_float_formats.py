@@ -1,8 +1,9 @@
 """Small floats of checkpoints as weights that kernels multiply: e4m3, e5m2, and e2m1 in blocks.
 
-A scale is multiplied: value * scale. Activations stay float: a checkpoint's scales of activations
-have no use here. Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022 (e4m3, e5m2); the
-OCP Microscaling Formats specification 1.0, 2023 (e2m1, e8m0). Shape letters: N outputs, K inputs.
+A scale is multiplied: value * scale. A checkpoint's scales of activations have no use here: where
+activations become e4m3, each row has a scale of its own, which is as exact or more. Source:
+Micikevicius et al., FP8 Formats for Deep Learning, 2022 (e4m3, e5m2); the OCP Microscaling Formats
+specification 1.0, 2023 (e2m1, e8m0). Shape letters: N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Codes 0 to 7; 8 to 15 are the same, negative."""
 STEP = 8
 """Groups of the kernels' formats are multiples of it."""
+DOT_STEP = 32
+"""The least inputs of a product of two 8-bit floats."""
 
 
 def e2m1_table() -> torch.Tensor:
@@ -24,7 +27,11 @@ def e2m1_table() -> torch.Tensor:
 
 
 def float8_weight(
-    values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None = None
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    block: tuple[int, int] | None = None,
+    *,
+    rounds_activations: bool = False,
 ) -> Weight:
     """Return an e4m3 matrix as it is; an e5m2 one, which no kernel reads, in bfloat16.
 
@@ -38,8 +45,15 @@ def float8_weight(
         spread, group = scales.float().repeat_interleave(block[0], dim=0)[:outputs], block[1]
     if block is not None and spread.shape[1] == 1:
         group = _padded(inputs)
+    groups = spread.shape[1]
     if values.dtype == torch.float8_e4m3fn and group % STEP == 0:
-        return Weight(format="float8", values=values, scales=spread.contiguous(), group=group)
+        return Weight(
+            format="float8",
+            values=values,
+            scales=spread.contiguous(),
+            group=group,
+            rounds_activations=rounds_activations and (groups == 1 or group % DOT_STEP == 0),
+        )
     wide = torch.empty(values.shape, dtype=torch.bfloat16)
     for row in range(outputs):
         wide[row] = values[row].float() * spread[row].repeat_interleave(group)[:inputs]

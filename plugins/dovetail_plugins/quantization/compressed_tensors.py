@@ -6,7 +6,8 @@ float-quantized (e4m3, per matrix, output, block or group), naive-quantized (eit
 nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized, marlin-24 (2:4 sparse, in tiles) and,
 by `sparsity_config`, sparse-24-bitmask (2:4 sparse, with or without a quantized format). The
 tensors of each are in `_compressed_layouts.py`. Layers whose scheme has int8 activations get them
-here per token; stored scales of activations (`input_scale`) have no use, since scales are taken
+here per token, layers whose scheme has them in 8-bit floats on a GPU that multiplies such pairs (MX
+formats do not); stored scales of activations (`input_scale`) have no use, since scales are taken
 from the activations themselves; other activations stay float. Scales of the KV cache are not used:
 the cache is stored as --kv-cache-dtype says. Sparse weights are kept dense, but for
 those of 4 bits in Marlin's tiles. Source:
@@ -71,7 +72,7 @@ UNUSED = (
 class Scheme:
     """How the weights of some layers are stored. `group` 0: not in groups.
 
-    `has_int8_inputs`: the scheme rounds activations to 8 bits.
+    `has_int8_inputs`, `has_float8_inputs`: the scheme rounds activations to 8 bits.
     """
 
     format: str
@@ -82,6 +83,7 @@ class Scheme:
     is_symmetric: bool
     block: tuple[int, int]
     has_int8_inputs: bool
+    has_float8_inputs: bool
 
 
 class CompressedTensors(StoredMethod):
@@ -201,6 +203,7 @@ class CompressedTensors(StoredMethod):
             is_symmetric=bool(weights.get("symmetric", True)),
             block=(int(rows), int(columns)),
             has_int8_inputs=inputs.get("type") == "int" and inputs.get("num_bits") == 8,
+            has_float8_inputs=inputs.get("type") == "float" and inputs.get("num_bits") == 8,
         )
 
 

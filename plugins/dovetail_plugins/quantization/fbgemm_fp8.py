@@ -1,8 +1,9 @@
 """fbgemm_fp8 checkpoints: float8 e4m3 weights with a scale per output.
 
 Per layer `weight` e4m3 [O, I] and `weight_scale` [O, 1]; layers in `modules_to_not_convert` are
-left alone. `activation_scale_ub` bounds activations that are made float8, which is not done here:
-they stay float. Source: transformers' FbgemmFp8Config, and Llama 3.1's FP8 checkpoints
+left alone. On a GPU that multiplies two 8-bit floats activations become e4m3, a scale a row;
+`activation_scale_ub`, beyond which such a scale would cut its row off, is not used. Source:
+transformers' FbgemmFp8Config, and Llama 3.1's FP8 checkpoints
 (https://huggingface.co/meta-llama/Llama-3.1-405B-FP8).
 """
 
@@ -13,22 +14,25 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._float8_layouts import OutputScale
+from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
 from dovetail_plugins.quantization._kept import float8_kept
 
 
 class FbgemmFp8(StoredMethod):
-    """float8 e4m3 weights per output, float activations."""
+    """float8 e4m3 weights per output, float8 activations where a GPU can."""
 
     info = Info(
-        summary="fbgemm_fp8 checkpoints: float8 weights, a scale per output; float activations",
+        summary="fbgemm_fp8 checkpoints: float8 weights, a scale per output; activations likewise "
+        "on GPUs of capability 8.9, float elsewhere",
         source="https://huggingface.co/docs/transformers/quantization/fbgemm_fp8",
     )
+    Options = Float8Options
     stored_as = ("fbgemm_fp8",)
     ignored = (".input_scale_ub", ".input_scale")
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer."""
-        return OutputScale()
+        return OutputScale(rounds_activations=rounds(self.options.activations, spec))
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer in float8 becomes."""

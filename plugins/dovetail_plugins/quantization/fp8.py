@@ -1,15 +1,19 @@
 """fp8: float8 e4m3 weights, from the checkpoint or made while a full-precision one loads.
 
 Stored: per layer `weight` e4m3 [O, I], and `weight_scale` [], or with `weight_block_size` in the
-config `weight_scale_inv` [O / 128, I / 128]; a weight is value * scale in both. `activation_scheme`
-"static" comes with an `input_scale`, which is not used: activations stay float, which is as exact
-or more. While loading: a scale per output, the largest magnitude over 448; the head stays as it is.
-Kept as float8 in memory. Source: AutoFP8's and DeepSeek-V3's checkpoints
-(https://github.com/neuralmagic/AutoFP8, https://huggingface.co/deepseek-ai/DeepSeek-V3).
+config `weight_scale_inv` [O / 128, I / 128]; a weight is value * scale in both. While loading: a
+scale per output, the largest magnitude over 448; the head stays as it is. Kept as float8 in memory.
+On a GPU that multiplies two 8-bit floats activations become e4m3 too, elsewhere they stay float.
+Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme` "static"
+or more so; with blocks DeepSeek's own kernels have a scale for every 128 inputs of a row. Source:
+AutoFP8's and DeepSeek-V3's checkpoints (https://github.com/neuralmagic/AutoFP8,
+https://huggingface.co/deepseek-ai/DeepSeek-V3).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dovetail.interfaces.headers import Kept, StoredLayer
@@ -19,20 +23,29 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
+from dovetail_plugins.quantization._float8_rounding import CHOICES, ROUNDED, rounds
 from dovetail_plugins.quantization._kept import float8_kept, made_kept
 
 SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
-"""Scales of activations and of a cache in float8: neither is kept in it."""
+"""Scales of activations, which have one a row of their own here, and of a cache in float8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Options(SkipOptions):
+    """Options of fp8."""
+
+    activations: str = field(default=ROUNDED, metadata=CHOICES)
 
 
 class Fp8(EitherMethod):
-    """float8 e4m3 weights, float activations."""
+    """float8 e4m3 weights, float8 activations where a GPU can."""
 
     info = Info(
-        summary="float8 (e4m3) weights, stored or made while loading; float activations",
+        summary="float8 (e4m3) weights, stored or made while loading; activations likewise on GPUs "
+        "of capability 8.9, float elsewhere",
         source="https://arxiv.org/abs/2209.05433",
     )
-    Options = SkipOptions
+    Options = Fp8Options
     stored_as = ("fp8",)
     ignored = SCALES_NOT_USED
 
@@ -55,9 +68,15 @@ class Fp8(EitherMethod):
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer that is stored in float8."""
+        is_rounded = rounds(self.options.activations, spec)
         if self.block is None:
-            return WholeScale()
-        return BlockScale(name="weight_scale_inv", block=self.block, where=self.where)
+            return WholeScale(rounds_activations=is_rounded)
+        return BlockScale(
+            name="weight_scale_inv",
+            block=self.block,
+            where=self.where,
+            rounds_activations=is_rounded,
+        )
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer in float8 becomes, or one in full precision while it loads."""
@@ -72,4 +91,5 @@ class Fp8(EitherMethod):
         from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
 
-        return ConvertedLinear(quantize_float8)
+        is_rounded = rounds(self.options.activations, spec)
+        return ConvertedLinear(partial(quantize_float8, rounds_activations=is_rounded))

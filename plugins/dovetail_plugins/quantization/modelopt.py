@@ -1,11 +1,12 @@
 """ModelOpt checkpoints: FP8 (per matrix, output or block) and NVFP4, one for all layers or mixed.
 
-`quant_algo` in config.json's quantization_config or in hf_quant_config.json:
-FP8: `weight` e4m3 [O, I], `weight_scale` []. FP8_PER_CHANNEL_PER_TOKEN: `weight_scale` [O].
-FP8_PB_WO: `weight_scale` [O / 128, 1, I / 128, 1]. NVFP4: `weight` uint8 [O, I / 2], two e2m1 a
-byte, `weight_scale` e4m3 [O, I / 16] and `weight_scale_2` [], both multiplied. MIXED_PRECISION:
-`quantized_layers` names each layer's. Scales of activations (`input_scale`) and of the KV cache are
-not used: activations stay float. Source: nvidia-modelopt's export
+`quant_algo` in config.json's quantization_config or in hf_quant_config.json: FP8: `weight` e4m3 [O,
+I], `weight_scale` []. FP8_PER_CHANNEL_PER_TOKEN: `weight_scale` [O]. FP8_PB_WO: `weight_scale` [O /
+128, 1, I / 128, 1]. NVFP4: `weight` uint8 [O, I / 2], two e2m1 a byte, `weight_scale` e4m3 [O, I /
+16] and `weight_scale_2` [], both multiplied. MIXED_PRECISION: `quantized_layers` names each
+layer's. Activations of FP8 and FP8_PER_CHANNEL_PER_TOKEN become e4m3 on a GPU that multiplies two
+8-bit floats, with a scale of each row's own in place of `input_scale`; others, and those on other
+devices, stay float. Source: nvidia-modelopt's export
 (https://github.com/NVIDIA/TensorRT-Model-Optimizer).
 """
 
@@ -22,6 +23,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
 from dovetail_plugins.quantization._float8_layouts import BlockScale, OutputScale, WholeScale
+from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
 from dovetail_plugins.quantization._kept import codes_kept, float8_kept
 from dovetail_plugins.quantization.fp8 import SCALES_NOT_USED
 
@@ -64,9 +66,11 @@ class ModelOpt(StoredMethod):
     """What nvidia-modelopt exports."""
 
     info = Info(
-        summary="ModelOpt checkpoints: FP8 and NVFP4, alone or mixed; float activations",
+        summary="ModelOpt checkpoints: FP8 and NVFP4, alone or mixed; float activations, those of "
+        "FP8 8-bit floats on GPUs of capability 8.9",
         source="https://github.com/NVIDIA/TensorRT-Model-Optimizer",
     )
+    Options = Float8Options
     stored_as = ("modelopt",)
     ignored = SCALES_NOT_USED
 
@@ -91,7 +95,9 @@ class ModelOpt(StoredMethod):
             return Nvfp4(group=int(self.config.get("group_size") or GROUP))
         if name == "FP8_PB_WO":
             return BlockScale(name="weight_scale", block=BLOCK, where=self.where)
-        return WholeScale() if name == "FP8" else OutputScale()
+        is_rounded = rounds(self.options.activations, spec)
+        made = WholeScale if name == "FP8" else OutputScale
+        return made(rounds_activations=is_rounded)
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer of 8-bit or 4-bit floats becomes."""

@@ -6,7 +6,8 @@ I], scale [O, 1]. Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightCon
 I], scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig: qdata int8
 [O, I] of 1 to 8 bits, scale [O, I / G]. Int4WeightOnlyConfig: qdata uint8 [O, I / 2], the first of
 two in the low bits, scale and zero_point [I / G, O], value * scale + zero_point. Activations are
-int8 per token with Int8DynamicActivationInt8WeightConfig, float with the others. Pickled
+int8 per token with Int8DynamicActivationInt8WeightConfig, e4m3 per token with
+Float8DynamicActivationFloat8WeightConfig on a GPU that can, float with the others. Pickled
 checkpoints of older versions are not read. Source: torchao 0.18, prototype/safetensors and
 quantization/quantize_/workflows (https://github.com/pytorch/ao).
 """
@@ -14,13 +15,14 @@ quantization/quantize_/workflows (https://github.com/pytorch/ao).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +34,7 @@ INT8 = ("Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig")
 FLOAT8 = ("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig")
 INTX = ("IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig")
 INT4 = "Int4WeightOnlyConfig"
-DYNAMIC_INT8 = INT8[1]
+DYNAMIC_INT8, DYNAMIC_FLOAT8 = INT8[1], FLOAT8[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class Bytes:
     group: int = 0
     is_whole: bool = False
     activations: str = "float"
+    rounds_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return values, scales and zero points."""
@@ -71,7 +74,7 @@ class Bytes:
 
         values, scale = tensors[QDATA], tensors[SCALE]
         if self.dtype != "int8":
-            return float8_weight(values, scale)
+            return float8_weight(values, scale, rounds_activations=self.rounds_activations)
         zero = tensors[ZERO].float()
         if self.is_whole:
             scale, zero = (t.reshape(1, 1).expand(len(values), 1) for t in (scale, zero))
@@ -121,6 +124,7 @@ class TorchAo(StoredMethod):
         summary="torchao checkpoints in safetensors: int8, float8, 1 to 8 bits in groups",
         source="https://github.com/pytorch/ao",
     )
+    Options = Float8Options
     stored_as = ("torchao",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
@@ -135,7 +139,10 @@ class TorchAo(StoredMethod):
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer."""
-        return self.one_layout
+        if self.kind != DYNAMIC_FLOAT8 or not isinstance(self.one_layout, Bytes):
+            return self.one_layout
+        is_rounded = rounds(self.options.activations, spec)
+        return replace(self.one_layout, rounds_activations=is_rounded)
 
     def _layout(self) -> Layout:
         whole, group = self._granularity()
@@ -157,7 +164,7 @@ class TorchAo(StoredMethod):
         found = found[-1] if isinstance(found, list) and found else found
         found = found if isinstance(found, dict) else {}
         name, data = found.get("_type"), found.get("_data") or {}
-        default = self.kind == FLOAT8[1] and name is None
+        default = self.kind == DYNAMIC_FLOAT8 and name is None
         return name == "PerTensor" or default, int(data.get("group_size", 0))
 
     def _bits(self) -> int:

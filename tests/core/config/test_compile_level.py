@@ -53,6 +53,13 @@ def test_fused_operators_from_level_1() -> None:
     assert making(enforce_eager=True).uses_fused_ops
 
 
+def test_only_level_3_compiles_and_not_what_is_eager() -> None:
+    levels = [making(compilation_config={"level": level}) for level in range(4)]
+    assert [made.compiles for made in levels] == [False, False, False, True]
+    assert not making(compilation_config={"level": 3}, enforce_eager=True).compiles
+    assert making(compilation_config={"level": 3, "cudagraph_mode": "none"}).compiles
+
+
 def test_a_cpu_records_every_number() -> None:
     assert making(device="cpu").graph_sizes == tuple(range(1, 65))
     assert making(device="cpu", max_rows=3).graph_sizes == (1, 2, 3)

@@ -20,12 +20,11 @@ import torch
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.sampling import device
-from dovetail.sampling.logprobs import token_logprobs
+from dovetail.sampling import logprobs
 from dovetail.sampling.penalties import Penalties
 from dovetail.sampling.sampler import NOT_FINITE, Draws, Sampler
 from dovetail.sampling.seen import SeenTokens
-from dovetail_kernels.cpu.library import ISA_VARIABLE
+from dovetail_kernels.cpu.library import ISA_VARIABLE, library
 from dovetail_kernels.gpu import VARIABLE
 from dovetail_kernels.gpu.offline import absent_gpu
 from dovetail_kernels.sample.device import FIELD_NAMES, Wanted, draw
@@ -181,16 +180,15 @@ def test_kernels_with_penalties_compile_for_a_gpu_that_is_not_here() -> None:
     in_a_process("0", "151936")
 
 
-def test_logprobs_are_those_of_the_host() -> None:
+@pytest.mark.skipif(library() is None, reason="there is no native library to compare with")
+def test_logprobs_are_those_of_the_native_kernels() -> None:
     logits = torch.randn(3, 70, generator=torch.Generator().manual_seed(1)).mul_(2).round_()
     logits[1, 5] = -math.inf
     tokens, num_top = [4, 5, 69], [0, 3, -1]
     for tells_logits in (False, True):
-        told = device.tell(logits, torch.tensor(tokens), num_top)
-        found = device.read(told, told.numbers.numpy(), tokens, tells_logits=tells_logits)
-        wanted = token_logprobs(
-            logits, tokens, num_top, uses_kernels=False, tells_logits=tells_logits
-        )
+        told = logprobs.tell(logits, torch.tensor(tokens), num_top)
+        found = logprobs.read(told, told.numbers.numpy(), tokens, tells_logits=tells_logits)
+        wanted = logprobs.token_logprobs(logits, tokens, num_top, tells_logits=tells_logits)
         check_same(
             Draws(token_ids=tokens, logprobs=dict(enumerate(found))),
             Draws(token_ids=tokens, logprobs=dict(enumerate(wanted))),

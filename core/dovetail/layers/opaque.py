@@ -1,0 +1,80 @@
+"""Opaque: a call that torch.compile leaves as it is: attention, packed products, native kernels.
+
+Everything else of a layer is traced as torch's operators, so that the compiler can join them;
+kernels that merely join operators stand aside while it traces. All opaque calls are one operator,
+which finds the function by its number. Knows no layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from weakref import WeakValueDictionary
+
+import torch
+
+__all__ = ["Opaque", "is_traced"]
+
+Function = Callable[..., torch.Tensor]
+
+is_traced = torch.compiler.is_compiling
+"""() -> whether a compiler is looking at the calls now, not running them."""
+_numbers = count()
+_known: WeakValueDictionary[int, Opaque] = WeakValueDictionary()
+
+
+class Opaque:
+    """A function of tensors that makes a new tensor [T, size]; T is the first one's length.
+
+    `dtype` is the result's (None: the first tensor's). It may read and change what it holds on to,
+    but none of the tensors that it is given.
+    """
+
+    def __init__(self, function: Function, dtype: torch.dtype | None = None) -> None:
+        self.function = function
+        self.dtype = dtype
+        self.number = next(_numbers)
+        _known[self.number] = self
+
+    def __call__(self, *tensors: torch.Tensor | None, size: int, word: str = "") -> torch.Tensor:
+        """Return what the function makes of the tensors, and of a last word if there is one.
+
+        Shapes: tensors[0] [T, ..] -> [T, size]
+        """
+        if not is_traced():
+            return self.function(*tensors, word) if word else self.function(*tensors)
+        made: torch.Tensor = torch.ops.dovetail.opaque(tensors, self.number, size, self.dtype, word)
+        return made
+
+
+def _run(
+    tensors: Sequence[torch.Tensor | None],
+    number: int,
+    size: int,
+    dtype: torch.dtype | None,
+    word: str,
+) -> torch.Tensor:
+    function = _known[number].function
+    made = function(*tensors, word) if word else function(*tensors)
+    return made.contiguous()
+
+
+def _shape(
+    tensors: Sequence[torch.Tensor | None],
+    number: int,
+    size: int,
+    dtype: torch.dtype | None,
+    word: str,
+) -> torch.Tensor:
+    """Return an empty tensor like the one that is made."""
+    first = tensors[0]
+    assert first is not None, "the first tensor says how many tokens there are"
+    return first.new_empty((first.shape[0], size), dtype=dtype or first.dtype)
+
+
+_library = torch.library.Library("dovetail", "DEF")
+_library.define(
+    "opaque(Tensor?[] tensors, int number, int size, ScalarType? dtype, str word) -> Tensor"
+)
+_library.impl("opaque", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("dovetail::opaque", _shape, lib=_library)

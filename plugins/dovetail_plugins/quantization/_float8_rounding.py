@@ -1,0 +1,49 @@
+"""Whether activations become e4m3 for products with weights in e4m3: asked for and able to.
+
+Imports no torch before a layer is built. Knows no checkpoint: a method says which of its layers are
+meant so.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import cache
+
+from dovetail.interfaces.quantization import LinearSpec
+
+log = logging.getLogger(__name__)
+
+ROUNDED = "float8"
+CHOICES = {
+    "choices": (ROUNDED, "float"),
+    "help": "float8: where a layer is meant so, a GPU that can makes its activations 8-bit floats, "
+    "a scale a row, which is faster; float: not",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float8Options:
+    """Options of methods whose layers may be meant for activations in 8-bit floats."""
+
+    activations: str = field(default=ROUNDED, metadata=CHOICES)
+
+
+def rounds(activations: str, spec: LinearSpec) -> bool:
+    """Return whether activations of a layer that is meant so become e4m3 on its device."""
+    return activations == ROUNDED and _device_rounds(spec.device)
+
+
+@cache
+def _device_rounds(device: str) -> bool:
+    """Return whether a device multiplies two 8-bit floats. The log says it, once a device."""
+    import torch
+
+    from dovetail_kernels.gpu import float8_reason
+
+    reason = float8_reason(torch.device(device))
+    if torch.device(device).type == "cpu" and reason is not None:
+        return False
+    told = "become 8-bit floats, a scale a row" if reason is None else f"stay as they are: {reason}"
+    log.info("activations of layers in 8-bit floats %s", told)
+    return reason is None
