@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from dovetail_kernels.gemm.cases import make_weight
-from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack, tiles
+from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
 from dovetail_kernels.gemm.panels import KINDS
+from dovetail_kernels.gemm.tiles import tiles
 from dovetail_kernels.gemm.weight import FORMATS
 from dovetail_kernels.gpu import VARIABLE
 
 KERNELS = Path(__file__).parents[2] / "kernels"
-BITS = {"int8": 8, "int4": 4, "float8": 8, "table4": 4, "e2m1": 4}
+BITS = {"float8": 8, "table4": 4, "e2m1": 4} | {f"int{n}": n for n in (2, 3, 4, 5, 6, 8)}
 SLACK = 1.02
 
 

@@ -1,8 +1,9 @@
 """gemm in Triton: a tile of outputs times a tile of rows, packed codes made numbers in registers.
 
 Weights are the left operand, so that a few rows fill the narrow side of the matrix instructions and
-what is unpacked stays in registers. Codes of 4 bits lie four in a word, so that the lowest of a run
-of words are one run of inputs, and so on: no code changes lanes. A scale that all inputs of a dot
+what is unpacked stays in registers. Codes of 2 and 4 bits lie four in a word, so that the lowest of a
+run of words are one run of inputs, and so on: no code changes lanes; 3, 5 and 6 bits are one of these
+and 1 or 2 bits more in a byte beside it. A scale that all inputs of a dot
 product share is multiplied after it; others are multiplied into the weights.
 A part of the inputs a program (`parts`), added in their order by a second kernel, gives few rows
 enough programs; how many parts there are does not depend on the rows.
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gemm.gpu import GpuPacked
-from dovetail_kernels.gemm.unpack import decode, unpack
+from dovetail_kernels.gemm.unpack import code_of, decode, unpack
 
 ROUND = tl.constexpr(12582912.0)
 """1.5 * 2^23: what is added to it becomes whole, to the nearest even."""
@@ -152,19 +153,19 @@ def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps
 
 
 @triton.jit
-def _quarters(codes, k, stored, inside, zeros, table, count, STORED,
-              KIND: tl.constexpr, CENTER: tl.constexpr, dot_type: tl.constexpr,
-              IS_FAST: tl.constexpr, IS_CENTERED: tl.constexpr, CODES: tl.constexpr,
-              GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
+def _quarters(codes, highs, shift, k, stored, inside, zeros, table, count, STORED,
+              KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
+              dot_type: tl.constexpr, TEXT: tl.constexpr, PLACES: tl.constexpr,
+              IS_CENTERED: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
               BN: tl.constexpr):  # fmt: skip
     """Return the numbers of a word's codes (four times the same where a word is one code).
 
-    Shapes: codes [BN, H] -> [BN, H] four times
+    Shapes: codes and highs [BN, H] -> [BN, H] four times
     """
     if CODES == 1:
         only = decode(codes, table, KIND, CENTER, dot_type)
         quarters = (only, only, only, only)
-    elif IS_FAST:
+    elif TEXT != "":
         first = _center(zeros, stored, inside, k // GROUP, count, STORED, RUN, CENTER,
                         IS_CENTERED, BN)  # fmt: skip
         if GROUP % (4 * H) == 0:
@@ -179,13 +180,13 @@ def _quarters(codes, k, stored, inside, zeros, table, count, STORED,
                 _center(zeros, stored, inside, (k + 3 * H) // GROUP, count, STORED, RUN,
                         CENTER, IS_CENTERED, BN),
             )  # fmt: skip
-        quarters = unpack(codes, centers, KIND, dot_type)
+        quarters = unpack(codes, highs, shift, centers, KIND, HIGH, dot_type, TEXT, PLACES)
     else:
         quarters = (
-            decode(codes & 15, table, KIND, CENTER, dot_type),
-            decode((codes >> 4) & 15, table, KIND, CENTER, dot_type),
-            decode((codes >> 8) & 15, table, KIND, CENTER, dot_type),
-            decode((codes >> 12) & 15, table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 0, LOW, HIGH), table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 1, LOW, HIGH), table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 2, LOW, HIGH), table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 3, LOW, HIGH), table, KIND, CENTER, dot_type),
         )
     return quarters
 
@@ -256,12 +257,13 @@ def _tile(rows, STORED, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def product(
-    x, x_stride, x_scales, weight, panel_stride, row_stride, expert_stride,
+    x, x_stride, x_scales, weight, high, panel_stride, row_stride, expert_stride, high_stride,
     scales, zeros, offsets, steps, offset_steps, outer, table,
     bias, residual, residual_stride, pair_of, expert_of, pair_weights, out, out_stride,
     rows, inputs, STORED, count, runs, panels, pairs, panels_per_part,
-    KIND: tl.constexpr, CENTER: tl.constexpr, SCALING: tl.constexpr, dot_type: tl.constexpr,
-    IS_FAST: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
+    SCALING: tl.constexpr, dot_type: tl.constexpr,
+    TEXT: tl.constexpr, PLACES: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
     IS_PADDED: tl.constexpr, IS_GATED: tl.constexpr, IS_SPLIT: tl.constexpr,
     ACTIVATION: tl.constexpr, PICKED: tl.constexpr,
     GROUP: tl.constexpr, RUN: tl.constexpr, CODES: tl.constexpr, SHARED: tl.constexpr,
@@ -271,7 +273,7 @@ def product(
     sorted by expert; `pair_of` says which. Gated outputs are read gate, up, gate, up.
 
     `weight` is [panels, STORED, H] bytes, or words of four codes (CODES), or rows as they lie (its
-    strides tell). SHARED dot products of a word's codes share their scales.
+    strides tell); `high` the bits of codes above LOW, HIGH of them. SHARED dot products of a word's codes share their scales.
     """
     part = tl.program_id(1)
     block, n = _tile(rows, STORED, BM, BN)
@@ -287,6 +289,7 @@ def product(
         x_row = (m // PICKED).to(tl.int64)
         own = expert.to(tl.int64) * STORED
         weight += expert.to(tl.int64) * expert_stride
+        high = high if high is None else high + expert.to(tl.int64) * high_stride
         scales = scales if scales is None else scales + own * count
         zeros = zeros if zeros is None else zeros + own * count
         offsets = offsets if offsets is None else offsets + own * count
@@ -299,8 +302,12 @@ def product(
         x_row = m.to(tl.int64)
     x_at = x_row * x_stride
     lane = tl.arange(0, H)
-    w_at = weight + stored.to(tl.int64)[:, None] * row_stride + lane[None, :]
-    w_at += part.to(tl.int64) * panels_per_part * panel_stride
+    at = stored.to(tl.int64)[:, None] * row_stride + lane[None, :]
+    w_at = weight + at + part.to(tl.int64) * panels_per_part * panel_stride
+    if HIGH == 1:
+        high_at = high + at + part.to(tl.int64) * panels_per_part // 2 * panel_stride
+    elif HIGH == 2:
+        high_at = high + at + part.to(tl.int64) * panels_per_part * panel_stride
     sum_type: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
     acc = tl.zeros((BN, BM), dtype=sum_type if SCALING == "none" else tl.float32)
     for panel in range(part * panels_per_part, tl.minimum((part + 1) * panels_per_part, panels)):
@@ -309,10 +316,18 @@ def product(
             there = there & (panel * H + lane < inputs)[None, :]
         codes = tl.load(w_at, mask=there, other=0)
         w_at += panel_stride
+        highs, shift = codes, 0
+        if HIGH == 1:
+            shift = panel % 2 * 4
+            highs = tl.load(high_at, mask=there, other=0)
+            high_at += panel % 2 * panel_stride
+        elif HIGH == 2:
+            highs = tl.load(high_at, mask=there, other=0)
+            high_at += panel_stride
         k = panel * H * CODES
         quarters = _quarters(
-            codes, k, stored, inside, zeros, table, count, STORED, KIND, CENTER, dot_type,
-            IS_FAST, IS_CENTERED, CODES, GROUP, RUN, H, BN,
+            codes, highs, shift, k, stored, inside, zeros, table, count, STORED, KIND, LOW, HIGH,
+            CENTER, dot_type, TEXT, PLACES, IS_CENTERED, CODES, GROUP, RUN, H, BN,
         )  # fmt: skip
         acc = _add(
             acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets,

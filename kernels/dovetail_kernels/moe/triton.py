@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.gemm.gpu import GpuPacked, Sorted, Tiles
+from dovetail_kernels.gemm.gpu import GpuPacked, Sorted
+from dovetail_kernels.gemm.tiles import Tiles
 
 BLOCK = 512
 
