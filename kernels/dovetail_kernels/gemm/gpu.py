@@ -1,10 +1,10 @@
 """GpuPacked: a weight as Triton's products read it, and one call a product.
 
 Codes lie in panels: H words of every output, then the next H words of every output, so that a tile
-of any outputs is one run of memory. A word is a code of 8 bits, or four of 2 or 4 bits; what codes of
-3, 5 and 6 bits have above that lies apart (`highs`). Scales and what is like them lie group by group.
-Plain floats stay as they are. Several experts' weights may lie behind each other. Knows no layer;
-needs Triton when it multiplies.
+of any outputs is one run of memory. A word is a code of 8 bits, or four of 2 or 4 bits; what codes
+of 3, 5 and 6 bits have above that lies apart (`highs`). Scales and what is like them lie group by
+group. Plain floats stay as they are. Several experts' weights may lie behind each other. Knows no
+layer; needs Triton when it multiplies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dovetail_kernels.gemm.panels import (
     scaling_of,
     turned,
 )
-from dovetail_kernels.gemm.tiles import MAX_SPLIT_ROWS, Tiles, tiles
+from dovetail_kernels.gemm.tiles import MAX_SPLIT_ROWS, Tiles, Work, parts_of, tiles
 from dovetail_kernels.gemm.weight import FLOATS, Weight, usual_zero
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
@@ -132,7 +132,8 @@ class GpuPacked:
         out = torch.empty((rows, self.out_size), dtype=x.dtype, device=x.device)
         if not rows:
             return out
-        plan = tiles(rows, self.stored, self.num_panels)
+        plan = self.plan(rows, x)
+        plan = replace(plan, parts=parts_of(rows, self.stored, self.num_panels))
         if plan.parts == 1:
             self._launch(x, plan, out, bias, residual, activation)
             return out
@@ -146,6 +147,24 @@ class GpuPacked:
             num_warps=4,
         )  # fmt: skip
         return out
+
+    def plan(self, rows: int, x: torch.Tensor) -> Tiles:
+        """Return the tiles for so many rows like those of x, in one part."""
+        return tiles(rows, self.work(x), x.device)
+
+    def work(self, x: torch.Tensor) -> Work:
+        """Return what tiles depend on for rows like those of x."""
+        low, high = PLANES.get(self.kind, (8 * self.values.itemsize // CODES, 0))
+        itemsize = x.itemsize if self.activations == "float" else 1
+        dot = self._dot(x.dtype)
+        has_own_sums = self.scaling == "after" and self._shared() < self.codes
+        return Work(
+            kind=self.kind,
+            dot_type=dot.name,
+            has_own_sums=has_own_sums,
+            word_bytes=self.panel * (low * CODES // 8 + (high > 0)),
+            input_bytes=self.panel * self.codes * itemsize,
+        )
 
     def multiply_sorted(
         self, x: torch.Tensor, order: Sorted, plan: Tiles, activation: str = "none"

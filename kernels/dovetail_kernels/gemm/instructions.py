@@ -1,7 +1,7 @@
 """The instructions that unpack words of codes of 2 to 6 bits on a GPU, as text of PTX.
 
-A word has four codes of LOW bits (8 or 16 bits a word); HIGH more bits of each code may lie apart, in
-a byte a word (`panels.PLANES`). Knows no kernel. Source: NVIDIA, PTX ISA 8.5, section 9.7
+A word has four codes of LOW bits (8 or 16 bits a word); HIGH more bits of each code may lie apart,
+in a byte a word (`panels.PLANES`). Knows no kernel. Source: NVIDIA, PTX ISA 8.5, section 9.7
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FLOATS = {
 """A 16-bit type as instructions call it, 128 or 1024 twice, and 1 twice: bits in the last places of
 the former are a whole number more, which is subtracted with the zero point."""
 SIGNS = "0x80808080"
+
 
 def instructions(kind: str, dot_type: str) -> tuple[str, str]:
     """Return what unpacks a kind of codes as "int8", "bf16" or "fp16", and where its results and
@@ -40,7 +41,8 @@ def float_instructions(low: int, high: int, kind: str) -> str:
     """Return what makes four words four times two pairs of a 16-bit type.
 
     Results $0 to $7: two pairs of code 0, of code 1, and so on. Arguments: the words, what lies
-    apart, for one bit by how much that is shifted (four times), two pairs for each code to be added.
+    apart, for one bit by how much that is shifted (four times), and for each code two pairs that
+    are added.
     """
     pairs, magic, one = FLOATS[kind]
     lines = [".reg .b32 a0, a1, b0, b1, c, p, q, o;", f"mov.b32 o, {one};"]
@@ -115,10 +117,10 @@ def e2m1_instructions(dot_type: str) -> str:
     exponent and one bit go where the type has them, and a power of two makes
     up for its larger bias, numbers below the normal ones included."""
     kind, factor, at, bits = E2M1[dot_type]
-    lines = [".reg .b32 p, q, o;", f"mov.b32 o, {factor};"]
+    lines = [".reg .b32 p, q, o, z;", f"mov.b32 o, {factor}; mov.b32 z, 0x80008000;"]
     for number in range(4):
         up, sign = at - 4 * number, 12 - 4 * number
         lines.append(f"sh{'l' if up >= 0 else 'r'}.b32 p, $4, {abs(up)}; shl.b32 q, $4, {sign};")
         lines.append(f"and.b32 p, p, {bits}; lop3.b32 p, q, 0x80008000, p, 0xEA;")
-        lines.append(f"mul.rn.{kind} ${number}, p, o;")
+        lines.append(f"fma.rn.{kind} ${number}, p, o, z;")
     return "{" + " ".join(lines) + "}"

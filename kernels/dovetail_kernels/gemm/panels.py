@@ -86,14 +86,14 @@ def has_whole_zeros(weight: Weight) -> bool:
 def panel_of(weight: Weight, kind: str, scaling: str, *, is_large: bool) -> int:
     """Return how many inputs of an output are one dot product: within a group, where it matters."""
     largest = PANELS[2] if kind in PLANES else PANELS[0] if is_large else PANELS[1]
-    if scaling in ("none", "each") or weight.scales is None or weight.scales.shape[1] == 1:
+    if scaling == "each":
+        return min(largest, PANELS[2])  # each input's own scale takes registers
+    if scaling == "none" or weight.scales is None or weight.scales.shape[1] == 1:
         return largest
     return next(p for p in PANELS if p <= largest and weight.group % p == 0)
 
 
-def panels(
-    weight: Weight, kind: str, panel: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def panels(weight: Weight, kind: str, panel: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return codes in panels, and the bits of theirs that lie apart, if any do.
 
     Words have four codes: inputs j, j + H, j + 2 H and j + 3 H, the first lowest. A bit apart

@@ -1,9 +1,9 @@
 """gemm in Triton: a tile of outputs times a tile of rows, packed codes made numbers in registers.
 
 Weights are the left operand, so that a few rows fill the narrow side of the matrix instructions and
-what is unpacked stays in registers. Codes of 2 and 4 bits lie four in a word, so that the lowest of a
-run of words are one run of inputs, and so on: no code changes lanes; 3, 5 and 6 bits are one of these
-and 1 or 2 bits more in a byte beside it. A scale that all inputs of a dot
+what is unpacked stays in registers. Codes of 2 and 4 bits lie four in a word, so that the lowest of
+a run of words are one run of inputs, and so on: no code changes lanes; 3, 5 and 6 bits are one of
+these and 1 or 2 bits more in a byte beside it. A scale that all inputs of a dot
 product share is multiplied after it; others are multiplied into the weights.
 A part of the inputs a program (`parts`), added in their order by a second kernel, gives few rows
 enough programs; how many parts there are does not depend on the rows.
@@ -156,8 +156,8 @@ def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps
 def _quarters(codes, highs, shift, k, stored, inside, zeros, table, count, STORED,
               KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
               dot_type: tl.constexpr, TEXT: tl.constexpr, PLACES: tl.constexpr,
-              IS_CENTERED: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
-              BN: tl.constexpr):  # fmt: skip
+              IS_CENTERED: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
+              RUN: tl.constexpr, H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Return the numbers of a word's codes (four times the same where a word is one code).
 
     Shapes: codes and highs [BN, H] -> [BN, H] four times
@@ -273,7 +273,8 @@ def product(
     sorted by expert; `pair_of` says which. Gated outputs are read gate, up, gate, up.
 
     `weight` is [panels, STORED, H] bytes, or words of four codes (CODES), or rows as they lie (its
-    strides tell); `high` the bits of codes above LOW, HIGH of them. SHARED dot products of a word's codes share their scales.
+    strides tell); `high` the bits of codes above LOW, HIGH of them. SHARED dot products of
+    a word's codes share their scales.
     """
     part = tl.program_id(1)
     block, n = _tile(rows, STORED, BM, BN)

@@ -65,14 +65,13 @@ def unpack(words, highs, shift, zeros, KIND: tl.constexpr, HIGH: tl.constexpr,
             own: tl.constexpr = -128.0 if dot_type == tl.bfloat16 else -1024.0
             less = ((own - zeros[0]).to(dot_type), (own - zeros[1]).to(dot_type),
                     (own - zeros[2]).to(dot_type), (own - zeros[3]).to(dot_type))  # fmt: skip
-        if HIGH == 0:
-            given = (words,) + less
-        elif HIGH == 1:
-            given = (words, highs, shift) + less
-        else:
-            given = (words, highs) + less
+        given = (words,)
+        if HIGH == 1:
+            given = given + (highs, shift)  # type: ignore[assignment] # noqa: RUF005
+        elif HIGH == 2:
+            given = given + (highs,)  # type: ignore[assignment] # noqa: RUF005
         made = tl.inline_asm_elementwise(
-            TEXT, PLACES, given,
+            TEXT, PLACES, given + less,
             (dot_type.value, dot_type.value, dot_type.value, dot_type.value), True, 4,
         )  # fmt: skip
     return made
