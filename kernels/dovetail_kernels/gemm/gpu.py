@@ -27,6 +27,7 @@ from dovetail_kernels.gemm.panels import (
     has_whole_zeros,
     kind_of,
     moved,
+    paired,
     panel_of,
     panels,
     scaling_of,
@@ -63,7 +64,8 @@ class Sorted:
 class GpuPacked:
     """A weight, or several experts' weights, ready to be multiplied on the device.
 
-    `scaling`: where scales are multiplied in (see the kernel's `_add`). `panel`: H.
+    `scaling`: where scales are multiplied in (see the kernel's `_add`). `panel`: H. `is_paired`:
+    scales are whole numbers of four bits with offsets above them, for which there is no tensor.
     Shapes: values [panels, N, H] (with experts [X, panels, N, H]; floats [N, K]), highs the same or
     of half the panels, scales and what is like them [groups, N], outer [N], table [16]
     """
@@ -75,6 +77,7 @@ class GpuPacked:
     is_gated: bool
     is_integer: bool
     has_whole_zeros: bool
+    is_paired: bool
     in_size: int
     stored: int
     panel: int
@@ -185,12 +188,15 @@ class GpuPacked:
             if self.table is not None:
                 wide = self.table[codes.int()]
             return wide if self.outer is None else wide * self.outer[index].unsqueeze(1)
+        scales, offsets = _picked(self.scales, index), _picked(self.offsets, index)
+        if self.is_paired and scales is not None:
+            scales, offsets = scales & 15, scales >> 4
         return Weight(
             format=self.format,
             values=codes,
-            scales=_picked(self.scales, index),
+            scales=scales,
             zeros=_picked(self.zeros, index),
-            offsets=_picked(self.offsets, index),
+            offsets=offsets,
             steps=_picked(self.steps, index),
             offset_steps=_picked(self.offset_steps, index),
             run=self.run * self.group,
@@ -237,13 +243,13 @@ class GpuPacked:
             x.view(torch.uint8) if is_float8 else x, x.stride(0), x_scales,
             self.values, self.highs, *strides, self.values[0].numel() if order else 0,
             self.highs[0].numel() if order and self.highs is not None else 0,
-            _bytes(self.scales), self.zeros, self.offsets, self.steps, self.offset_steps,
-            self.outer, self.table,
+            _bytes(self.scales), self.zeros, self.scales if self.is_paired else self.offsets,
+            self.steps, self.offset_steps, self.outer, self.table,
             bias, residual, 0 if residual is None else residual.stride(0), *sorting,
             out, out.stride(0), rows, self.in_size, self.stored, _height(self.scales),
             _height(self.steps), self.num_panels, pairs, -(-self.num_panels // plan.parts),
-            KIND=self.kind, LOW=low, HIGH=high, CENTER=self.center, SCALING=scaling, dot_type=dot,
-            TEXT=text, PLACES=places,
+            KIND=self.kind, LOW=low, HIGH=high, CENTER=self.center, SCALING=scaling,
+            PAIRED=self.is_paired, dot_type=dot, TEXT=text, PLACES=places,
             IS_CENTERED=text != "" and self.has_whole_zeros, FLOAT8_X=is_float8,
             IS_PADDED=is_packed or self.in_size % size == 0,
             IS_GATED=self.is_gated, IS_SPLIT=plan.parts > 1, ACTIVATION=activation,
@@ -343,6 +349,7 @@ def pack(
         outer = own if outer is None else own * outer
     is_scaled = scaling != "none"
     values, highs = panels(weight, kind, panel)
+    pairs = paired(weight) if is_scaled else None
     return GpuPacked(
         format=weight.format,
         kind=kind,
@@ -360,9 +367,10 @@ def pack(
         num_experts=1,
         values=values,
         highs=highs,
-        scales=turned(weight.scales) if is_scaled else None,
+        is_paired=pairs is not None,
+        scales=turned(weight.scales if pairs is None else pairs) if is_scaled else None,
         zeros=turned(weight.zeros),
-        offsets=turned(weight.offsets),
+        offsets=turned(weight.offsets) if pairs is None else None,
         steps=turned(weight.steps) if is_scaled else None,
         offset_steps=turned(weight.offset_steps),
         outer=outer,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import Weight, narrow_bits
 
 PLANES = {
     "int2": (2, 0),
@@ -81,6 +81,19 @@ def has_whole_zeros(weight: Weight) -> bool:
         return False
     zeros = weight.zeros.float()
     return bool(((zeros == zeros.round()) & (zeros >= 0) & (zeros <= 64)).all())
+
+
+def paired(weight: Weight) -> torch.Tensor | None:
+    """Return scales and offsets in a byte where both are whole numbers of four bits, as beside
+    codes of two bits, else None. (Asks the device, once a weight.) Shapes: [N, groups] uint8"""
+    scales, offsets = weight.scales, weight.offsets
+    if narrow_bits(weight.format) != 2 or scales is None or offsets is None:
+        return None
+    if scales.dtype != torch.int8 or offsets.dtype != torch.int8:
+        return None
+    if bool(((torch.stack([scales, offsets]) & -16) != 0).any()):
+        return None
+    return (scales | (offsets << 4)).view(torch.uint8)
 
 
 def panel_of(weight: Weight, kind: str, scaling: str, *, is_large: bool) -> int:

@@ -50,18 +50,21 @@ def activate(v, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _wide(v):
-    """Return loaded factors as float32; bytes are e4m3."""
-    if v.dtype == tl.uint8:
+def _wide(v, NIBBLE: tl.constexpr):
+    """Return loaded factors as float32; bytes are e4m3, or two factors (NIBBLE: which, else -1)."""
+    if NIBBLE >= 0:
+        v = v.to(tl.int32) >> (4 * NIBBLE) & 15
+    elif v.dtype == tl.uint8:
         v = v.to(tl.float8e4nv, bitcast=True)
     return v.to(tl.float32)
 
 
 @triton.jit
-def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr):  # fmt: skip
+def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr,
+            NIBBLE: tl.constexpr = -1):  # fmt: skip
     """Return what the inputs of one group share. Shapes: stored [BN] -> [BN] float32"""
     there = inside & (group < count)
-    found = _wide(tl.load(base + group * STORED + stored, mask=there, other=0))
+    found = _wide(tl.load(base + group * STORED + stored, mask=there, other=0), NIBBLE)
     if steps is not None:
         step = tl.load(steps + (group // RUN) * STORED + stored, mask=there, other=0.0)
         found = found * step.to(tl.float32)
@@ -70,7 +73,7 @@ def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr
 
 @triton.jit
 def _factors(base, steps, stored, inside, k, count, STORED, RUN: tl.constexpr, GROUP: tl.constexpr,
-             H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+             H: tl.constexpr, BN: tl.constexpr, NIBBLE: tl.constexpr = -1):  # fmt: skip
     """Return each input's own factor, for groups that end inside a tile. Shapes: [BN, H]"""
     if H % GROUP == 0:
         group = k // GROUP + tl.arange(0, H // GROUP)
@@ -78,7 +81,7 @@ def _factors(base, steps, stored, inside, k, count, STORED, RUN: tl.constexpr, G
         group = (k + tl.arange(0, H)) // GROUP
     there = inside[:, None] & (group < count)[None, :]
     at = group[None, :] * STORED + stored[:, None]
-    found = _wide(tl.load(base + at, mask=there, other=0))
+    found = _wide(tl.load(base + at, mask=there, other=0), NIBBLE)
     if steps is not None:
         at = (group // RUN)[None, :] * STORED + stored[:, None]
         found = found * tl.load(steps + at, mask=there, other=0.0).to(tl.float32)
@@ -116,10 +119,11 @@ def _right(x, x_at, x_inside, k, inputs, dot_type: tl.constexpr, FLOAT8_X: tl.co
 
 @triton.jit
 def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps, count, STORED,
-            SCALING: tl.constexpr, dot_type: tl.constexpr, IS_CENTERED: tl.constexpr,
-            GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
+            SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
+            IS_CENTERED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Return weights as they are multiplied. Shapes: left [BN, H]
+    """Return weights as they are multiplied. PAIRED: scales have the offsets above their four bits.
+    Shapes: left [BN, H]
 
     SCALING: "none" (one scale an output, at the end), "after" the dot product, "inside" the
     weights, or "each" input its own. IS_CENTERED: zero points are subtracted already.
@@ -128,11 +132,13 @@ def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps
         left = left.to(tl.float32)
         if zeros is not None:
             left -= _factors(zeros, None, stored, inside, k, count, STORED, RUN, GROUP, H, BN)
-        left *= _factors(scales, steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN)
+        left *= _factors(scales, steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN,
+                         0 if PAIRED else -1)  # fmt: skip
         if offsets is not None:
             left += _factors(
-                offsets, offset_steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN
-            )
+                offsets, offset_steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN,
+                1 if PAIRED else -1,
+            )  # fmt: skip
     elif SCALING != "none":
         group = k // GROUP
         if zeros is not None and not IS_CENTERED:
@@ -142,11 +148,13 @@ def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps
             else:
                 left = left.to(tl.float32) - zero[:, None]
         if SCALING == "inside":
-            scale = _factor(scales, steps, stored, inside, group, count, STORED, RUN)
+            scale = _factor(scales, steps, stored, inside, group, count, STORED, RUN,
+                            0 if PAIRED else -1)  # fmt: skip
             left = left.to(tl.float32) * scale[:, None]
             if offsets is not None:
                 offset = _factor(
-                    offsets, offset_steps, stored, inside, group, count, STORED, RUN
+                    offsets, offset_steps, stored, inside, group, count, STORED, RUN,
+                    1 if PAIRED else -1,
                 )  # fmt: skip
                 left += offset[:, None]
     return left.to(dot_type)
@@ -219,16 +227,16 @@ def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pai
 
 @triton.jit
 def _add(acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets, steps,
-         offset_steps, count, STORED, SCALING: tl.constexpr, dot_type: tl.constexpr,
-         sum_type: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
-         CODES: tl.constexpr, SHARED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr,
-         H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+         offset_steps, count, STORED, SCALING: tl.constexpr, PAIRED: tl.constexpr,
+         dot_type: tl.constexpr, sum_type: tl.constexpr, IS_CENTERED: tl.constexpr,
+         FLOAT8_X: tl.constexpr, CODES: tl.constexpr, SHARED: tl.constexpr, GROUP: tl.constexpr,
+         RUN: tl.constexpr, H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Return acc + the product of CODES times H inputs. Shapes: acc [BN, BM]"""
     for number in tl.static_range(CODES):
         at = k + number * H
         left = _scaled(
             quarters[number], at, stored, inside, scales, zeros, offsets, steps, offset_steps,
-            count, STORED, SCALING, dot_type, IS_CENTERED, GROUP, RUN, H, BN,
+            count, STORED, SCALING, PAIRED, dot_type, IS_CENTERED, GROUP, RUN, H, BN,
         )  # fmt: skip
         right = _right(x, x_at, m_inside, at, inputs, dot_type, FLOAT8_X, H)
         if SCALING != "after":
@@ -262,7 +270,7 @@ def product(
     bias, residual, residual_stride, pair_of, expert_of, pair_weights, out, out_stride,
     rows, inputs, STORED, count, runs, panels, pairs, panels_per_part,
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
-    SCALING: tl.constexpr, dot_type: tl.constexpr,
+    SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
     TEXT: tl.constexpr, PLACES: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
     IS_PADDED: tl.constexpr, IS_GATED: tl.constexpr, IS_SPLIT: tl.constexpr,
     ACTIVATION: tl.constexpr, PICKED: tl.constexpr,
@@ -332,7 +340,7 @@ def product(
         )  # fmt: skip
         acc = _add(
             acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets,
-            steps, offset_steps, count, STORED, SCALING, dot_type, sum_type, IS_CENTERED,
+            steps, offset_steps, count, STORED, SCALING, PAIRED, dot_type, sum_type, IS_CENTERED,
             FLOAT8_X, CODES, SHARED, GROUP, RUN, H, BN,
         )  # fmt: skip
     found = acc.to(tl.float32)

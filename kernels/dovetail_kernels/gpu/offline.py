@@ -61,8 +61,9 @@ class AbsentGpu:
         return self._target
 
     def get_current_device(self) -> int:
-        """Return the number of the only device."""
-        return 0
+        """Return a number for the device: its capability's, so that Triton, which keeps what it
+        compiled by device, never takes another's."""
+        return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
         """Return the only stream."""
