@@ -264,6 +264,53 @@ def _tile(rows, STORED, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def _sum(
+    x, x_at, m_inside, inputs, weight, high, panel_stride, row_stride, stored, inside, begin, end,
+    scales, zeros, offsets, steps, offset_steps, table, count, STORED,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
+    SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr, TEXT: tl.constexpr,
+    PLACES: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
+    IS_PADDED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, CODES: tl.constexpr,
+    SHARED: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Return the products of the panels begin .. end - 1, added up. Shapes: -> [BN, BM]"""
+    lane = tl.arange(0, H)
+    at = stored.to(tl.int64)[:, None] * row_stride + lane[None, :]
+    w_at = weight + at + begin.to(tl.int64) * panel_stride
+    if HIGH == 1:
+        high_at = high + at + begin.to(tl.int64) // 2 * panel_stride
+    elif HIGH == 2:
+        high_at = high + at + begin.to(tl.int64) * panel_stride
+    sum_type: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
+    acc = tl.zeros((BN, BM), dtype=sum_type if SCALING == "none" else tl.float32)
+    for panel in range(begin, end):
+        there = inside[:, None]
+        if not IS_PADDED:
+            there = there & (panel * H + lane < inputs)[None, :]
+        codes = tl.load(w_at, mask=there, other=0)
+        w_at += panel_stride
+        highs, shift = codes, 0
+        if HIGH == 1:
+            shift = panel % 2 * 4
+            highs = tl.load(high_at, mask=there, other=0)
+            high_at += panel % 2 * panel_stride
+        elif HIGH == 2:
+            highs = tl.load(high_at, mask=there, other=0)
+            high_at += panel_stride
+        k = panel * H * CODES
+        quarters = _quarters(
+            codes, highs, shift, k, stored, inside, zeros, table, count, STORED, KIND, LOW, HIGH,
+            CENTER, dot_type, TEXT, PLACES, IS_CENTERED, CODES, GROUP, RUN, H, BN,
+        )  # fmt: skip
+        acc = _add(
+            acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets,
+            steps, offset_steps, count, STORED, SCALING, PAIRED, dot_type, sum_type, IS_CENTERED,
+            FLOAT8_X, CODES, SHARED, GROUP, RUN, H, BN,
+        )  # fmt: skip
+    return acc
+
+
+@triton.jit
 def product(
     x, x_stride, x_scales, weight, high, panel_stride, row_stride, expert_stride, high_stride,
     scales, zeros, offsets, steps, offset_steps, outer, table,
@@ -310,39 +357,13 @@ def product(
         m_inside = m < rows
         x_row = m.to(tl.int64)
     x_at = x_row * x_stride
-    lane = tl.arange(0, H)
-    at = stored.to(tl.int64)[:, None] * row_stride + lane[None, :]
-    w_at = weight + at + part.to(tl.int64) * panels_per_part * panel_stride
-    if HIGH == 1:
-        high_at = high + at + part.to(tl.int64) * panels_per_part // 2 * panel_stride
-    elif HIGH == 2:
-        high_at = high + at + part.to(tl.int64) * panels_per_part * panel_stride
-    sum_type: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
-    acc = tl.zeros((BN, BM), dtype=sum_type if SCALING == "none" else tl.float32)
-    for panel in range(part * panels_per_part, tl.minimum((part + 1) * panels_per_part, panels)):
-        there = inside[:, None]
-        if not IS_PADDED:
-            there = there & (panel * H + lane < inputs)[None, :]
-        codes = tl.load(w_at, mask=there, other=0)
-        w_at += panel_stride
-        highs, shift = codes, 0
-        if HIGH == 1:
-            shift = panel % 2 * 4
-            highs = tl.load(high_at, mask=there, other=0)
-            high_at += panel % 2 * panel_stride
-        elif HIGH == 2:
-            highs = tl.load(high_at, mask=there, other=0)
-            high_at += panel_stride
-        k = panel * H * CODES
-        quarters = _quarters(
-            codes, highs, shift, k, stored, inside, zeros, table, count, STORED, KIND, LOW, HIGH,
-            CENTER, dot_type, TEXT, PLACES, IS_CENTERED, CODES, GROUP, RUN, H, BN,
-        )  # fmt: skip
-        acc = _add(
-            acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets,
-            steps, offset_steps, count, STORED, SCALING, PAIRED, dot_type, sum_type, IS_CENTERED,
-            FLOAT8_X, CODES, SHARED, GROUP, RUN, H, BN,
-        )  # fmt: skip
+    begin = part * panels_per_part
+    acc = _sum(
+        x, x_at, m_inside, inputs, weight, high, panel_stride, row_stride, stored, inside, begin,
+        tl.minimum(begin + panels_per_part, panels), scales, zeros, offsets, steps, offset_steps,
+        table, count, STORED, KIND, LOW, HIGH, CENTER, SCALING, PAIRED, dot_type, TEXT, PLACES,
+        IS_CENTERED, FLOAT8_X, IS_PADDED, GROUP, RUN, CODES, SHARED, H, BN, BM,
+    )  # fmt: skip
     found = acc.to(tl.float32)
     if outer is not None:
         found *= tl.load(outer + stored, mask=inside, other=0.0)[:, None]

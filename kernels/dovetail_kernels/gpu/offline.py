@@ -25,8 +25,9 @@ from dovetail_kernels.gpu.facts import KNOWN, standing_for
 from dovetail_kernels.op import Case, Implementation, Op
 
 MAX_THREADS = 1024
-MAX_STACK_BYTES = 0
-"""More of a thread's registers in memory than this is a fault: a tile too large."""
+MAX_STACK_BYTES = 16
+"""More of a thread's registers in memory than this is a fault: a tile too large. (The assembler
+lays down up to four where there are registers left.)"""
 USE = re.compile(r"REG:(\d+) STACK:(\d+)")
 MATRIX = re.compile(r"\b([HIQ]G?MMA)\b")
 """Instructions of the matrix units: of half, integer and 8-bit float numbers, by warp or group."""
