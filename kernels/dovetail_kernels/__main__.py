@@ -1,6 +1,7 @@
-"""`python -m dovetail_kernels test|perf|support|compile|probe`: cases checked, timed, tabulated.
+"""`python -m dovetail_kernels test|perf|support|compile|tune|probe`: cases checked and timed.
 
-`compile` makes Triton kernels for a GPU that need not be here; `probe` tells a machine's limits.
+`compile` makes Triton kernels for a GPU that need not be here; `tune` times tiles on one that is,
+and with --write keeps the best of them in the table; `probe` tells a machine's limits.
 """
 
 from __future__ import annotations
@@ -17,25 +18,33 @@ from dovetail_kernels.check import check_case
 from dovetail_kernels.cpu.library import library, missing_reason
 from dovetail_kernels.cpu.probe import probe
 from dovetail_kernels.gpu import interprets
-from dovetail_kernels.gpu.offline import Compiled, compile_all, triton_calls
+from dovetail_kernels.gpu.facts import facts_of
+from dovetail_kernels.gpu.offline import MAX_STACK_BYTES, Compiled, compile_all, triton_calls
+from dovetail_kernels.gpu.table import write_entries
+from dovetail_kernels.gpu.tune import OPS, choices_of, fastest, refusal, timer
 from dovetail_kernels.op import Op
 from dovetail_kernels.perf import print_times
+
+COMMANDS = ("test", "perf", "support", "compile", "tune", "probe")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one of the commands; return 1 when a check failed."""
     parser = argparse.ArgumentParser(prog="python -m dovetail_kernels", description=__doc__)
-    parser.add_argument("command", choices=("test", "perf", "support", "compile", "probe"))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--op", action="append", help="an op's name; may be repeated")
     parser.add_argument(
         "--implementation", action="append", help="what perf times; may be repeated"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--capability", type=int, default=90, help="what compile compiles for")
+    parser.add_argument("--write", action="store_true", help="tune keeps what it found")
     parser.add_argument("--most", type=int, default=1000, help="cases of an op that compile takes")
     chosen = parser.parse_args(arguments)
     if chosen.command == "probe":
         return _probe()
+    if chosen.command == "tune":
+        return _tune(chosen.op or list(OPS), chosen.device, is_written=chosen.write)
     ops = [load_op(name) for name in chosen.op] if chosen.op else all_ops()
     device = torch.device(chosen.device)
     if chosen.command == "support":
@@ -74,9 +83,15 @@ def _compile(ops: list[Op], capability: int, most: int) -> int:
         kernels: list[Compiled] = []
         for name, found, fault in compile_all(calls, capability):
             kernels += found
-            faults += fault is not None
-            if fault is not None:
-                print(f"FAILED {op.name} {name}: {fault}")
+            told = [] if fault is None else [fault]
+            told += [
+                f"{one.name} spills {one.stack_bytes} bytes a thread: its tile is too large"
+                for one in found
+                if one.stack_bytes > MAX_STACK_BYTES
+            ]
+            faults += len(told)
+            for line in told:
+                print(f"FAILED {op.name} {name}: {line}")
         for one in kernels:
             more = f", {' '.join(one.products)}" if one.products else ""
             more += f", {one.stack_bytes} bytes of stack" if one.stack_bytes else ""
@@ -86,6 +101,26 @@ def _compile(ops: list[Op], capability: int, most: int) -> int:
             )
     print(f"compiled for {capability / 10}, {faults} failed")
     return 1 if faults else 0
+
+
+def _tune(ops: list[str], device: str, *, is_written: bool) -> int:
+    """Print which tiles are faster than the usual ones here; return 1 where there is no GPU."""
+    unknown = [f"{op} has no tiles to choose" for op in ops if op not in OPS]
+    reason = refusal() or next(iter(unknown), None)
+    if reason is not None:
+        print(f"tune: {reason}")
+        return 1
+    name, time = facts_of(torch.device(device)).name, timer()
+    for op in ops:
+        entries: dict[str, dict[str, int]] = {}
+        for choice in choices_of(op, device):
+            found = fastest(op, choice, time)
+            print(f"{name}  {op:<18}{choice.key:<30}{found or 'as it follows from the shape'}")
+            if found is not None:
+                entries[choice.key] = found
+        if is_written:
+            write_entries(name, op, entries)
+    return 0
 
 
 def _probe() -> int:

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from dovetail_kernels.gemm.cases import make_weight
-from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack, tiles
+from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
 from dovetail_kernels.gemm.panels import KINDS
+from dovetail_kernels.gemm.tiles import parts_of
 from dovetail_kernels.gemm.weight import FORMATS
 from dovetail_kernels.gpu import VARIABLE
 
 KERNELS = Path(__file__).parents[2] / "kernels"
-BITS = {"int8": 8, "int4": 4, "float8": 8, "table4": 4, "e2m1": 4}
+BITS = {"float8": 8, "table4": 4, "e2m1": 4} | {f"int{n}": n for n in (2, 3, 4, 5, 6, 8)}
 SLACK = 1.02
 
 
@@ -44,8 +45,8 @@ def test_memory_is_that_of_the_codes_and_scales(format: str) -> None:
 
 def test_parts_depend_on_the_weight_alone() -> None:
     for outputs, panels in ((4096, 32), (1024, 64), (28672, 32), (64, 7)):
-        assert len({tiles(rows, outputs, panels).parts for rows in range(1, 65)}) == 1
-        assert tiles(65, outputs, panels).parts == 1
+        assert len({parts_of(rows, outputs, panels) for rows in range(1, 65)}) == 1
+        assert parts_of(65, outputs, panels) == 1
 
 
 def test_experts_of_two_kinds_are_not_stacked() -> None:

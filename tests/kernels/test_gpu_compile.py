@@ -36,6 +36,10 @@ def products(found: list[Compiled]) -> list[tuple[tuple[str, ...], int]]:
         ("int8", {}, 16, "IGMMA"),
         ("table4", {"group": 16}, 16, "HGMMA"),
         ("float8", {"group": 128}, 128, "QGMMA"),
+        ("int2", {"group": 32}, 128, "HGMMA"),
+        ("int3_int8", {"group": 128}, 128, "IGMMA"),
+        ("int5_int8", {"group": 32}, 16, "IGMMA"),
+        ("int6", {"group": 16, "run": 256}, 16, "HGMMA"),
     ],
 )
 def test_products_of_a_hopper_device(
@@ -46,6 +50,31 @@ def test_products_of_a_hopper_device(
     with absent_gpu(HOPPER) as device:
         packed(torch.zeros(rows, 1024, dtype=torch.bfloat16), activation="silu")
     assert products(device.found) == [((wanted,), 0)]
+
+
+@pytest.mark.parametrize("format", ["int3", "table4"])
+def test_products_of_a_device_with_less_shared_memory(format: str) -> None:
+    packed = gpu.pack(make_weight(format, 256, 1024, group=32))
+    with absent_gpu(89) as device:
+        packed(torch.zeros(128, 1024, dtype=torch.bfloat16))
+    assert products(device.found) == [(("HMMA",), 0)]
+
+
+@pytest.mark.parametrize("programs", [0, 10**6])
+def test_spans_of_a_long_past(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dovetail_kernels.paged_attention import triton as attention
+
+    monkeypatch.setattr(attention, "PREFILL_PROGRAMS", programs)
+    q, cache = (
+        torch.zeros(shape, dtype=torch.bfloat16) for shape in ((40, 8, 128), (2, 4, 16, 2, 128))
+    )
+    rows = (torch.zeros(1, 300, dtype=torch.int32), torch.tensor([0, 40]), torch.tensor([4500]))
+    extent = attention.Extent(max_query_tokens=40, max_seq_tokens=4500, has_decodes=False)
+    with absent_gpu(HOPPER) as device:
+        attention.attend(q, cache, *rows, attention.Rules(scale=1.0), extent)
+    assert {one.name: one.stack_bytes for one in device.found} == (
+        {"prefill": 0, "add_spans": 0} if programs else {"prefill": 0}
+    )
 
 
 def test_experts() -> None:

@@ -1,4 +1,4 @@
-"""The instructions that unpack 4-bit codes on a GPU, read as the PTX manual defines them.
+"""The instructions that unpack codes of 2 to 6 bits on a GPU, read as the PTX manual defines them.
 
 No interpreter runs inline instructions, so this file has one for the dozen that are used: each
 line's words are looked up, and 32-bit registers are Python integers. Source: NVIDIA, PTX ISA 8.5,
@@ -12,18 +12,16 @@ import re
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
-from dovetail_kernels.gemm.unpack import (
-    E2M1_BFLOAT16,
-    E2M1_FLOAT16,
-    UNPACK_BFLOAT16,
-    UNPACK_FLOAT16,
-    UNPACK_INT8,
+from dovetail_kernels.gemm.instructions import (
+    byte_instructions,
+    e2m1_instructions,
+    float_instructions,
 )
+from dovetail_kernels.gemm.panels import PLANES
 
 MASK = 0xFFFFFFFF
 TYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+INTEGERS = [PLANES[f"int{bits}"] for bits in (2, 3, 4, 5, 6)]
 CODES = ((0, 15, 7, 8), (1, 2, 3, 4), (9, 10, 11, 12), (5, 6, 13, 14))
 """Four words of four codes, each code once."""
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
@@ -78,23 +76,44 @@ def word(codes: tuple[int, ...]) -> int:
     return sum(code << 4 * n for n, code in enumerate(codes))
 
 
-@pytest.mark.parametrize("zero", [0, 8, 15])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_codes_as_floats(dtype: torch.dtype, zero: int) -> None:
-    is_bfloat16 = dtype == torch.bfloat16
-    text = (UNPACK_BFLOAT16 if is_bfloat16 else UNPACK_FLOAT16).value
-    less = -(128 if is_bfloat16 else 1024) - zero
-    for first, second in (CODES[:2], CODES[2:]):
-        words = word(first) | word(second) << 16
-        found = run(text, [words] + [bits(torch.full((2,), less, dtype=dtype))] * 4)
-        for number, register in enumerate(found):
-            wanted = [first[number] - zero, second[number] - zero]
-            assert floats(register, dtype).tolist() == wanted
+def drawn(low: int, high: int, odd: int) -> tuple[list[list[int]], list[int]]:
+    """Return four words' codes, and the registers that hold the words and what lies apart, a byte
+    a word; of one bit, where `odd` says."""
+    top = (1 << (low + high)) - 1
+    random = torch.Generator().manual_seed(low * 8 + high)
+    codes = torch.randint(0, top + 1, (4, 4), generator=random).tolist()
+    codes[0], codes[3][3] = [0, top, top // 2, 1], top
+    words = [sum((c & ((1 << low) - 1)) << low * n for n, c in enumerate(own)) for own in codes]
+    size = 4 * low
+    held = sum(word << size * n for n, word in enumerate(words))
+    registers = [held & MASK] if low == 2 else [held & MASK, held >> 32]
+    if high:
+        apart = [sum((c >> low) << high * n for n, c in enumerate(own)) for own in codes]
+        if high == 1:  # the other half of the byte is another panel's
+            apart = [own << 4 | 5 if odd else own | 0xA0 for own in apart]
+        registers.append(sum(own << 8 * n for n, own in enumerate(apart)))
+    return codes, registers + ([4 * odd] * 4 if high == 1 else [])
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize(("low", "high"), INTEGERS)
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_codes_as_floats(kind: str, low: int, high: int, odd: int) -> None:
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+    codes, registers = drawn(low, high, odd)
+    zeros = (0, 8, 15, 64)
+    less = [-(128 if kind == "bf16" else 1024) - zero for zero in zeros]
+    pairs = [bits(torch.full((2,), number, dtype=dtype)) for number in less]
+    given = [pair for pair in pairs for _ in range(2)]
+    found = run(float_instructions(low, high, kind), registers + given, outputs=8)
+    for number, zero in enumerate(zeros):
+        made = [floats(found[2 * number + pair], dtype) for pair in range(2)]
+        assert torch.cat(made).tolist() == [own[number] - zero for own in codes]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_codes_of_e2m1(dtype: torch.dtype) -> None:
-    text = (E2M1_BFLOAT16 if dtype == torch.bfloat16 else E2M1_FLOAT16).value
+    text = e2m1_instructions("bf16" if dtype == torch.bfloat16 else "fp16")
     for first, second in (CODES[:2], CODES[2:]):
         found = run(text, [word(first) | word(second) << 16])
         for number, register in enumerate(found):
@@ -102,10 +121,13 @@ def test_codes_of_e2m1(dtype: torch.dtype) -> None:
             assert floats(register, dtype).tolist() == wanted
 
 
-@pytest.mark.parametrize("zero", [0, 8, 15, 64])
-def test_codes_as_int8(zero: int) -> None:
-    words = [word(CODES[0]) | word(CODES[1]) << 16, word(CODES[2]) | word(CODES[3]) << 16]
-    found = run(UNPACK_INT8.value, words + [zero * 0x01010101] * 4)
-    for number, register in enumerate(found):
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize(("low", "high"), INTEGERS)
+def test_codes_as_int8(low: int, high: int, odd: int) -> None:
+    codes, registers = drawn(low, high, odd)
+    zeros = (0, 8, 15, 64)
+    found = run(byte_instructions(low, high), registers + [z * 0x01010101 for z in zeros])
+    for number, (register, zero) in enumerate(zip(found, zeros, strict=True)):
         own = [(register >> 8 * n) & 255 for n in range(4)]
-        assert [n - 256 if n > 127 else n for n in own] == [c[number] - zero for c in CODES]
+        made = [n - 256 if n > 127 else n for n in own]
+        assert made == [c[number] - zero for c in codes]

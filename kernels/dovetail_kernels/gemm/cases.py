@@ -171,7 +171,8 @@ def _halves() -> list[Case]:
 def small_cases() -> list[Case]:
     """Return the cases that are checked where kernels are interpreted: every format, every fused
     end, every way that scales lie, few rows in parts and many without."""
-    left_out = {*PLANES, "vectors_int8"} - {"int3", "int6_int8"}  # a table takes floats on a GPU
+    planes = ("int2", "int3_int8", "int5", "int6_int8")
+    left_out = {*PLANES, "vectors_int8"} - {*planes}  # a table takes floats on a GPU
     formats = [f for f in FORMATS if f not in left_out]
     plain = [_case(f, m, _inputs(f), 70, {}, "plain") for f in formats for m in (1, 20, 70)]
     deep = [_case(f, 2, 1000, 33, {}, "deep") for f in formats]
@@ -195,6 +196,10 @@ def small_cases() -> list[Case]:
         _case(f, 3, 600, 30, {"group": group, "run": run}, f"G{group}R{run}")
         for f in STEPPED
         for group, run in ((16, 256), (32, 256), (32, 32))
+    ]
+    steps += [
+        _case(f, 3, 600, 30, {"group": group, "run": 256}, f"G{group}R256")
+        for f, group in (("int2_int8", 16), ("int3", 16), ("int5_int8", 32), ("int6", 16))
     ]
     return plain + deep + ends + groups + scales + steps + _halves()
 

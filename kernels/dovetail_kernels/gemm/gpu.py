@@ -1,10 +1,10 @@
 """GpuPacked: a weight as Triton's products read it, and one call a product.
 
-Codes lie in panels: H codes of every output, then the next H codes of every output, so that a tile
-of any outputs is one run of memory. In 4 bits they are words of 16 bits: an input (lowest) and the
-ones H, 2 H and 3 H further. Scales and what is like them lie group by group. Plain floats stay as
-they are. Several experts' weights may lie behind each other. Knows no layer; needs Triton when it
-multiplies.
+Codes lie in panels: H words of every output, then the next H words of every output, so that a tile
+of any outputs is one run of memory. A word is a code of 8 bits, or four of 2 or 4 bits; what codes
+of 3, 5 and 6 bits have above that lies apart (`highs`). Scales and what is like them lie group by
+group. Plain floats stay as they are. Several experts' weights may lie behind each other. Knows no
+layer; needs Triton when it multiplies.
 """
 
 from __future__ import annotations
@@ -17,61 +17,31 @@ from typing import Any
 
 import torch
 
+from dovetail_kernels.gemm.instructions import instructions
 from dovetail_kernels.gemm.panels import (
     CODES,
-    FOUR_BITS,
     KINDS,
+    PLANES,
     TENSORS,
+    codes_of,
     has_whole_zeros,
     kind_of,
     moved,
+    paired,
     panel_of,
     panels,
     scaling_of,
     turned,
 )
-from dovetail_kernels.gemm.weight import FLOATS, Weight, narrow_bits, widened
+from dovetail_kernels.gemm.tiles import MAX_SPLIT_ROWS, Tiles, Work, parts_of, tiles
+from dovetail_kernels.gemm.weight import FLOATS, Weight, usual_zero
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
 
-ROUNDED = ("int8", "int4_int8", "int8_int8")
-"""Formats whose activations are made int8 per row."""
 MIN_INTEGER_PANEL = 32
-PROGRAMS = 264
-"""As many programs as keep a device of 132 processors busy: two on each, of four warps."""
-MAX_PARTS = 8
-MIN_PANELS = 4
-"""Panels that a program multiplies at least, so that loads run ahead of it."""
-MAX_SPLIT_ROWS = 64
-"""Above, a product is bound by its operations: larger tiles, inputs in one part, and scales of 16
-inputs multiplied into the weights."""
 ROW_BLOCK = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """The shape of a product: rows and outputs of a program, parts of the inputs, and how the
-    device runs it."""
-
-    rows: int
-    outputs: int
-    parts: int
-    warps: int
-    stages: int
-
-
-def tiles(rows: int, outputs: int, panels: int) -> Tiles:
-    """Return the tiles of a product. Parts depend on the weight alone: a row's sums are the same
-    in every batch of up to 64 rows, and in every larger one."""
-    if rows > MAX_SPLIT_ROWS:
-        return Tiles(rows=128, outputs=128, parts=1, warps=8, stages=3)
-    parts = 1
-    while parts < MAX_PARTS and parts * -(-outputs // 64) < PROGRAMS:
-        parts *= 2
-    while parts > 1 and panels // parts < MIN_PANELS:
-        parts //= 2
-    height = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    return Tiles(rows=height, outputs=64, parts=parts, warps=4, stages=4)
+KEPT = ("highs", *TENSORS)
+"""The tensors of a packed weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +64,10 @@ class Sorted:
 class GpuPacked:
     """A weight, or several experts' weights, ready to be multiplied on the device.
 
-    `scaling`: where scales are multiplied in (see the kernel's `_add`). `panel`: H.
-    Shapes: values [panels, N, H] (with experts [X, panels, N, H]; floats [N, K]), scales and what
-    is like them [groups, N], outer [N], table [16]
+    `scaling`: where scales are multiplied in (see the kernel's `_add`). `panel`: H. `is_paired`:
+    scales are whole numbers of four bits with offsets above them, for which there is no tensor.
+    Shapes: values [panels, N, H] (with experts [X, panels, N, H]; floats [N, K]), highs the same or
+    of half the panels, scales and what is like them [groups, N], outer [N], table [16]
     """
 
     format: str
@@ -106,6 +77,7 @@ class GpuPacked:
     is_gated: bool
     is_integer: bool
     has_whole_zeros: bool
+    is_paired: bool
     in_size: int
     stored: int
     panel: int
@@ -114,6 +86,7 @@ class GpuPacked:
     center: int
     num_experts: int
     values: torch.Tensor
+    highs: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
@@ -135,7 +108,7 @@ class GpuPacked:
     @property
     def codes(self) -> int:
         """Return the codes of a word."""
-        return CODES if self.kind in FOUR_BITS else 1
+        return CODES if self.kind in PLANES else 1
 
     @property
     def num_bytes(self) -> int:
@@ -144,7 +117,7 @@ class GpuPacked:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what is kept in memory, by name."""
-        kept = {name: getattr(self, name) for name in TENSORS}
+        kept = {name: getattr(self, name) for name in KEPT}
         return {name: t for name, t in kept.items() if t is not None}
 
     def __call__(
@@ -162,7 +135,8 @@ class GpuPacked:
         out = torch.empty((rows, self.out_size), dtype=x.dtype, device=x.device)
         if not rows:
             return out
-        plan = tiles(rows, self.stored, self.num_panels)
+        plan = self.plan(rows, x)
+        plan = replace(plan, parts=parts_of(rows, self.stored, self.num_panels))
         if plan.parts == 1:
             self._launch(x, plan, out, bias, residual, activation)
             return out
@@ -176,6 +150,24 @@ class GpuPacked:
             num_warps=4,
         )  # fmt: skip
         return out
+
+    def plan(self, rows: int, x: torch.Tensor) -> Tiles:
+        """Return the tiles for so many rows like those of x, in one part."""
+        return tiles(rows, self.work(x), x.device)
+
+    def work(self, x: torch.Tensor) -> Work:
+        """Return what tiles depend on for rows like those of x."""
+        low, high = PLANES.get(self.kind, (8 * self.values.itemsize // CODES, 0))
+        itemsize = x.itemsize if self.activations == "float" else 1
+        dot = self._dot(x.dtype)
+        has_own_sums = self.scaling == "after" and self._shared() < self.codes
+        return Work(
+            kind=self.kind,
+            dot_type=dot.name,
+            has_own_sums=has_own_sums,
+            word_bytes=self.panel * (low * CODES // 8 + (high > 0)),
+            input_bytes=self.panel * self.codes * itemsize,
+        )
 
     def multiply_sorted(
         self, x: torch.Tensor, order: Sorted, plan: Tiles, activation: str = "none"
@@ -196,12 +188,15 @@ class GpuPacked:
             if self.table is not None:
                 wide = self.table[codes.int()]
             return wide if self.outer is None else wide * self.outer[index].unsqueeze(1)
+        scales, offsets = _picked(self.scales, index), _picked(self.offsets, index)
+        if self.is_paired and scales is not None:
+            scales, offsets = scales & 15, scales >> 4
         return Weight(
             format=self.format,
             values=codes,
-            scales=_picked(self.scales, index),
+            scales=scales,
             zeros=_picked(self.zeros, index),
-            offsets=_picked(self.offsets, index),
+            offsets=offsets,
             steps=_picked(self.steps, index),
             offset_steps=_picked(self.offset_steps, index),
             run=self.run * self.group,
@@ -214,11 +209,9 @@ class GpuPacked:
         """Return rows of codes in the inputs' order. Shapes: index [M] -> [M, K]"""
         if self.kind == "float":
             return self.values[index]
-        picked = self.values[:, index].transpose(0, 1)
-        if self.kind in FOUR_BITS:
-            words = [(picked >> (4 * number)) & 15 for number in range(CODES)]
-            picked = torch.stack(words, dim=2).to(torch.uint8)
-        codes = picked.flatten(1)[:, : self.in_size].contiguous()
+        highs = None if self.highs is None else self.highs[:, index]
+        codes = codes_of(self.values[:, index], highs, self.kind)
+        codes = codes[:, : self.in_size].contiguous()
         return codes.view(torch.float8_e4m3fn) if self.kind == "float8" else codes
 
     def _launch(
@@ -233,7 +226,7 @@ class GpuPacked:
     ) -> None:
         """Multiply into `out`; in parts, into their sums. Mutates: out"""
         dot = self._dot(x.dtype)
-        is_fast = self._is_fast(dot)
+        text, places = self._text(dot)
         is_narrow = self.scaling == "after" and self.panel < MIN_INTEGER_PANEL
         scaling = "inside" if is_narrow and plan.rows > MAX_SPLIT_ROWS else self.scaling
         x, x_scales = self._rounded(x)
@@ -243,20 +236,21 @@ class GpuPacked:
         if order is not None:
             rows, pairs, picked = len(order.pair_of), order.pairs, order.picked
             sorting = (order.pair_of, order.expert_of, order.weights)
-        size = self.panel
+        size, (low, high) = self.panel, PLANES.get(self.kind, (0, 0))
         strides = (self.stored * size, size) if is_packed else (size, self.in_size)
         grid = (-(-rows // plan.rows) * -(-self.stored // plan.outputs), plan.parts)
         _kernels().product[grid](
             x.view(torch.uint8) if is_float8 else x, x.stride(0), x_scales,
-            self.values, *strides, self.values[0].numel() if order else 0,
-            _bytes(self.scales), self.zeros, self.offsets, self.steps, self.offset_steps,
-            self.outer, self.table,
+            self.values, self.highs, *strides, self.values[0].numel() if order else 0,
+            self.highs[0].numel() if order and self.highs is not None else 0,
+            _bytes(self.scales), self.zeros, self.scales if self.is_paired else self.offsets,
+            self.steps, self.offset_steps, self.outer, self.table,
             bias, residual, 0 if residual is None else residual.stride(0), *sorting,
             out, out.stride(0), rows, self.in_size, self.stored, _height(self.scales),
             _height(self.steps), self.num_panels, pairs, -(-self.num_panels // plan.parts),
-            KIND=self.kind, CENTER=self.center, SCALING=scaling, dot_type=dot,
-            IS_FAST=is_fast,
-            IS_CENTERED=is_fast and self.has_whole_zeros, FLOAT8_X=is_float8,
+            KIND=self.kind, LOW=low, HIGH=high, CENTER=self.center, SCALING=scaling,
+            PAIRED=self.is_paired, dot_type=dot, TEXT=text, PLACES=places,
+            IS_CENTERED=text != "" and self.has_whole_zeros, FLOAT8_X=is_float8,
             IS_PADDED=is_packed or self.in_size % size == 0,
             IS_GATED=self.is_gated, IS_SPLIT=plan.parts > 1, ACTIVATION=activation,
             PICKED=picked, GROUP=self.group, RUN=self.run, CODES=self.codes,
@@ -264,12 +258,13 @@ class GpuPacked:
             num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
 
-    def _is_fast(self, dot: Any) -> bool:
-        """Return whether codes are unpacked by instructions of the device's own."""
-        types = _kernels().tl
-        if interprets() or self.kind not in ("int4", "e2m1"):
-            return False
-        return dot in (types.bfloat16, types.float16, types.int8)
+    def _text(self, dot: Any) -> tuple[str, str]:
+        """Return the device's own instructions that unpack codes, and their registers; none where
+        plain arithmetic does it."""
+        if interprets() or self.kind not in PLANES or self.kind == "table4":
+            return "", ""
+        has_text = dot.name in ("int8", "bf16", "fp16")
+        return instructions(self.kind, dot.name) if has_text else ("", "")
 
     def _shared(self) -> int:
         """Return how many of a word's codes have one scale."""
@@ -318,7 +313,7 @@ def round_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch
 
 def is_packed(format: str) -> bool:
     """Return whether weights of a format are packed for the device; others are plain floats."""
-    return format in KINDS or narrow_bits(format) > 0
+    return format in KINDS
 
 
 def pack(
@@ -329,31 +324,32 @@ def pack(
     rounds_activations: bool = False,
 ) -> GpuPacked:
     """Return a weight in panels, on the device. Its order, if it has one, is the caller's to apply.
-    Of 2, 3, 5 and 6 bits become 4 or 8.
 
     `is_gated`: the first half of the outputs is the gate of the second. `rounds_activations`: rows
     become e4m3 for products with float8.
     """
-    weight = widened(moved(weight, device))
-    kind, weight = kind_of(weight)
+    kind, weight = kind_of(moved(weight, device))
     has_shift = weight.zeros is not None or weight.offsets is not None
     is_whole = weight.scales is None or weight.format == "int8" or weight.scales.shape[1] == 1
-    activations = "int8" if weight.format in ROUNDED else "float"
+    is_rounded = weight.format == "int8" or weight.format.endswith("_int8")
+    activations = "int8" if is_rounded else "float"
     if kind == "float8" and rounds_activations:
         activations = "float8"
     scaling = "none" if is_whole and not has_shift else scaling_of(weight, is_whole=is_whole)
     panel = panel_of(weight, kind, scaling, is_large=activations != "float")
     is_whole_zeros = has_whole_zeros(weight)
-    is_integer = kind in ("int8", "int4") and scaling in ("none", "after")
+    is_integer = kind.startswith("int") and scaling in ("none", "after")
     is_integer = is_integer and panel >= MIN_INTEGER_PANEL
     if weight.zeros is not None:
-        is_integer = is_integer and kind == "int4" and is_whole_zeros
+        is_integer = is_integer and kind != "int8" and is_whole_zeros
     outer = weight.outer
     if scaling == "none" and weight.scales is not None:
         own = weight.scales.float().flatten()
         own = own if weight.steps is None else own * weight.steps.float().flatten()
         outer = own if outer is None else own * outer
     is_scaled = scaling != "none"
+    values, highs = panels(weight, kind, panel)
+    pairs = paired(weight) if is_scaled else None
     return GpuPacked(
         format=weight.format,
         kind=kind,
@@ -367,12 +363,14 @@ def pack(
         panel=panel,
         group=weight.shape[1] + -weight.shape[1] % 256 if is_whole else weight.group,
         run=weight.run // weight.group if is_scaled and weight.steps is not None else 1,
-        center=8 if kind == "int4" and not has_shift else 0,
+        center=0 if has_shift else usual_zero(weight.format),
         num_experts=1,
-        values=panels(weight, kind, panel),
-        scales=turned(weight.scales) if is_scaled else None,
+        values=values,
+        highs=highs,
+        is_paired=pairs is not None,
+        scales=turned(weight.scales if pairs is None else pairs) if is_scaled else None,
         zeros=turned(weight.zeros),
-        offsets=turned(weight.offsets),
+        offsets=turned(weight.offsets) if pairs is None else None,
         steps=turned(weight.steps) if is_scaled else None,
         offset_steps=turned(weight.offset_steps),
         outer=outer,
@@ -393,7 +391,7 @@ def prepare(arguments: Arguments) -> Arguments:
 def stack(experts: Sequence[GpuPacked]) -> GpuPacked | None:
     """Return the weights of several experts as one, None where they differ in kind."""
     first = experts[0]
-    rest = [f.name for f in fields(GpuPacked) if f.name not in TENSORS]
+    rest = [f.name for f in fields(GpuPacked) if f.name not in KEPT]
     for other in experts:
         if any(getattr(other, name) != getattr(first, name) for name in rest):
             return None

@@ -15,7 +15,7 @@ from dovetail_kernels.gemm import OP, native
 from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
 from dovetail_kernels.gemm.native import Packed
 from dovetail_kernels.gemm.reference import reference
-from dovetail_kernels.gemm.weight import FLOATS, Weight, widened
+from dovetail_kernels.gemm.weight import FLOATS, Weight
 from dovetail_kernels.gpu import TRITON
 
 BFLOAT16_ISA = "avx512bf16"
@@ -62,7 +62,7 @@ class Matrix:
     ) -> None:
         is_native, on_gpu = runs_natively(device, dtype), runs_on_gpu(device, dtype)
         self._order = None if weight.order is None else weight.order.to(device)
-        weight = replace(weight if is_native else widened(weight), order=None)
+        weight = replace(weight, order=None)
         self._packed: Packed | GpuPacked | None = None
         if is_native:
             self._packed = Packed(weight, is_gated=is_gated)

@@ -11,17 +11,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import Weight, narrow_bits
 
-FOUR_BITS = ("int4", "e2m1", "table4")
-"""Kinds of codes of which four lie in a word of 16 bits."""
+PLANES = {
+    "int2": (2, 0),
+    "int3": (2, 1),
+    "int4": (4, 0),
+    "int5": (4, 1),
+    "int6": (4, 2),
+    "e2m1": (4, 0),
+    "table4": (4, 0),
+}
+"""Kinds of codes of which four lie in a word: bits of a code there, and those that lie apart."""
 CODES = 4
 KINDS = {
     "int8": "int8",
     "int8_float32": "int8",
     "int8_int8": "int8",
-    "int4": "int4",
-    "int4_int8": "int4",
+    **{f"int{bits}{end}": f"int{bits}" for bits in (2, 3, 4, 5, 6) for end in ("", "_int8")},
     "float8": "float8",
     "table4": "table4",
 }
@@ -30,6 +37,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 PANELS = (128, 64, 32, 16)
 """The sizes that a dot product may have; 8-bit ones take 32 at least."""
 TENSORS = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", "outer", "table")
+"""What a weight may have."""
 
 
 def moved(weight: Weight, device: torch.device | str | None) -> Weight:
@@ -76,30 +84,85 @@ def has_whole_zeros(weight: Weight) -> bool:
     return bool(((zeros == zeros.round()) & (zeros >= 0) & (zeros <= 64)).all())
 
 
+def paired(weight: Weight) -> torch.Tensor | None:
+    """Return scales and offsets in a byte where both are whole numbers of four bits, as beside
+    codes of two bits, else None. (Asks the device, once a weight.) Shapes: [N, groups] uint8"""
+    scales, offsets = weight.scales, weight.offsets
+    if narrow_bits(weight.format) != 2 or scales is None or offsets is None:
+        return None
+    if scales.dtype != torch.int8 or offsets.dtype != torch.int8:
+        return None
+    if bool(((torch.stack([scales, offsets]) & -16) != 0).any()):
+        return None
+    return (scales | (offsets << 4)).view(torch.uint8)
+
+
 def panel_of(weight: Weight, kind: str, scaling: str, *, is_large: bool) -> int:
     """Return how many inputs of an output are one dot product: within a group, where it matters."""
-    largest = PANELS[2] if kind in FOUR_BITS else PANELS[0] if is_large else PANELS[1]
-    if scaling in ("none", "each") or weight.scales is None or weight.scales.shape[1] == 1:
+    largest = PANELS[2] if kind in PLANES else PANELS[0] if is_large else PANELS[1]
+    if scaling == "each":
+        return min(largest, PANELS[2])  # each input's own scale takes registers
+    if scaling == "none" or weight.scales is None or weight.scales.shape[1] == 1:
         return largest
     return next(p for p in PANELS if p <= largest and weight.group % p == 0)
 
 
-def panels(weight: Weight, kind: str, panel: int) -> torch.Tensor:
-    """Return codes in panels. Shapes: [N, K] -> [panels, N, H]; floats as they are"""
+def panels(weight: Weight, kind: str, panel: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return codes in panels, and the bits of theirs that lie apart, if any do.
+
+    Words have four codes: inputs j, j + H, j + 2 H and j + 3 H, the first lowest. A bit apart
+    makes half a byte of four codes: a byte has those of two panels, the even one lower.
+    Shapes: [N, K] -> [panels, N, H], [panels or half of them, N, H]; floats as they are
+    """
     values = weight.values
     if kind == "float":
-        return values.contiguous()
+        return values.contiguous(), None
     if kind == "float8":
         values = values.view(torch.uint8)
-    wide = panel * (CODES if kind in FOUR_BITS else 1)
-    values = F.pad(values, (0, -values.shape[1] % wide))
-    if kind not in FOUR_BITS:
-        return values.unflatten(1, (-1, panel)).transpose(0, 1).contiguous()
+    if kind not in PLANES:
+        values = F.pad(values, (0, -values.shape[1] % panel))
+        return values.unflatten(1, (-1, panel)).transpose(0, 1).contiguous(), None
+    low, high = PLANES[kind]
+    values = F.pad(values, (0, -values.shape[1] % (CODES * panel)))
+    words = _words(values & ((1 << low) - 1), low, panel)
+    if not high:
+        return words, None
+    apart = _words(values >> low, high, panel)
+    if high == 1:
+        apart = F.pad(apart, (0, 0, 0, 0, 0, len(apart) % 2))
+        apart = apart[0::2] | (apart[1::2] << 4)
+    return words, apart
+
+
+def _words(values: torch.Tensor, bits: int, panel: int) -> torch.Tensor:
+    """Return four codes of some bits in a word. Shapes: [N, K] -> [panels, N, H]"""
     quarters = values.unflatten(1, (-1, CODES, panel)).transpose(0, 1)
-    words = quarters[:, :, 0].to(torch.int16)
+    dtype = torch.int16 if bits == 4 else torch.uint8
+    words = quarters[:, :, 0].to(dtype)
     for number in range(1, CODES):
-        words |= quarters[:, :, number].to(torch.int16) << (4 * number)
+        words |= quarters[:, :, number].to(dtype) << (bits * number)
     return words.contiguous()
+
+
+def codes_of(values: torch.Tensor, highs: torch.Tensor | None, kind: str) -> torch.Tensor:
+    """Return codes in the inputs' order. Shapes: values and highs as of `panels`, of M outputs ->
+    [M, panels * H * codes of a word]"""
+    if kind not in PLANES:
+        return values.transpose(0, 1).flatten(1)
+    low, high = PLANES[kind]
+    codes = _quarters(values, low)
+    if highs is not None:
+        if high == 1:
+            highs = torch.stack([highs & 15, highs >> 4], dim=1).flatten(0, 1)[: len(values)]
+        codes |= _quarters(highs, high) << low
+    return codes.flatten(1)
+
+
+def _quarters(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the codes of words. Shapes: [panels, M, H] -> [M, panels, CODES, H] uint8"""
+    mask = (1 << bits) - 1
+    codes = [(words >> (bits * number)) & mask for number in range(CODES)]
+    return torch.stack(codes, dim=2).transpose(0, 1).to(torch.uint8)
 
 
 def turned(scales: torch.Tensor | None) -> torch.Tensor | None:

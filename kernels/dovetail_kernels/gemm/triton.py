@@ -1,8 +1,9 @@
 """gemm in Triton: a tile of outputs times a tile of rows, packed codes made numbers in registers.
 
 Weights are the left operand, so that a few rows fill the narrow side of the matrix instructions and
-what is unpacked stays in registers. Codes of 4 bits lie four in a word, so that the lowest of a run
-of words are one run of inputs, and so on: no code changes lanes. A scale that all inputs of a dot
+what is unpacked stays in registers. Codes of 2 and 4 bits lie four in a word, so that the lowest of
+a run of words are one run of inputs, and so on: no code changes lanes; 3, 5 and 6 bits are one of
+these and 1 or 2 bits more in a byte beside it. A scale that all inputs of a dot
 product share is multiplied after it; others are multiplied into the weights.
 A part of the inputs a program (`parts`), added in their order by a second kernel, gives few rows
 enough programs; how many parts there are does not depend on the rows.
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 from dovetail_kernels.gemm.gpu import GpuPacked
-from dovetail_kernels.gemm.unpack import decode, unpack
+from dovetail_kernels.gemm.unpack import code_of, decode, unpack
 from dovetail_kernels.gpu.rounding import nearest_float8
 
 ROUND = tl.constexpr(12582912.0)
@@ -50,18 +51,21 @@ def activate(v, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _wide(v):
-    """Return loaded factors as float32; bytes are e4m3."""
-    if v.dtype == tl.uint8:
+def _wide(v, NIBBLE: tl.constexpr):
+    """Return loaded factors as float32; bytes are e4m3, or two factors (NIBBLE: which, else -1)."""
+    if NIBBLE >= 0:
+        v = v.to(tl.int32) >> (4 * NIBBLE) & 15
+    elif v.dtype == tl.uint8:
         v = v.to(tl.float8e4nv, bitcast=True)
     return v.to(tl.float32)
 
 
 @triton.jit
-def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr):  # fmt: skip
+def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr,
+            NIBBLE: tl.constexpr = -1):  # fmt: skip
     """Return what the inputs of one group share. Shapes: stored [BN] -> [BN] float32"""
     there = inside & (group < count)
-    found = _wide(tl.load(base + group * STORED + stored, mask=there, other=0))
+    found = _wide(tl.load(base + group * STORED + stored, mask=there, other=0), NIBBLE)
     if steps is not None:
         step = tl.load(steps + (group // RUN) * STORED + stored, mask=there, other=0.0)
         found = found * step.to(tl.float32)
@@ -70,7 +74,7 @@ def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr
 
 @triton.jit
 def _factors(base, steps, stored, inside, k, count, STORED, RUN: tl.constexpr, GROUP: tl.constexpr,
-             H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+             H: tl.constexpr, BN: tl.constexpr, NIBBLE: tl.constexpr = -1):  # fmt: skip
     """Return each input's own factor, for groups that end inside a tile. Shapes: [BN, H]"""
     if H % GROUP == 0:
         group = k // GROUP + tl.arange(0, H // GROUP)
@@ -78,7 +82,7 @@ def _factors(base, steps, stored, inside, k, count, STORED, RUN: tl.constexpr, G
         group = (k + tl.arange(0, H)) // GROUP
     there = inside[:, None] & (group < count)[None, :]
     at = group[None, :] * STORED + stored[:, None]
-    found = _wide(tl.load(base + at, mask=there, other=0))
+    found = _wide(tl.load(base + at, mask=there, other=0), NIBBLE)
     if steps is not None:
         at = (group // RUN)[None, :] * STORED + stored[:, None]
         found = found * tl.load(steps + at, mask=there, other=0.0).to(tl.float32)
@@ -116,10 +120,11 @@ def _right(x, x_at, x_inside, k, inputs, dot_type: tl.constexpr, FLOAT8_X: tl.co
 
 @triton.jit
 def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps, count, STORED,
-            SCALING: tl.constexpr, dot_type: tl.constexpr, IS_CENTERED: tl.constexpr,
-            GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
+            SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
+            IS_CENTERED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Return weights as they are multiplied. Shapes: left [BN, H]
+    """Return weights as they are multiplied. PAIRED: scales have the offsets above their four bits.
+    Shapes: left [BN, H]
 
     SCALING: "none" (one scale an output, at the end), "after" the dot product, "inside" the
     weights, or "each" input its own. IS_CENTERED: zero points are subtracted already.
@@ -128,11 +133,13 @@ def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps
         left = left.to(tl.float32)
         if zeros is not None:
             left -= _factors(zeros, None, stored, inside, k, count, STORED, RUN, GROUP, H, BN)
-        left *= _factors(scales, steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN)
+        left *= _factors(scales, steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN,
+                         0 if PAIRED else -1)  # fmt: skip
         if offsets is not None:
             left += _factors(
-                offsets, offset_steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN
-            )
+                offsets, offset_steps, stored, inside, k, count, STORED, RUN, GROUP, H, BN,
+                1 if PAIRED else -1,
+            )  # fmt: skip
     elif SCALING != "none":
         group = k // GROUP
         if zeros is not None and not IS_CENTERED:
@@ -142,30 +149,32 @@ def _scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps
             else:
                 left = left.to(tl.float32) - zero[:, None]
         if SCALING == "inside":
-            scale = _factor(scales, steps, stored, inside, group, count, STORED, RUN)
+            scale = _factor(scales, steps, stored, inside, group, count, STORED, RUN,
+                            0 if PAIRED else -1)  # fmt: skip
             left = left.to(tl.float32) * scale[:, None]
             if offsets is not None:
                 offset = _factor(
-                    offsets, offset_steps, stored, inside, group, count, STORED, RUN
+                    offsets, offset_steps, stored, inside, group, count, STORED, RUN,
+                    1 if PAIRED else -1,
                 )  # fmt: skip
                 left += offset[:, None]
     return left.to(dot_type)
 
 
 @triton.jit
-def _quarters(codes, k, stored, inside, zeros, table, count, STORED,
-              KIND: tl.constexpr, CENTER: tl.constexpr, dot_type: tl.constexpr,
-              IS_FAST: tl.constexpr, IS_CENTERED: tl.constexpr, CODES: tl.constexpr,
-              GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
-              BN: tl.constexpr):  # fmt: skip
+def _quarters(codes, highs, shift, k, stored, inside, zeros, table, count, STORED,
+              KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
+              dot_type: tl.constexpr, TEXT: tl.constexpr, PLACES: tl.constexpr,
+              IS_CENTERED: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
+              RUN: tl.constexpr, H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Return the numbers of a word's codes (four times the same where a word is one code).
 
-    Shapes: codes [BN, H] -> [BN, H] four times
+    Shapes: codes and highs [BN, H] -> [BN, H] four times
     """
     if CODES == 1:
         only = decode(codes, table, KIND, CENTER, dot_type)
         quarters = (only, only, only, only)
-    elif IS_FAST:
+    elif TEXT != "":
         first = _center(zeros, stored, inside, k // GROUP, count, STORED, RUN, CENTER,
                         IS_CENTERED, BN)  # fmt: skip
         if GROUP % (4 * H) == 0:
@@ -180,13 +189,13 @@ def _quarters(codes, k, stored, inside, zeros, table, count, STORED,
                 _center(zeros, stored, inside, (k + 3 * H) // GROUP, count, STORED, RUN,
                         CENTER, IS_CENTERED, BN),
             )  # fmt: skip
-        quarters = unpack(codes, centers, KIND, dot_type)
+        quarters = unpack(codes, highs, shift, centers, KIND, HIGH, dot_type, TEXT, PLACES)
     else:
         quarters = (
-            decode(codes & 15, table, KIND, CENTER, dot_type),
-            decode((codes >> 4) & 15, table, KIND, CENTER, dot_type),
-            decode((codes >> 8) & 15, table, KIND, CENTER, dot_type),
-            decode((codes >> 12) & 15, table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 0, LOW, HIGH), table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 1, LOW, HIGH), table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 2, LOW, HIGH), table, KIND, CENTER, dot_type),
+            decode(code_of(codes, highs, shift, 3, LOW, HIGH), table, KIND, CENTER, dot_type),
         )
     return quarters
 
@@ -219,16 +228,16 @@ def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pai
 
 @triton.jit
 def _add(acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets, steps,
-         offset_steps, count, STORED, SCALING: tl.constexpr, dot_type: tl.constexpr,
-         sum_type: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
-         CODES: tl.constexpr, SHARED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr,
-         H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+         offset_steps, count, STORED, SCALING: tl.constexpr, PAIRED: tl.constexpr,
+         dot_type: tl.constexpr, sum_type: tl.constexpr, IS_CENTERED: tl.constexpr,
+         FLOAT8_X: tl.constexpr, CODES: tl.constexpr, SHARED: tl.constexpr, GROUP: tl.constexpr,
+         RUN: tl.constexpr, H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Return acc + the product of CODES times H inputs. Shapes: acc [BN, BM]"""
     for number in tl.static_range(CODES):
         at = k + number * H
         left = _scaled(
             quarters[number], at, stored, inside, scales, zeros, offsets, steps, offset_steps,
-            count, STORED, SCALING, dot_type, IS_CENTERED, GROUP, RUN, H, BN,
+            count, STORED, SCALING, PAIRED, dot_type, IS_CENTERED, GROUP, RUN, H, BN,
         )  # fmt: skip
         right = _right(x, x_at, m_inside, at, inputs, dot_type, FLOAT8_X, H)
         if SCALING != "after":
@@ -256,13 +265,61 @@ def _tile(rows, STORED, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def _sum(
+    x, x_at, m_inside, inputs, weight, high, panel_stride, row_stride, stored, inside, begin, end,
+    scales, zeros, offsets, steps, offset_steps, table, count, STORED,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
+    SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr, TEXT: tl.constexpr,
+    PLACES: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
+    IS_PADDED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, CODES: tl.constexpr,
+    SHARED: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Return the products of the panels begin .. end - 1, added up. Shapes: -> [BN, BM]"""
+    lane = tl.arange(0, H)
+    at = stored.to(tl.int64)[:, None] * row_stride + lane[None, :]
+    w_at = weight + at + begin.to(tl.int64) * panel_stride
+    if HIGH == 1:
+        high_at = high + at + begin.to(tl.int64) // 2 * panel_stride
+    elif HIGH == 2:
+        high_at = high + at + begin.to(tl.int64) * panel_stride
+    sum_type: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
+    acc = tl.zeros((BN, BM), dtype=sum_type if SCALING == "none" else tl.float32)
+    for panel in range(begin, end):
+        there = inside[:, None]
+        if not IS_PADDED:
+            there = there & (panel * H + lane < inputs)[None, :]
+        codes = tl.load(w_at, mask=there, other=0)
+        w_at += panel_stride
+        highs, shift = codes, 0
+        if HIGH == 1:
+            shift = panel % 2 * 4
+            highs = tl.load(high_at, mask=there, other=0)
+            high_at += panel % 2 * panel_stride
+        elif HIGH == 2:
+            highs = tl.load(high_at, mask=there, other=0)
+            high_at += panel_stride
+        k = panel * H * CODES
+        quarters = _quarters(
+            codes, highs, shift, k, stored, inside, zeros, table, count, STORED, KIND, LOW, HIGH,
+            CENTER, dot_type, TEXT, PLACES, IS_CENTERED, CODES, GROUP, RUN, H, BN,
+        )  # fmt: skip
+        acc = _add(
+            acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets,
+            steps, offset_steps, count, STORED, SCALING, PAIRED, dot_type, sum_type, IS_CENTERED,
+            FLOAT8_X, CODES, SHARED, GROUP, RUN, H, BN,
+        )  # fmt: skip
+    return acc
+
+
+@triton.jit
 def product(
-    x, x_stride, x_scales, weight, panel_stride, row_stride, expert_stride,
+    x, x_stride, x_scales, weight, high, panel_stride, row_stride, expert_stride, high_stride,
     scales, zeros, offsets, steps, offset_steps, outer, table,
     bias, residual, residual_stride, pair_of, expert_of, pair_weights, out, out_stride,
     rows, inputs, STORED, count, runs, panels, pairs, panels_per_part,
-    KIND: tl.constexpr, CENTER: tl.constexpr, SCALING: tl.constexpr, dot_type: tl.constexpr,
-    IS_FAST: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CENTER: tl.constexpr,
+    SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
+    TEXT: tl.constexpr, PLACES: tl.constexpr, IS_CENTERED: tl.constexpr, FLOAT8_X: tl.constexpr,
     IS_PADDED: tl.constexpr, IS_GATED: tl.constexpr, IS_SPLIT: tl.constexpr,
     ACTIVATION: tl.constexpr, PICKED: tl.constexpr,
     GROUP: tl.constexpr, RUN: tl.constexpr, CODES: tl.constexpr, SHARED: tl.constexpr,
@@ -272,7 +329,8 @@ def product(
     sorted by expert; `pair_of` says which. Gated outputs are read gate, up, gate, up.
 
     `weight` is [panels, STORED, H] bytes, or words of four codes (CODES), or rows as they lie (its
-    strides tell). SHARED dot products of a word's codes share their scales.
+    strides tell); `high` the bits of codes above LOW, HIGH of them. SHARED dot products of
+    a word's codes share their scales.
     """
     part = tl.program_id(1)
     block, n = _tile(rows, STORED, BM, BN)
@@ -288,6 +346,7 @@ def product(
         x_row = (m // PICKED).to(tl.int64)
         own = expert.to(tl.int64) * STORED
         weight += expert.to(tl.int64) * expert_stride
+        high = high if high is None else high + expert.to(tl.int64) * high_stride
         scales = scales if scales is None else scales + own * count
         zeros = zeros if zeros is None else zeros + own * count
         offsets = offsets if offsets is None else offsets + own * count
@@ -299,27 +358,13 @@ def product(
         m_inside = m < rows
         x_row = m.to(tl.int64)
     x_at = x_row * x_stride
-    lane = tl.arange(0, H)
-    w_at = weight + stored.to(tl.int64)[:, None] * row_stride + lane[None, :]
-    w_at += part.to(tl.int64) * panels_per_part * panel_stride
-    sum_type: tl.constexpr = tl.int32 if dot_type == tl.int8 else tl.float32
-    acc = tl.zeros((BN, BM), dtype=sum_type if SCALING == "none" else tl.float32)
-    for panel in range(part * panels_per_part, tl.minimum((part + 1) * panels_per_part, panels)):
-        there = inside[:, None]
-        if not IS_PADDED:
-            there = there & (panel * H + lane < inputs)[None, :]
-        codes = tl.load(w_at, mask=there, other=0)
-        w_at += panel_stride
-        k = panel * H * CODES
-        quarters = _quarters(
-            codes, k, stored, inside, zeros, table, count, STORED, KIND, CENTER, dot_type,
-            IS_FAST, IS_CENTERED, CODES, GROUP, RUN, H, BN,
-        )  # fmt: skip
-        acc = _add(
-            acc, quarters, k, x, x_at, m_inside, inputs, stored, inside, scales, zeros, offsets,
-            steps, offset_steps, count, STORED, SCALING, dot_type, sum_type, IS_CENTERED,
-            FLOAT8_X, CODES, SHARED, GROUP, RUN, H, BN,
-        )  # fmt: skip
+    begin = part * panels_per_part
+    acc = _sum(
+        x, x_at, m_inside, inputs, weight, high, panel_stride, row_stride, stored, inside, begin,
+        tl.minimum(begin + panels_per_part, panels), scales, zeros, offsets, steps, offset_steps,
+        table, count, STORED, KIND, LOW, HIGH, CENTER, SCALING, PAIRED, dot_type, TEXT, PLACES,
+        IS_CENTERED, FLOAT8_X, IS_PADDED, GROUP, RUN, CODES, SHARED, H, BN, BM,
+    )  # fmt: skip
     found = acc.to(tl.float32)
     if outer is not None:
         found *= tl.load(outer + stored, mask=inside, other=0.0)[:, None]

@@ -21,11 +21,13 @@ from typing import Any
 import torch
 
 from dovetail_kernels.gpu import TRITON
+from dovetail_kernels.gpu.facts import KNOWN, standing_for
 from dovetail_kernels.op import Case, Implementation, Op
 
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Shared memory that a block may have, by compute capability."""
 MAX_THREADS = 1024
+MAX_STACK_BYTES = 16
+"""More of a thread's registers in memory than this is a fault: a tile too large. (The assembler
+lays down up to four where there are registers left.)"""
 USE = re.compile(r"REG:(\d+) STACK:(\d+)")
 MATRIX = re.compile(r"\b([HIQ]G?MMA)\b")
 """Instructions of the matrix units: of half, integer and 8-bit float numbers, by warp or group."""
@@ -60,8 +62,9 @@ class AbsentGpu:
         return self._target
 
     def get_current_device(self) -> int:
-        """Return the number of the only device."""
-        return 0
+        """Return a number for the device: its capability's, so that Triton, which keeps what it
+        compiled by device, never takes another's."""
+        return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
         """Return the only stream."""
@@ -69,7 +72,7 @@ class AbsentGpu:
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         """Return what Triton holds a kernel against before it is launched."""
-        return {"max_shared_mem": SHARED_BYTES[self._target.arch]}
+        return {"max_shared_mem": KNOWN[self._target.arch].shared_bytes}
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         """Return what launches nothing."""
@@ -102,16 +105,13 @@ def absent_gpu(capability: int) -> Iterator[AbsentGpu]:
     """
     from triton.runtime.driver import driver
 
-    if capability not in SHARED_BYTES:
-        raise ValueError(
-            f"capability {capability} is not one of {', '.join(map(str, SHARED_BYTES))}"
-        )
-    gpu = AbsentGpu(capability)
-    driver.set_active(gpu)
-    try:
-        yield gpu
-    finally:
-        driver._active = None
+    with standing_for(capability):
+        gpu = AbsentGpu(capability)
+        driver.set_active(gpu)
+        try:
+            yield gpu
+        finally:
+            driver._active = None
 
 
 def _use(binary: bytes) -> tuple[int, int, tuple[str, ...]]:

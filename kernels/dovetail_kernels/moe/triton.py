@@ -11,11 +11,13 @@ read, and E.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.gemm.gpu import GpuPacked, Sorted, Tiles
+from dovetail_kernels.gemm.gpu import GpuPacked, Sorted
 
 BLOCK = 512
 
@@ -84,29 +86,23 @@ def run(
     out = torch.empty((tokens, down.out_size), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    plan = tiles(tokens * picked, gate_up.num_experts)
-    pair_of, expert_of = sort(experts, plan.rows, gate_up.num_experts)
+    average = -(-tokens * picked // gate_up.num_experts)
+    plans = [weight.plan(average, x) for weight in (gate_up, down)]
+    height = min(plan.rows for plan in plans)
+    plans = [replace(plan, rows=height) for plan in plans]
+    pair_of, expert_of = sort(experts, height, gate_up.num_experts)
     pairs = tokens * picked
     first = Sorted(pair_of=pair_of, expert_of=expert_of, pairs=pairs, picked=picked)
-    inner = gate_up.multiply_sorted(x, first, plan, activation)
+    inner = gate_up.multiply_sorted(x, first, plans[0], activation)
     second = Sorted(
         pair_of=pair_of, expert_of=expert_of, pairs=pairs, picked=1, weights=weights.flatten()
     )
-    parts = down.multiply_sorted(inner, second, plan)
+    parts = down.multiply_sorted(inner, second, plans[1])
     width = min(1024, triton.next_power_of_2(down.out_size))
     _add_up[(tokens, triton.cdiv(down.out_size, width))](
         parts, out, down.out_size, PICKED=picked, WIDTH=width, num_warps=4
     )
     return out
-
-
-def tiles(pairs: int, num_experts: int) -> Tiles:
-    """Return the tiles of the two products, by the rows that an expert has on average."""
-    rows = -(-pairs // num_experts)
-    if rows > 64:
-        return Tiles(rows=128, outputs=128, parts=1, warps=8, stages=3)
-    height = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    return Tiles(rows=height, outputs=64, parts=1, warps=4, stages=4)
 
 
 def sort(experts: torch.Tensor, rows: int, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -255,6 +255,11 @@ def gpu_perf_cases() -> list[Case]:
     ]
 
 
+def tuning_case(rows: Rows, head_size: int) -> Case:
+    """Return a case to time tiles with: a layer of 32 heads over 8 kv heads in bfloat16."""
+    return _case("tuning", replace(REAL, rows=rows, head_size=head_size))
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

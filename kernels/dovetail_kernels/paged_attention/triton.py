@@ -8,7 +8,6 @@ was captured with. Knows no layer and no backend; the kernels are in `triton_ker
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import triton.language as tl
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.paged_attention import triton_kernels as kernels
+from dovetail_kernels.paged_attention.tiles import adding_tile, decode_tile, prefill_tile
 
 LOG2_E = 1.4426950408889634
 LEAST_SPLIT = 256
@@ -25,10 +25,15 @@ LEAST_SPLIT = 256
 DECODE_PROGRAMS = 8192
 """Programs of a decode at most, rows by kv heads aside: on a device of 132 multiprocessors four
 waves. Those that find no split end at once, which is not free where there are many."""
-TILE_NUMBERS = 8192
-"""Keys times head size of a decode's tile: 16 KiB in 16 bits, of which two stages lie in wait."""
-SMALL_SHARED_BYTES = 160 << 10
-"""Devices with less shared memory a multiprocessor get fewer stages."""
+SPAN = 2048
+"""Keys after which a prefill's sums begin anew, counted from a row's first: a multiple of every
+tile's, and the same for all, so that neither chunks nor neighbours change how keys are summed."""
+PREFILL_PROGRAMS = 264
+"""Programs of a prefill that fill a device: where there are fewer, each span gets its own."""
+SPANS_BYTES = 64 << 20
+"""Memory that the sums of spans may take."""
+ADDED = ("KV_HEADS", "GROUP", "SIZE", "HAS_WINDOW", "HAS_SINKS", "LOG2_E")
+"""What adding up asks of a layer."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -54,16 +59,6 @@ class Rules:
     may_round: bool = False
     k_scale: float = 1.0
     v_scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """Lines and keys of a product, and how its program runs."""
-
-    lines: int
-    keys: int
-    num_warps: int
-    num_stages: int
 
 
 def extent_of(query_start: torch.Tensor, seq_lens: torch.Tensor) -> Extent:
@@ -132,7 +127,7 @@ def attend(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch = _Launch(q, out, cache, block_table, query_start, seq_lens, rules, sinks, scales)
     if extent.max_query_tokens > 1:
-        launch.prefill()
+        launch.prefill(extent.max_seq_tokens)
     if extent.has_decodes:
         launch.decode(extent.max_seq_tokens)
     return out
@@ -180,22 +175,42 @@ class _Launch:
             "DTYPE": DTYPES[self.dtype],
         }
 
-    def prefill(self) -> None:
+    def prefill(self, max_seq_tokens: int) -> None:
         """Attend the rows of several tokens. Mutates: out"""
-        tile = prefill_tile(self.dtype, self.own["WIDE"], self.group, _has_room(self.q.device))
+        (tokens, heads), rows = self.q.shape[:2], self.rows[2].shape[0]
+        tile = prefill_tile(self.dtype, self.own["WIDE"], self.group, self.q.device)
+        visible = max_seq_tokens
+        if self.rules.window and self.rules.is_causal:
+            visible = min(visible, self.rules.window + tile.lines + SPAN)
+        spans = max(1, triton.cdiv(visible, SPAN))
+        programs = (tokens * self.group // tile.lines + rows) * self.kv_heads
+        how = spans_of(programs, spans, 4 * tokens * heads * spans * self.size)
+        if how == "next":
+            tile = adding_tile(tile, self.own["WIDE"], self.group)
+        kept = {"one": 0, "next": 1, "each": spans}[how]
+        sums = self.q.new_empty((tokens * heads * kept, self.size), dtype=torch.float32)
+        levels = self.q.new_empty((tokens * heads * kept, 2), dtype=torch.float32)
         queries = tile.lines // self.group
-        rows = self.rows[2].shape[0]
-        grid = ((self.q.shape[0] // queries + rows) * self.kv_heads,)
-        kernels.prefill[grid](
-            self.q, self.out, self.cache, self.scales, self.sinks, *self.rows, rows,
-            *self.strides, *self.numbers, **self.shared, QUERIES=queries, LANES=tile.lines,
-            KEYS=tile.keys, IS_CAUSAL=self.rules.is_causal, num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )  # fmt: skip
+        programs = (tokens // queries + rows) * self.kv_heads
+        cut: dict[str, Any] = {"QUERIES": queries, "LANES": tile.lines, "SPAN": SPAN,
+                               "IS_CAUSAL": self.rules.is_causal}  # fmt: skip
+        for span in range(spans if how == "next" else 1):
+            kernels.prefill[(programs, max(1, kept))](
+                self.q, self.out, sums, levels, self.cache, self.scales, self.sinks, *self.rows,
+                rows, kept, span, *self.strides, *self.numbers, **self.shared, **cut,
+                KEYS=tile.keys, SPANS=how, num_warps=tile.num_warps, num_stages=tile.num_stages,
+            )  # fmt: skip
+        if how == "each":
+            columns = min(128, self.own["WIDE"])
+            kernels.add_spans[(programs, triton.cdiv(self.size, columns))](
+                self.out, sums, levels, self.sinks, *self.rows[1:], rows, kept, self.out.stride(0),
+                *self.numbers[2:], **{name: self.shared[name] for name in ADDED}, **cut,
+                COLUMNS=columns, num_warps=max(4, tile.lines * columns // 2048),
+            )  # fmt: skip
 
     def decode(self, max_seq_tokens: int) -> None:
         """Attend the rows of one token. Mutates: out"""
-        tile = decode_tile(self.dtype, self.own["WIDE"], self.group, _has_room(self.q.device))
+        tile = decode_tile(self.dtype, self.own["WIDE"], self.group, self.q.device)
         rows, heads = self.rows[2].shape[0], self.q.shape[1]
         splits = most_splits(self.kv_heads)
         visible = min(max_seq_tokens, self.rules.window or max_seq_tokens)
@@ -219,43 +234,17 @@ class _Launch:
             )  # fmt: skip
 
 
+def spans_of(programs: int, spans: int, sums_bytes: int) -> str:
+    """Return who walks a prefill's spans (see the kernel). No number depends on it."""
+    if spans == 1:
+        return "one"
+    return "each" if programs < PREFILL_PROGRAMS and sums_bytes <= SPANS_BYTES else "next"
+
+
 def most_splits(kv_heads: int) -> int:
     """Return into how many splits a row's keys are cut at most: enough that one long row fills a
     device. Of the model alone, so that a row is cut the same way in any batch."""
     return min(64, max(8, triton.next_power_of_2(128 // kv_heads or 1)))
-
-
-def prefill_tile(dtype: torch.dtype, wide: int, group: int, has_room: bool) -> Tile:
-    """Return the tile of a prefill for heads of `wide` numbers.
-
-    In 16 bits: 128 lines are two warp groups of 64, whose sums take 64 registers a thread at 128
-    numbers and 128 at 256. In float32 products run on plain cores, whose operands take registers:
-    larger tiles than these spill.
-    """
-    if dtype == torch.float32:
-        lines, keys, warps, stages = 32, 16 if wide > 64 else 32, 8 if wide > 64 else 4, 2
-    elif wide > 128:
-        lines, keys, warps, stages = 128 if has_room else 64, 32, 8 if has_room else 4, 2
-    else:
-        lines, keys, warps, stages = 128, 64, 8 if wide == 128 else 4, 3 if has_room else 2
-    return Tile(
-        lines=max(lines, triton.next_power_of_2(group)),
-        keys=keys,
-        num_warps=warps,
-        num_stages=stages,
-    )
-
-
-def decode_tile(dtype: torch.dtype, wide: int, group: int, has_room: bool) -> Tile:
-    """Return the tile of a decode: a product has 16 lines at least, and keys come in the same
-    bytes whatever the head size."""
-    keys = TILE_NUMBERS // wide * 2 // dtype.itemsize
-    return Tile(
-        lines=max(16, triton.next_power_of_2(group)),
-        keys=min(64 if dtype == torch.float32 else 128, max(16, keys)),
-        num_warps=4,
-        num_stages=3 if has_room else 2,
-    )
 
 
 def _score_scales(rules: Rules) -> tuple[float, float]:
@@ -274,12 +263,3 @@ def _product_dtype(q_dtype: torch.dtype, kv_dtype: torch.dtype, *, may_round: bo
         is_narrow = kv_dtype == torch.bfloat16 or kv_dtype in FLOAT8
         return torch.bfloat16 if may_round and is_narrow else torch.float32
     return q_dtype if kv_dtype in (q_dtype, torch.int8, *FLOAT8) else torch.float32
-
-
-@cache
-def _has_room(device: torch.device) -> bool:
-    """Return whether a multiprocessor's shared memory holds three stages."""
-    if device.type != "cuda":
-        return True
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_multiprocessor) >= SMALL_SHARED_BYTES

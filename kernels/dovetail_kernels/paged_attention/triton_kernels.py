@@ -3,10 +3,12 @@
 A tile holds some queries of a row times the G query heads that share a kv head; keys come through
 the block table, `KEYS` at a time, under the online softmax. Rows of one token run in `decode`: a
 row's keys are cut into splits whose length follows from the row's own number of keys, and `join`
-adds them up. All other rows run in `prefill`, whose key tiles begin at multiples of KEYS. Both are
-launched over the whole batch, and a program that has nothing to do ends: so a row's numbers depend
-on its own tokens only, not on its neighbours, nor, when causal, on how a prompt was cut into
-chunks of several tokens. Knows no launch: grids and sizes are `triton.py`'s.
+adds them up. All other rows run in `prefill`, whose key tiles begin at multiples of KEYS and whose
+sums begin anew at multiples of SPAN: spans are walked one launch after the other, or all at once
+and then added up, in the same order by the same operations. All is launched over the whole batch,
+and a program that has nothing to do ends: so a row's numbers depend on its own tokens only, not on
+its neighbours, nor, when causal, on how a prompt was cut into chunks of several tokens. Knows no
+launch: grids and sizes are `triton.py`'s.
 
 Floor: a decode reads each key and value it sees once (G queries share a read), 2 * K * D numbers a
 token; a prefill does 4 * H * D operations for each pair of query and key.
@@ -119,36 +121,140 @@ def _sum_with_sinks(
     return tl.where(most == float("-inf"), 1.0, total)
 
 
-@triton.jit(do_not_specialize=["num_rows", "window"])
-def prefill(
-    q, out, cache, scales, sinks, table, query_start, seq_lens, num_rows,
-    q_token_stride, q_head_stride, out_token_stride, table_stride,
-    half_stride, block_stride, token_stride, head_stride,
-    half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+@triton.jit
+def _span(
+    q, positions, here, there, plain, low, end,
+    keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
+    block_scales, token_scales, score_scale, soft_cap, window,
+    BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
+    LANES: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product."""
-    kv_head = tl.program_id(0) % KV_HEADS
+    """Return the sums over the keys here .. there - 1, and the largest score. All queries see those
+    before `plain`."""
+    acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
+    total = tl.zeros((LANES,), dtype=tl.float32)
+    most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
+    if not HAS_WINDOW:
+        plain = tl.minimum(plain // KEYS * KEYS, there)
+        acc, total, most = _walk(
+            q, acc, total, most, positions, here, plain, 0, end,
+            keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
+            block_scales, token_scales, score_scale, soft_cap, window,
+            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES,
+            DTYPE,
+        )  # fmt: skip
+        here = tl.maximum(here, plain)
+    acc, total, most = _walk(
+        q, acc, total, most, positions, tl.maximum(here, low // KEYS * KEYS), there, low, end,
+        keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
+        block_scales, token_scales, score_scale, soft_cap, window,
+        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES, DTYPE,
+    )  # fmt: skip
+    if not HAS_CAP:
+        most = most * score_scale
+    return acc, total, most
+
+
+@triton.jit
+def _added(whole, whole_total, whole_most, acc, total, most):
+    """Return the sums of some spans and the next one's. What is one operation is said, so that no
+    compiler chooses."""
+    top = tl.maximum(whole_most, most)
+    level = tl.where(top == float("-inf"), 0.0, top)
+    kept, share = tl.exp2(whole_most - level), tl.exp2(most - level)
+    acc *= share[:, None]
+    whole = tl.fma(whole, tl.broadcast_to(kept[:, None], whole.shape), acc)
+    return whole, tl.fma(whole_total, kept, total * share), top
+
+
+@triton.jit
+def _keep(acc, total, most, sums, levels, part, is_line, inside, at, SIZE: tl.constexpr):
+    """Store sums at their places. Shapes: part [LANES]. Mutates: sums, levels"""
+    tl.store(sums + part[:, None] * SIZE + at[None, :], acc, mask=inside)
+    tl.store(levels + part * 2, most, mask=is_line)
+    tl.store(levels + part * 2 + 1, total, mask=is_line)
+
+
+@triton.jit
+def _kept(sums, levels, part, is_line, inside, at, SIZE: tl.constexpr):
+    """Return the sums of some places."""
+    acc = tl.load(sums + part[:, None] * SIZE + at[None, :], mask=inside, other=0.0)
+    most = tl.load(levels + part * 2, mask=is_line, other=float("-inf"))
+    return acc, tl.load(levels + part * 2 + 1, mask=is_line, other=0.0), most
+
+
+@triton.jit
+def _finish(
+    acc, total, most, out, sinks, target, head, is_query, inside, value_scale,
+    HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Store the attended values of a tile. Mutates: out"""
+    total = _sum_with_sinks(total, most, sinks, head, is_query, HAS_SINKS, LOG2_E)
+    made = acc * (value_scale / total)[:, None]
+    tl.store(out + target, made.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _tile_of(
+    query_start, seq_lens, num_rows, window, KV_HEADS: tl.constexpr, QUERIES: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Return a program's row, its first token and the number of queries from there on (0: nothing
+    to do), the first query's position, and the keys that the tile sees: from, to before, and to
+    where all queries do."""
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS  # the longest walks start first
     row = _row_of(tile, query_start, num_rows, QUERIES)
     first = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - first
     skipped = (tile - first // QUERIES - row) * QUERIES
-    if (count > 1) & (skipped < count):
-        length = tl.load(seq_lens + row)
-        start = length - count + skipped
+    length = tl.load(seq_lens + row)
+    start = length - count + skipped
+    left = tl.where(count > 1, tl.maximum(count - skipped, 0), 0)
+    low, end, plain = length * 0, length, length
+    if IS_CAUSAL:
+        end, plain = tl.minimum(length, start + QUERIES), start + 1
+    if HAS_WINDOW:
+        low = tl.maximum(0, start - window + 1)
+    return row, first + skipped, left, start, low, end, plain
+
+
+@triton.jit(do_not_specialize=["num_rows", "window", "kept_spans", "span"])
+def prefill(
+    q, out, sums, levels, cache, scales, sinks, table, query_start, seq_lens, num_rows, kept_spans,
+    span, q_token_stride, q_head_stride, out_token_stride, table_stride,
+    half_stride, block_stride, token_stride, head_stride,
+    half_scales, block_scales, token_scales, score_scale, soft_cap, value_scale, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
+    KEYS: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SINKS: tl.constexpr, DTYPE: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product.
+
+    SPANS: "one" (no row is longer), or sums are kept as a decode's, sums [T, H, spans, D] and
+    levels [T, H, spans, 2]: of "each" span, a program each, or (spans being 1) of all up to the
+    "next" one, `span`, a launch each. The last of these stores the answer.
+    """
+    row, first, left, start, low, end, plain = _tile_of(
+        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, HAS_WINDOW
+    )
+    here, there, num_spans = low * 0, end, 1
+    number = span + tl.program_id(1)
+    if SPANS != "one":
+        here = (low // SPAN + number) * SPAN
+        there = tl.minimum(here + SPAN, end)
+        num_spans = tl.cdiv(end, SPAN) - low // SPAN
+    if (left > 0) & (number < num_spans):
+        kv_head = tl.program_id(0) % KV_HEADS
         line, at = tl.arange(0, LANES), tl.arange(0, WIDE)
         query, head = line // GROUP, kv_head * GROUP + line % GROUP
-        is_query = (query < QUERIES) & (skipped + query < count)
+        is_query = (query < QUERIES) & (query < left)
         inside = is_query[:, None] & (at < SIZE)[None, :]
-        token = (first + skipped + query).to(tl.int64)
+        token = (first + query).to(tl.int64)
         source = q + token[:, None] * q_token_stride + (head * q_head_stride)[:, None] + at[None, :]
         tile_q = tl.load(source, mask=inside, other=0.0).to(DTYPE)
-        positions = start + query
         keys_at = cache + kv_head.to(tl.int64) * head_stride
         values_at = keys_at + half_stride
         key_scales, value_scales = cache, cache
@@ -156,35 +262,53 @@ def prefill(
             key_scales = scales + kv_head
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
-        acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
-        total = tl.zeros((LANES,), dtype=tl.float32)
-        most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
-        low, end, plain = 0, length, 0
-        if IS_CAUSAL:
-            end = tl.minimum(length, start + QUERIES)
-        if HAS_WINDOW:
-            low = tl.maximum(0, start - window + 1)
-        else:
-            plain = (start + 1 if IS_CAUSAL else length) // KEYS * KEYS  # seen by all
-            acc, total, most = _walk(
-                tile_q, acc, total, most, positions, 0, plain, 0, end,
-                keys_at, values_at, key_scales, value_scales, row_table, block_stride,
-                token_stride, block_scales, token_scales, score_scale, soft_cap, window,
-                BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, HAS_WINDOW, HAS_CAP,
-                HAS_SCALES, DTYPE,
-            )  # fmt: skip
-        acc, total, most = _walk(
-            tile_q, acc, total, most, positions, tl.maximum(plain, low // KEYS * KEYS), end, low,
-            end, keys_at, values_at, key_scales, value_scales, row_table, block_stride,
-            token_stride, block_scales, token_scales, score_scale, soft_cap, window,
-            BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, HAS_WINDOW, HAS_CAP,
-            HAS_SCALES, DTYPE,
+        acc, total, most = _span(
+            tile_q, start + query, here, there, plain, low, end,
+            keys_at, values_at, key_scales, value_scales, row_table, block_stride, token_stride,
+            block_scales, token_scales, score_scale, soft_cap, window, BLOCK_TOKENS, KEYS, SIZE,
+            WIDE, LANES, IS_CAUSAL, HAS_WINDOW, HAS_CAP, HAS_SCALES, DTYPE,
         )  # fmt: skip
-        most = most if HAS_CAP else most * score_scale
-        total = _sum_with_sinks(total, most, sinks, head, is_query, HAS_SINKS, LOG2_E)
-        made = acc * (value_scale / total)[:, None]
-        target = out + token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-        tl.store(target, made.to(out.dtype.element_ty), mask=inside)
+        part = (token * KV_HEADS * GROUP + head) * kept_spans + tl.program_id(1)
+        if SPANS == "next" and number > 0:
+            before, before_total, before_most = _kept(
+                sums, levels, part, is_query, inside, at, SIZE
+            )
+            acc, total, most = _added(before, before_total, before_most, acc, total, most)
+        if SPANS == "each" or (SPANS == "next" and number < num_spans - 1):
+            _keep(acc, total, most, sums, levels, part, is_query, inside, at, SIZE)
+        else:
+            target = token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
+            _finish(acc, total, most, out, sinks, target, head, is_query, inside, value_scale,
+                    HAS_SINKS, LOG2_E)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows", "window", "kept_spans"])
+def add_spans(
+    out, sums, levels, sinks, query_start, seq_lens, num_rows, kept_spans, out_token_stride,
+    value_scale, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LANES: tl.constexpr,
+    SPAN: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
+):  # fmt: skip
+    """Add up some columns of a tile's spans in their order, as launch after launch does."""
+    _row, first, left, _start, low, end, _plain = _tile_of(
+        query_start, seq_lens, num_rows, window, KV_HEADS, QUERIES, IS_CAUSAL, HAS_WINDOW
+    )
+    if left > 0:
+        line, at = tl.arange(0, LANES), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        query, head = line // GROUP, tl.program_id(0) % KV_HEADS * GROUP + line % GROUP
+        is_query = (query < QUERIES) & (query < left)
+        inside = is_query[:, None] & (at < SIZE)[None, :]
+        token = (first + query).to(tl.int64)
+        part = (token * KV_HEADS * GROUP + head) * kept_spans
+        acc, total, most = _kept(sums, levels, part, is_query, inside, at, SIZE)
+        for _span in range(1, tl.cdiv(end, SPAN) - low // SPAN):
+            part += 1
+            own, own_total, own_most = _kept(sums, levels, part, is_query, inside, at, SIZE)
+            acc, total, most = _added(acc, total, most, own, own_total, own_most)
+        target = token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
+        _finish(acc, total, most, out, sinks, target, head, is_query, inside, value_scale,
+                HAS_SINKS, LOG2_E)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["kept_splits", "window"])
@@ -239,15 +363,12 @@ def decode(
             )  # fmt: skip
             most = most if HAS_CAP else most * score_scale
             if num_splits == 1:
-                total = _sum_with_sinks(total, most, sinks, head, is_head, HAS_SINKS, LOG2_E)
-                made = acc * (value_scale / total)[:, None]
-                target = out + token * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-                tl.store(target, made.to(out.dtype.element_ty), mask=inside)
+                target = token * out_token_stride + (head * SIZE)[:, None] + at[None, :]
+                _finish(acc, total, most, out, sinks, target, head, is_head, inside, value_scale,
+                        HAS_SINKS, LOG2_E)  # fmt: skip
             else:
                 part = (row.to(tl.int64) * KV_HEADS * GROUP + head) * kept_splits + split
-                tl.store(sums + part[:, None] * SIZE + at[None, :], acc, mask=inside)
-                tl.store(levels + part * 2, most, mask=is_head)
-                tl.store(levels + part * 2 + 1, total, mask=is_head)
+                _keep(acc, total, most, sums, levels, part, is_head, inside, at, SIZE)
 
 
 @triton.jit(do_not_specialize=["kept_splits", "window"])

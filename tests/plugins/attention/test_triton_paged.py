@@ -109,7 +109,7 @@ def test_it_keeps_the_contract() -> None:
     assert int(told.split(" passed")[0].split()[-1]) >= len(CLAUSES)
 
 
-@pytest.mark.parametrize("what", ["bits", "padding", "int8", "nan"])
+@pytest.mark.parametrize("what", ["bits", "spans", "padding", "int8", "nan"])
 def test_scenes(what: str) -> None:
     assert interpreted(__file__, what).splitlines()[-1] == "as wanted"
 
@@ -167,6 +167,36 @@ def bits() -> None:
         late = _attended(step, [rows[0][21:], rows[1], rows[2][2:]], lens)
         for row in (0, 2):
             assert torch.equal(torch.cat([early[row], late[row]]), whole[row])
+
+
+def spans() -> None:
+    """Whether the spans of a long past are walked at once or in turn changes no bit, nor does what
+    is beside a row, nor how it is cut; nor where they begin more than sums in another order do."""
+    import torch
+
+    import dovetail_kernels.paged_attention.triton as launches
+
+    lens, counts = [330, 210, 64], [12, 40, 64]
+    for rules in ({}, {"window": 90, "soft_cap": 5.0}, {"is_causal": False}):
+        q, step = _step(counts, lens, **rules)
+        rows = list(q.split(counts))
+        whole = _attended(step, rows, lens)
+        launches.SPAN = 64
+        at_once = _attended(step, rows, lens)
+        launches.PREFILL_PROGRAMS = 0
+        in_turn = _attended(step, rows, lens)
+        own = step | {"block_table": step["block_table"][:1]}
+        assert torch.equal(_attended(own, rows[:1], lens[:1])[0], in_turn[0])
+        launches.PREFILL_PROGRAMS = 264
+        assert torch.equal(_attended(own, rows[:1], lens[:1])[0], in_turn[0])
+        for one, other, unsplit in zip(at_once, in_turn, whole, strict=True):
+            assert torch.equal(one, other)
+            torch.testing.assert_close(one, unsplit, rtol=1e-5, atol=1e-6)
+        if rules.get("is_causal", True):
+            early = _attended(step, [rows[0][:5], rows[1][:33], rows[2]], [323, 203, 64])
+            assert torch.equal(torch.cat([early[1], at_once[1][33:]]), at_once[1])
+            assert torch.equal(early[0], at_once[0][:5])
+        launches.SPAN = 2048
 
 
 def _attended(step: dict[str, Any], rows: list[Any], lens: list[int]) -> Any:
@@ -253,8 +283,8 @@ def model(path: str) -> None:
 
 
 if __name__ == "__main__":
-    {"bits": bits, "padding": padding, "int8": int8, "nan": nan, "model": model}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    {"bits": bits, "spans": spans, "padding": padding, "int8": int8, "nan": nan, "model": model}[
+        sys.argv[1]
+    ](*sys.argv[2:])
     if sys.argv[1] != "model":
         print("as wanted")
