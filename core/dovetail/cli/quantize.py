@@ -14,6 +14,8 @@ COMMON = frozenset(
     {"method", "out", "group", "calibration", "calibration_tokens", "report", "load_format"}
 )
 
+SHOWN = 4
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is written where, and the flags of serve. Mutates: parser."""
@@ -74,6 +76,13 @@ def _tell(flags: QuantizeFlags, done: Done) -> None:
     from dovetail.quantize.plan import USUAL
 
     print("\n".join(report.lines(done.errors)))
+    rare = report.rare(done.errors, done.least_tokens)
+    if rare:
+        shown = ", ".join(rare[:SHOWN]) + (" ..." if len(rare) > SHOWN else "")
+        print(
+            f"rounded to nearest: fewer than {done.least_tokens} tokens of the text came to "
+            f"{len(rare)} of the experts: {shown}"
+        )
     for name, reason in sorted(done.plan.whole.items()):
         if reason != USUAL:
             print(f"as it was: {name}: {reason}")

@@ -15,11 +15,9 @@ WEIGHT = ".weight"
 HEAD = "lm_head"
 ROUTERS = ("gate", "shared_expert_gate", "router")
 """Last words of layers that choose experts: tiny, and their errors pick other experts."""
-TABLE = "embed_tokens"
-TABLES = (TABLE, HEAD)
+TOKEN_TABLES = ("embed_tokens", "wte")
+TABLES = (*TOKEN_TABLES, HEAD)
 TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector")
-INPUTS_FIRST = ("gpt2", "openai-gpt")
-"""Model types whose checkpoints store matrices [I, O], which no quantized layout does."""
 USUAL = "tables and heads stay"
 GROUPS = (128, 64, 32)
 """Inputs per scale, best known first: what every reader of grouped layouts takes."""
