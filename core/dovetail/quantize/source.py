@@ -15,7 +15,6 @@ from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.loader import build_plugin, reading
 
-
 INPUTS_FIRST = {"gpt2": (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")}
 """Model types that store matrices [I, O] -> the ends of their names."""
 

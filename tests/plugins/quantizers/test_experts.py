@@ -1,4 +1,4 @@
-"""Experts are calibrated with the tokens that their router sends them, by transformers' own word."""
+"""Experts are calibrated with the tokens that their router sends them, by transformers' word."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ def reference(source: Path, out: Path, meant: dict[str, torch.Tensor], folder: P
     tensors = load_file(source / "model.safetensors")
     for file in out.glob("*.safetensors"):
         written = load_file(file)
-        tensors |= {name: t for name, t in written.items() if is_vector(name, t) and name in tensors}
+        tensors |= {
+            name: t for name, t in written.items() if is_vector(name, t) and name in tensors
+        }
     for name, matrix in meant.items():
         full = f"{name}.weight"
         kept = full if full in tensors else "model.embed_tokens.weight"
