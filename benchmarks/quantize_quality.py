@@ -8,10 +8,11 @@ float activations except for "int8, activations too". Two texts are put through 
 window: chats by the demo model's own generator that neither training nor calibration saw, and what
 the model itself goes on with after the beginnings of such chats, drawn at temperature 1. Of the
 first text the mean loss (cross-entropy) may fall by quantization: the model is too sure of itself
-there, and noise does it good. Of its own words it can only rise in the mean, by as much as the
-divergence: there the model is right by construction. Per method: mebibytes of weights, loss less
-that of the model with its standard error over windows, the divergence (Kullback-Leibler, nats per
-token) from the model's own chances, and how often the likeliest token is the same.
+there, and noise does it good. So it is taken softened too: each model's logits over the temperature
+that is best for it. Of its own words loss can only rise in the mean, by as much as the divergence:
+there the model is right by construction. Per method: mebibytes of weights, perplexity, losses less
+those of the model with their standard errors over windows, the divergence (Kullback-Leibler, nats
+per token) from the model's own chances, and how often the likeliest token is the same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 WINDOW = 256
+TEMPERATURES = tuple(0.9 + 0.05 * step for step in range(15))
 START = 48
 """Tokens of a chat that the model goes on from."""
 METHODS: dict[str, tuple[str, bool, dict[str, str]]] = {
@@ -50,6 +52,8 @@ class Moved:
     loss: float
     more: float
     more_error: float
+    softened: float
+    softened_error: float
     divergence: float
     same_choice: float
 
@@ -135,7 +139,8 @@ def moved(own: Any, found: Any, windows: list[list[int]], first: int) -> Moved:
     """Return what changed from token `first` of every window on. Shapes: own, found [T, V]"""
     import torch
 
-    extra, losses, divergences, same = [], [], [], []
+    extra, losses, divergences, same, softened = [], [], [], [], []
+    own_best, found_best = (best_temperature(one, windows, first) for one in (own, found))
     at = 0
     for window in windows:
         places = slice(at + first - 1, at + len(window) - 1)
@@ -145,16 +150,40 @@ def moved(own: Any, found: Any, windows: list[list[int]], first: int) -> Moved:
         loss = -after.gather(1, wanted).squeeze(1)
         losses.append(loss)
         extra.append((loss + before.gather(1, wanted).squeeze(1)).mean())
+        cool, warm = (
+            -(one / best).log_softmax(-1).gather(1, wanted)
+            for one, best in ((before, own_best), (after, found_best))
+        )
+        softened.append((warm - cool).mean())
         divergences.append((before.exp() * (before - after)).sum(-1))
         same.append((before.argmax(-1) == after.argmax(-1)).float())
-    more = torch.stack(extra)
+    more, soft = torch.stack(extra), torch.stack(softened)
     return Moved(
         loss=float(torch.cat(losses).mean()),
         more=float(more.mean()),
         more_error=float(more.std() / len(more) ** 0.5),
+        softened=float(soft.mean()),
+        softened_error=float(soft.std() / len(soft) ** 0.5),
         divergence=float(torch.cat(divergences).mean()),
         same_choice=float(torch.cat(same).mean()),
     )
+
+
+def best_temperature(chances: Any, windows: list[list[int]], first: int) -> float:
+    """Return what logits are best divided by. Shapes: chances [T, V]"""
+    import torch
+
+    at, places, wanted = 0, [], []
+    for window in windows:
+        places += range(at + first - 1, at + len(window) - 1)
+        wanted += window[first:]
+        at += len(window)
+    picked, right = chances[places], torch.tensor(wanted).unsqueeze(1)
+
+    def loss(temperature: float) -> float:
+        return -float((picked / temperature).log_softmax(-1).gather(1, right).mean())
+
+    return min(TEMPERATURES, key=loss)
 
 
 def quantized(shown: str, folder: Path, text: Path, asked: argparse.Namespace) -> int:
@@ -215,13 +244,15 @@ def measured(asked: argparse.Namespace) -> list[Result]:
 
 def table(results: list[Result]) -> str:
     """Return the results as a table for people."""
-    rows = ["| method | weights | perplexity | loss | loss of its own words | divergence | same |",
-            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    rows = ["| method | weights | perplexity | loss | loss, softened | loss of its own words | "
+            "divergence | same |",
+            "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for one in results:
         text, words = one.text, one.own_words
         rows.append(
             f"| {one.method} | {one.num_bytes / 2**20:.1f} MiB | {2.718281828**text.loss:.3f} | "
             f"{text.more:+.4f} ± {text.more_error:.4f} | "
+            f"{text.softened:+.4f} ± {text.softened_error:.4f} | "
             f"{words.more:+.4f} ± {words.more_error:.4f} | {text.divergence:.4f} | "
             f"{text.same_choice:.1%} |"
         )

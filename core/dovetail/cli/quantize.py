@@ -14,7 +14,7 @@ COMMON = frozenset(
     {"method", "out", "group", "calibration", "calibration_tokens", "report", "load_format"}
 )
 
-SHOWN = 4
+SHOWN = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,14 +78,13 @@ def _tell(flags: QuantizeFlags, done: Done) -> None:
     print("\n".join(report.lines(done.errors)))
     rare = report.rare(done.errors, done.least_tokens)
     if rare:
-        shown = ", ".join(rare[:SHOWN]) + (" ..." if len(rare) > SHOWN else "")
         print(
-            f"rounded to nearest: fewer than {done.least_tokens} tokens of the text came to "
-            f"{len(rare)} of the experts: {shown}"
+            f"rounded to nearest: {_listed(rare)}: fewer than {done.least_tokens} tokens of the "
+            "text came there"
         )
-    for name, reason in sorted(done.plan.whole.items()):
+    for reason, names in report.by_reason(done.plan.whole).items():
         if reason != USUAL:
-            print(f"as it was: {name}: {reason}")
+            print(f"as before: {_listed(names)}: {reason}")
     groups = "" if done.group is None else f" in groups of {done.group}"
     print(
         f"{flags.out}: {done.num_bytes / 2**20:.1f} MiB, {len(done.errors)} matrices{groups}\n"
@@ -94,3 +93,9 @@ def _tell(flags: QuantizeFlags, done: Done) -> None:
     if flags.report:
         text = json.dumps(report.as_data(done.errors), indent=1)
         Path(flags.report).write_text(text + "\n", encoding="utf-8")
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first of some names, and how many there are beside them."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
-from dovetail.interfaces.quantizer import Block, Inputs, Quantizer, QuantizeTask
+from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
 from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.quantize.calibration import Calibration
 from dovetail.quantize.plan import TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of

@@ -13,6 +13,7 @@ from dovetail.interfaces.quantizer import Quantizer
 
 WEIGHT = ".weight"
 HEAD = "lm_head"
+EXPERTS = ".experts."
 ROUTERS = ("gate", "shared_expert_gate", "router")
 """Last words of layers that choose experts: tiny, and their errors pick other experts."""
 TOKEN_TABLES = ("embed_tokens", "wte")
@@ -44,6 +45,8 @@ def plan_of(shapes: Shapes, quantizer: Quantizer) -> Plan:
     takes_tables = "tables" in quantizer.capabilities
     quantized, whole = [], {HEAD: USUAL}
     for tensor, shape in shapes.items():
+        if len(shape) == 3 and EXPERTS in tensor:
+            whole[tensor.removesuffix(WEIGHT)] = "experts in one tensor are not taken apart"
         if not is_matrix(tensor, shape):
             continue
         name = tensor.removesuffix(WEIGHT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,8 +73,16 @@ def lines(errors: Sequence[LayerError]) -> list[str]:
     return made
 
 
+def by_reason(whole: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return a reason -> the matrices that stayed as they were for it."""
+    found: dict[str, list[str]] = {}
+    for name, reason in whole.items():
+        found.setdefault(reason, []).append(name)
+    return found
+
+
 def rare(errors: Sequence[LayerError], least: int) -> list[str]:
-    """Return a line for each expert that fewer tokens came to than `least`."""
+    """Return the experts that fewer tokens came to than `least`, with how many did."""
     found: dict[str, int] = {}
     for one in errors:
         if one.tokens is not None and one.tokens < least:
