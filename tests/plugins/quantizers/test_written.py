@@ -232,6 +232,36 @@ def test_transformers_reads_fp8(meant: dict[str, torch.Tensor], tmp_path: Path) 
         torch.testing.assert_close(found.float(), matrix, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["int4", "fp8"])
+def test_transformers_reads_experts(
+    method: str, meant: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """It puts the experts' matrices together again as those that were meant."""
+    pytest.importorskip("compressed_tensors" if method == "int4" else "accelerate")
+    import transformers
+
+    source = write_tiny_checkpoint(
+        tmp_path / "source", "Qwen3MoeForCausalLM", **SIZES, moe_intermediate_size=64
+    )
+    assert quantize(source, tmp_path / "out", method) == 0
+    config = (
+        transformers.CompressedTensorsConfig(run_compressed=False)
+        if method == "int4"
+        else transformers.FineGrainedFP8Config(dequantize=True)
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, quantization_config=config
+    )
+    for number in range(4):
+        name = f"model.layers.1.mlp.experts.{number}"
+        experts = model.model.layers[1].mlp.experts
+        both = torch.cat([meant[f"{name}.gate_proj"], meant[f"{name}.up_proj"]])
+        torch.testing.assert_close(experts.gate_up_proj[number].float(), both, rtol=1e-2, atol=1e-4)
+        down = experts.down_proj[number].float()
+        torch.testing.assert_close(down, meant[f"{name}.down_proj"], rtol=1e-2, atol=1e-4)
+
+
 def test_everything_else_is_copied(tmp_path: Path) -> None:
     source = write_tiny_checkpoint(tmp_path / "source", "Qwen3ForCausalLM", **SIZES)
     out = tmp_path / "out"
