@@ -14,6 +14,8 @@ COMMON = frozenset(
     {"method", "out", "group", "calibration", "calibration_tokens", "report", "load_format"}
 )
 
+SHOWN = 3
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is written where, and the flags of serve. Mutates: parser."""
@@ -74,9 +76,15 @@ def _tell(flags: QuantizeFlags, done: Done) -> None:
     from dovetail.quantize.plan import USUAL
 
     print("\n".join(report.lines(done.errors)))
-    for name, reason in sorted(done.plan.whole.items()):
+    rare = report.rare(done.errors, done.least_tokens)
+    if rare:
+        print(
+            f"rounded to nearest: {_listed(rare)}: fewer than {done.least_tokens} tokens of the "
+            "text came there"
+        )
+    for reason, names in report.by_reason(done.plan.whole).items():
         if reason != USUAL:
-            print(f"as it was: {name}: {reason}")
+            print(f"as before: {_listed(names)}: {reason}")
     groups = "" if done.group is None else f" in groups of {done.group}"
     print(
         f"{flags.out}: {done.num_bytes / 2**20:.1f} MiB, {len(done.errors)} matrices{groups}\n"
@@ -85,3 +93,9 @@ def _tell(flags: QuantizeFlags, done: Done) -> None:
     if flags.report:
         text = json.dumps(report.as_data(done.errors), indent=1)
         Path(flags.report).write_text(text + "\n", encoding="utf-8")
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first of some names, and how many there are beside them."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -72,7 +72,8 @@ def inspect(config: Config) -> Inspected:
     parts.warnings += doubts.of_checkpoint(parts.model, layers, groups, how)
     parts.warnings += doubts.of_folder(Path(parts.model.path), files)
     parts.warnings += doubts.of_memory(taken)
-    parts.warnings += doubts.of_text(parts.model, text)
+    if parts.spec is not None:
+        parts.warnings += doubts.of_text(parts.model, text)
     return Inspected(
         path=parts.model.path,
         would_start=parts.spec is not None,
@@ -177,12 +178,15 @@ def _pieces(config: Config) -> Parts:
 
 
 @contextmanager
-def _tried(parts: Parts) -> Iterator[None]:
-    """Make what goes wrong inside a with block a warning. Mutates: parts"""
+def _tried(parts: Parts, *, is_once: bool = False) -> Iterator[None]:
+    """Make what goes wrong inside a with block a warning; `is_once`: unless there is one of the
+    same file or flag. Mutates: parts"""
     try:
         yield
     except DovetailError as error:
-        parts.warnings.append(str(error))
+        where = error.where
+        if not (is_once and where and any(where in told for told in parts.warnings)):
+            parts.warnings.append(str(error))
 
 
 def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
@@ -192,7 +196,7 @@ def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
     checkpoint = Checkpoint(
         path=parts.model.path, ignore_patterns=tuple(config.load.ignore_patterns)
     )
-    with _tried(parts):
+    with _tried(parts, is_once=True):
         plugin = registry.load_selection(parts.load_format)
         found = plugin(registry.build_options(parts.load_format)).headers(checkpoint)
         if found is not None:

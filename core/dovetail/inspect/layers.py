@@ -26,6 +26,9 @@ _PURPOSES: tuple[tuple[str, str], ...] = (
 )
 _NO_WEIGHTS = ("inv_freq", "masked_bias")
 _PLAIN_LEAVES = ("weight", "bias")
+_OF_A_WEIGHT = ".weight."
+_PACKED_LEAVES = ("blocks", "scales", "bias")
+"""What names of tensors end in that hold packed matrices of all experts, and their biases."""
 _NUMBER = re.compile(r"\.(\d+)\.")
 
 
@@ -35,10 +38,23 @@ def layers_of(headers: Iterable[TensorHeader]) -> list[StoredLayer]:
     found: dict[str, dict[str, TensorHeader]] = {}
     for header in headers:
         holder, _, leaf = header.name.rpartition(".")
-        if leaf not in _PLAIN_LEAVES and len(header.shape) == 3 and holder.endswith("experts"):
-            holder, leaf = header.name, "weight"
+        if holder.endswith("experts"):
+            holder, leaf = _of_all_experts(header)
+        elif _OF_A_WEIGHT in header.name:
+            holder, _, leaf = header.name.partition(_OF_A_WEIGHT)
+            leaf = f"weight.{leaf}"
         found.setdefault(holder, {})[leaf] = header
     return [StoredLayer(name=name, tensors=tensors) for name, tensors in found.items()]
+
+
+def _of_all_experts(header: TensorHeader) -> tuple[str, str]:
+    """Return layer and tensor of what holds something of all experts of a block."""
+    stem, _, end = header.name.rpartition("_")
+    if end in _PACKED_LEAVES:
+        return stem, end
+    holder, _, leaf = header.name.rpartition(".")
+    is_matrix = leaf not in _PLAIN_LEAVES and len(header.shape) == 3
+    return (header.name, "weight") if is_matrix else (holder, leaf)
 
 
 def purpose_of(layer: StoredLayer) -> str:

@@ -1,8 +1,7 @@
 """Layers as they stay in memory: parameters and bytes of every group.
 
 Mirrors what `dovetail.layers` does with tensors in full precision; quantized ones are told by the
-quantization method. Not counted: what fills up the last panel of a packed matrix, which is nothing
-for sizes that are multiples of 32.
+quantization method.
 """
 
 from __future__ import annotations
@@ -24,15 +23,21 @@ from dovetail.inspect.layers import (
     purpose_of,
     values_by_name,
 )
-from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
+PANEL_OUTPUTS = 32
+"""Outputs of packed matrices are filled up to a multiple of it."""
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 HEAD_NAME = "lm_head"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_FUSED_AS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up_proj"),
+}
 _PICKED = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts")
 
 
@@ -61,7 +66,8 @@ class How:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:
-    """One layer: how its matrix is stored and kept, and the bytes of all its tensors."""
+    """One layer: how its matrix is stored and kept, and the bytes of all its tensors. A matrix that
+    is packed has `outputs` of `row_bytes` each, and `shared_bytes` (see Kept)."""
 
     layer: StoredLayer
     purpose: str
@@ -70,6 +76,9 @@ class _Weighed:
     parameters: int
     num_bytes: int
     is_exact: bool
+    outputs: int = 0
+    row_bytes: int = 0
+    shared_bytes: int = 0
 
 
 def experts_of(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -84,9 +93,13 @@ def experts_of(config: Mapping[str, Any]) -> tuple[int, int]:
 def groups_of(layers: Iterable[StoredLayer], how: How) -> tuple[Group, ...]:
     """Return the groups that the layers make up, in the order of a forward pass."""
     by_purpose: dict[str, list[_Weighed]] = {}
+    fused: dict[tuple[str, str], list[_Weighed]] = {}
     for layer in layers:
         one = _weighed(layer, how)
-        by_purpose.setdefault(one.purpose, []).append(one)
+        fused.setdefault((_fused_name(layer.name, how), one.kept), []).append(one)
+    for parts in fused.values():
+        for one in _as_one(parts, fills=how.packs):
+            by_purpose.setdefault(one.purpose, []).append(one)
     experts, picked = experts_of(how.model.hf_config)
     share = (picked, experts) if experts else (1, 1)
     return tuple(
@@ -134,8 +147,7 @@ def _weighed(layer: StoredLayer, how: How) -> _Weighed:
                         parameters=count, num_bytes=layer.num_bytes, is_exact=False)  # fmt: skip
     if told is None:
         return _plain(layer, purpose, stored, how)
-    vectors = [h for h in layer.tensors.values() if _is_bias(h)]
-    biases = sum(header.num_values for header in vectors)
+    biases = layer.tensors["bias"].num_values if "bias" in layer.tensors else 0
     return _Weighed(
         layer=layer,
         purpose=purpose,
@@ -144,6 +156,9 @@ def _weighed(layer: StoredLayer, how: How) -> _Weighed:
         parameters=told.num_values + biases,
         num_bytes=told.num_bytes + biases * BYTES[how.model.dtype],
         is_exact=True,
+        outputs=told.outputs,
+        row_bytes=(told.num_bytes - told.shared_bytes) // max(1, told.outputs),
+        shared_bytes=told.shared_bytes,
     )
 
 
@@ -179,6 +194,7 @@ def _plain(layer: StoredLayer, purpose: str, stored: str, how: How) -> _Weighed:
         dtype = matrix if len(header.shape) >= 2 else how.model.dtype
         num_bytes += header.num_values * BYTES[dtype]
     is_vector = all(len(header.shape) < 2 for header in layer.tensors.values())
+    outputs, inputs = _packed_shape(layer, purpose, how)
     return _Weighed(
         layer=layer,
         purpose=purpose,
@@ -187,11 +203,40 @@ def _plain(layer: StoredLayer, purpose: str, stored: str, how: How) -> _Weighed:
         parameters=sum(header.num_values for header in layer.tensors.values()),
         num_bytes=num_bytes,
         is_exact=True,
+        outputs=outputs,
+        row_bytes=inputs * BYTES[matrix],
     )
 
 
-def _is_bias(header: TensorHeader) -> bool:
-    return header.name.rpartition(".")[2] == "bias"
+def _packed_shape(layer: StoredLayer, purpose: str, how: How) -> tuple[int, int]:
+    """Return outputs and inputs of a plain matrix that is multiplied, zeros for one that is only
+    looked up, and for what is no matrix."""
+    weight = layer.tensors.get("weight")
+    if weight is None or len(weight.shape) != 2:
+        return 0, 0
+    if purpose in (EMBEDDING, HEAD):
+        is_head = purpose == HEAD or (how.is_tied and "position" not in layer.name)
+        if not is_head or not how.is_own:
+            return 0, 0
+    return weight.shape[0], weight.shape[1]
+
+
+def _fused_name(name: str, how: How) -> str:
+    """Return the layer that a matrix becomes part of, by the usual names."""
+    holder, _, leaf = name.rpartition(".")
+    return f"{holder}.{_FUSED_AS.get(leaf, leaf)}" if how.is_own else name
+
+
+def _as_one(parts: list[_Weighed], *, fills: bool) -> list[_Weighed]:
+    """Return the parts of one matrix: what they share is counted once, and with the first of them
+    what fills its last panel up."""
+    first, rest = parts[0], parts[1:]
+    rest = [replace(one, num_bytes=one.num_bytes - one.shared_bytes) for one in rest]
+    outputs = sum(one.outputs for one in parts)
+    if fills and all(one.outputs for one in parts):
+        more = -outputs % PANEL_OUTPUTS * first.row_bytes
+        first = replace(first, num_bytes=first.num_bytes + more)
+    return [first, *rest]
 
 
 def _stored_as(layer: StoredLayer) -> str:

@@ -48,9 +48,13 @@ class StoredLayer:
 class Kept:
     """A layer's matrix as it stays in memory: `num_values` weights in `num_bytes`, all told.
 
-    `format` is a word for people ("int4, groups of 128").
+    `format` is a word for people ("int4, groups of 128"). `outputs` are its rows, which packed
+    matrices fill up; 0 where the headers do not tell. `shared_bytes` of the bytes are there once
+    for matrices that become one (q, k and v; gate and up), such as a table of what codes mean.
     """
 
     num_values: int
     format: str
     num_bytes: int
+    outputs: int = 0
+    shared_bytes: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.plugin import Plugin
@@ -29,18 +29,22 @@ class QuantizeTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """A layer's inputs x on the calibration text: the mean of x x^T, and of |x|.
+    """A layer's inputs x on the calibration text: the mean of x x^T and of |x| over the tokens that
+    came to it. To an expert come those that its router sends there.
 
     Shapes: gram [I, I], magnitude [I], both float32
     """
 
     gram: torch.Tensor
     magnitude: torch.Tensor
+    num_tokens: int
 
     def scaled(self, factors: torch.Tensor) -> Inputs:
         """Return what they are after every input is multiplied. Shapes: factors [I], positive"""
-        return Inputs(
-            gram=self.gram * factors * factors.unsqueeze(1), magnitude=self.magnitude * factors
+        return replace(
+            self,
+            gram=self.gram * factors * factors.unsqueeze(1),
+            magnitude=self.magnitude * factors,
         )
 
 
@@ -48,9 +52,11 @@ class Inputs:
 class Block:
     """One block of a model (attention and feed-forward) before its matrices are quantized.
 
-    `tensors` are all of its parameters by their names within the block, in float32; `inputs` are
-    those of its matrices, by the same names less ".weight". Both may be changed, together, in ways
-    that leave what the block computes as it was.
+    `tensors` are all of its parameters in float32, matrices [O, I], by the names that transformers
+    has for them within the block; experts are "N.gate_proj", "N.up_proj", "N.down_proj" whatever
+    the checkpoint calls them. `inputs` are those of its matrices, by the same names less ".weight";
+    layers that too few tokens came to have none. Both may be changed, together, in ways that leave
+    what the block computes as it was.
     """
 
     name: str
@@ -95,8 +101,8 @@ class Quantizer(Plugin):
 
     @abstractmethod
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
-        """Return a layer's matrix quantized. `inputs` is None without a text.
-        Shapes: weight [O, I] float32"""
+        """Return a layer's matrix quantized. `inputs` is None without a text, and where too few of
+        its tokens came to the layer. Shapes: weight [O, I] float32"""
 
     def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
         """Return config.json's quantization_config; `whole` are the layers that stay as they are.

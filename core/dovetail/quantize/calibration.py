@@ -6,6 +6,7 @@ after it. Between two blocks only the hidden states of the text are in memory. K
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +17,12 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantizer import Block, Inputs
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.quantize.linears import Names, make_plain
 from dovetail.quantize.source import Source
 
 BATCH_WINDOWS = 4
 """Windows that go through a block together."""
+NO_TEXT = "use a method without a text: int8, int4, fp8."
 NOT_BUILT = (ValueError, KeyError, ImportError, AttributeError, TypeError, RuntimeError)
 
 
@@ -33,17 +36,30 @@ class Calibration:
         self._source = source
         causal = _built(model)
         trunk = getattr(causal, causal.base_model_prefix)
+        self._name_of = Names(source.shapes, causal.base_model_prefix)
         path, self._blocks = _find_blocks(model, causal)
         self.names = [f"{path}.{number}" for number in range(len(self._blocks))]
-        self._hidden, self._calls = _first_states(
-            model, causal, trunk, self._blocks, windows, source
+        for name, block in zip(self.names, self._blocks, strict=True):
+            make_plain(block, name, self._name_of)
+        self._stored = [self._stored_names(number) for number in range(len(self._blocks))]
+        self.hidden, self._calls = _first_states(
+            model, causal, trunk, self._blocks, windows, source, self._name_of
         )
+
+    @property
+    def inside(self) -> frozenset[str]:
+        """Return the checkpoint's names of all tensors of blocks."""
+        return frozenset(name for names in self._stored for name in names.values())
+
+    def stored_names(self, number: int) -> Mapping[str, str]:
+        """Return a block's parameters -> what the checkpoint calls them."""
+        return self._stored[number]
 
     @torch.no_grad()
     def measure(self, number: int) -> Block:
         """Return a block with its weights and what its linear layers' inputs are."""
         name, block = self.names[number], self._blocks[number]
-        tensors = self._weights(name, block)
+        tensors = self._weights(number)
         _assign(block, tensors)
         recorder = Recorder()
         with recorder.watching(block):
@@ -55,7 +71,7 @@ class Calibration:
         """Move the text through a block with these weights, and forget them. Mutates: self"""
         block = self._blocks[number]
         _assign(block, tensors)
-        self._hidden = self._run(number)
+        self.hidden = self._run(number)
         block.to("meta")
 
     @torch.no_grad()
@@ -69,34 +85,38 @@ class Calibration:
 
     def _run(self, number: int) -> torch.Tensor:
         """Return what a block makes of the text. Shapes: -> [S, L, E]"""
-        starts = range(0, len(self._hidden), BATCH_WINDOWS)
+        starts = range(0, len(self.hidden), BATCH_WINDOWS)
         return torch.cat([self._part(number, slice(s, s + BATCH_WINDOWS)) for s in starts])
 
     def _part(self, number: int, part: slice) -> torch.Tensor:
         """Return the same for some of the windows."""
-        count = len(self._hidden)
+        count = len(self.hidden)
         call = {name: _cut(value, part, count) for name, value in self._calls[number].items()}
-        found = self._blocks[number](self._hidden[part], **call)
+        found = self._blocks[number](self.hidden[part], **call)
         made: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return made
 
-    def _weights(self, name: str, block: nn.Module) -> dict[str, torch.Tensor]:
-        """Return a block's parameters in float32. Raises: ConfigError when names differ."""
-        prefix = f"{name}."
-        found = {
-            full.removeprefix(prefix): tensor.float()
-            for full, tensor in self._source.those(lambda full: full.startswith(prefix)).items()
-        }
-        wanted = {own for own, _ in block.named_parameters()}
-        if not wanted <= found.keys():
-            missing = sorted(wanted - found.keys())[0]
-            raise ConfigError(
-                f"{prefix}{missing} is not among the checkpoint's tensors: transformers holds this "
-                "layer in another form (mixtures of experts are).",
-                where="--calibration",
-                fix="use a method without a text: int8, int4, fp8.",
-            )
-        return {own: tensor for own, tensor in found.items() if own in wanted}
+    def _weights(self, number: int) -> dict[str, torch.Tensor]:
+        """Return a block's parameters in float32."""
+        names = {stored: own for own, stored in self._stored[number].items()}
+        found = self._source.those(lambda stored: stored in names)
+        return {names[stored]: tensor.float() for stored, tensor in found.items()}
+
+    def _stored_names(self, number: int) -> dict[str, str]:
+        """Raises: ConfigError where the checkpoint lacks a parameter."""
+        found = {}
+        for own, _ in self._blocks[number].named_parameters():
+            full = f"{self.names[number]}.{own}"
+            stored = self._name_of(full)
+            if stored is None:
+                raise ConfigError(
+                    f"{full} is not among the checkpoint's tensors: transformers holds this layer "
+                    "in another form.",
+                    where="--calibration",
+                    fix=NO_TEXT,
+                )
+            found[own] = stored
+        return found
 
 
 class Recorder:
@@ -104,7 +124,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
-        self._last: tuple[torch.Tensor, _Sums] | None = None
+        self._seen: dict[int, tuple[torch.Tensor, _Sums]] = {}
 
     @contextmanager
     def watching(self, block: nn.Module) -> Iterator[None]:
@@ -114,24 +134,29 @@ class Recorder:
             for name, module in block.named_modules()
             if isinstance(module, nn.Linear)
         ]
+        hooks.append(block.register_forward_hook(self._forget))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-            self._last = None
+            self._seen.clear()
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
         def see(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
             x = given[0]
-            if self._last is not None and self._last[0] is x:
-                self._sums.setdefault(name, self._last[1])
+            if id(x) in self._seen:
+                self._sums.setdefault(name, self._seen[id(x)][1])
                 return
             sums = self._sums.setdefault(name, _Sums(x.shape[-1]))
             sums.add(x.reshape(-1, x.shape[-1]))
-            self._last = (x, sums)
+            self._seen[id(x)] = (x, sums)  # while it is kept, nothing else has its id
 
         return see
+
+    def _forget(self, *_: object) -> None:
+        """Let the inputs of a pass go. Mutates: self"""
+        self._seen.clear()
 
     def inputs(self) -> dict[str, Inputs]:
         """Return layer -> its inputs; layers that share them share the object."""
@@ -155,19 +180,24 @@ class _Sums:
     def mean(self) -> Inputs:
         """Return the means, in the memory of the sums: once. Mutates: self"""
         return Inputs(
-            gram=self._gram.div_(self._count), magnitude=self._magnitude.div_(self._count)
+            gram=self._gram.div_(self._count),
+            magnitude=self._magnitude.div_(self._count),
+            num_tokens=self._count,
         )
 
 
 class _Stub:
     """Stands in for the forward of a block: keeps how it was called, returns what it got."""
 
-    def __init__(self, calls: list[dict[str, Any]], first: list[torch.Tensor]) -> None:
+    def __init__(
+        self, block: nn.Module, calls: list[dict[str, Any]], first: list[torch.Tensor]
+    ) -> None:
         self._calls, self._first = calls, first
+        self._names = list(inspect.signature(block.forward).parameters)[1:]
 
-    def __call__(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
         self._first.append(hidden_states)
-        self._calls.append(arguments)
+        self._calls.append({**dict(zip(self._names, rest, strict=False)), **named})
         return hidden_states
 
 
@@ -207,6 +237,7 @@ def _first_states(
     blocks: nn.ModuleList,
     windows: torch.Tensor,
     source: Source,
+    name_of: Names,
 ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
     """Return the first block's hidden states, and what every block is called with beside them.
 
@@ -215,14 +246,16 @@ def _first_states(
     names = {id(parameter): name for name, parameter in causal.named_parameters()}
     inside = {id(parameter) for parameter in blocks.parameters()}
     wanted = {names[id(p)] for p in trunk.parameters() if id(p) not in inside}
-    outer = {name: t.float() for name, t in source.those(lambda n: n in wanted).items()}
+    stored = {name_of(own): own for own in wanted}
+    found = source.those(lambda name: name in stored)
+    outer = {stored[name]: tensor.float() for name, tensor in found.items()}
     if outer.keys() != wanted:
         raise _unfit(model, f"{sorted(wanted - outer.keys())[0]} is not in the checkpoint")
     causal.load_state_dict(outer, strict=False, assign=True)
     first: list[torch.Tensor] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
-        block.forward = _Stub(calls, first)
+        block.forward = _Stub(block, calls, first)
     try:
         with torch.no_grad():
             trunk(input_ids=windows, use_cache=False)
@@ -253,5 +286,5 @@ def _unfit(model: ModelSpec, reason: str) -> ConfigError:
     return ConfigError(
         f"{model.architecture} cannot be calibrated: {reason}.",
         where="--calibration",
-        fix="use a method without a text: int8, int4, fp8.",
+        fix=NO_TEXT,
     )

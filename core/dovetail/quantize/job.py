@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +19,10 @@ from tqdm import tqdm
 from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
-from dovetail.interfaces.quantizer import Block, Inputs, Quantizer, QuantizeTask
+from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
 from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.quantize.calibration import Calibration
-from dovetail.quantize.plan import INPUTS_FIRST, TABLE, WEIGHT, Plan, group_of, plan_of
+from dovetail.quantize.plan import TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of
 from dovetail.quantize.report import LayerError, error_of
 from dovetail.quantize.source import Source
 from dovetail.runner.convert import SETTINGS
@@ -32,17 +32,24 @@ CONFIG = "config.json"
 STORED = "quantization_config"
 SAME = 1e-3
 """Share by which float32 sums may move what a block computes."""
+LEAST_TOKENS = 128
+"""Of a text, to tell what a layer's inputs are: experts that are picked less are rounded to
+nearest."""
+UNREAD = ("openai-gpt",)
+"""Model types whose matrices lie inputs first and whose quantized checkpoints nobody reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """What was written: bytes of weights, inputs per scale (None: no groups), errors per matrix,
-    and the matrices that stayed as they are, with the reasons."""
+    and the matrices that stayed as they are, with the reasons. A calibrated method rounded layers
+    to nearest that fewer than `least_tokens` came to (0: no text was asked for)."""
 
     num_bytes: int
     group: int | None
     errors: Sequence[LayerError]
     plan: Plan
+    least_tokens: int
 
 
 class Job:
@@ -88,6 +95,7 @@ class Job:
             group=self._group if self._is_grouped else None,
             errors=self._errors,
             plan=self._plan,
+            least_tokens=LEAST_TOKENS if "calibrated" in self._quantizer.capabilities else 0,
         )
 
     def _write_all(self, out: Path) -> int:
@@ -107,28 +115,30 @@ class Job:
             source = self._at_once() if self._windows is None else self._block_by_block()
             for name, tensor in source:
                 bar.update(len(self._errors) - bar.n)
-                yield name, tensor
+                yield name, self._source.turned(name, tensor)
         if len(self._errors) != total:
             raise ConfigError("some matrices were never met.", where=self._run.model.path)
 
     def _at_once(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._source.tensors():
-            yield from self._through(name, tensor, None)
+            yield from self._through(name, tensor)
 
     def _block_by_block(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what lies outside of the blocks, then every block as the text arrives at it."""
         assert self._windows is not None
         walk = Calibration(self._run.model, self._source, self._windows)
-        inside = tuple(f"{name}." for name in walk.names)
         types: dict[str, torch.dtype] = {}
         for name, tensor in self._source.tensors():
             types[name] = tensor.dtype
-            if not name.startswith(inside):
-                yield from self._through(name, tensor, None)
+            if name not in walk.inside:
+                yield from self._through(name, tensor)
         for number in range(len(walk.names)):
             block = walk.measure(number)
+            rare = {n: x for n, x in block.inputs.items() if x.num_tokens < LEAST_TOKENS}
+            for name in rare:
+                del block.inputs[name]
             self._smooth(walk, number, block)
-            yield from self._block(block, types)
+            yield from self._block(block, walk.stored_names(number), types, rare)
             walk.advance(number, block.tensors)
 
     def _smooth(self, walk: Calibration, number: int, block: Block) -> None:
@@ -145,45 +155,41 @@ class Job:
             )
 
     def _block(
-        self, block: Block, types: dict[str, torch.dtype]
+        self,
+        block: Block,
+        names: Mapping[str, str],
+        types: Mapping[str, torch.dtype],
+        rare: Mapping[str, Inputs],
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a block's tensors; in it stays what they mean. Mutates: block"""
+        """Yield a block's tensors by the checkpoint's `names`; in it stays what they mean. `rare`
+        are inputs that are too few to go by. Mutates: block"""
         for own, tensor in block.tensors.items():
-            name = f"{block.name}.{own}"
+            name = names[own]
             layer = self._plan.layer_of(name)
             if layer is None:
                 stored = tensor.to(types[name])
                 block.tensors[own] = stored.float()
                 yield name, stored
                 continue
-            inputs = block.inputs.get(own.removesuffix(WEIGHT))
-            made, meant = self._quantized(layer, tensor, inputs)
-            block.tensors[own] = meant
-            yield from made
+            word = own.removesuffix(WEIGHT)
+            inputs = block.inputs.get(word)
+            seen = inputs or rare.get(word)
+            done = self._quantizer.quantize(layer, finite(layer, tensor), inputs)
+            tokens = 0 if seen is None else seen.num_tokens
+            self._errors.append(error_of(layer, tensor, done, seen, tokens))
+            block.tensors[own] = done.meant.float()
+            yield from _tensors_of(layer, done)
 
-    def _through(
-        self, name: str, tensor: torch.Tensor, inputs: Inputs | None
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a tensor as it is, or what it is quantized to."""
+    def _through(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a tensor as it is, or what it is quantized to without knowing its inputs."""
         layer = self._plan.layer_of(name)
         if layer is None:
             yield name, tensor
-        else:
-            yield from self._quantized(layer, tensor.float(), inputs)[0]
-
-    def _quantized(
-        self, layer: str, weight: torch.Tensor, inputs: Inputs | None
-    ) -> tuple[list[tuple[str, torch.Tensor]], torch.Tensor]:
-        """Return a layer's new tensors and what they mean; its errors are noted. Mutates: self"""
-        if not bool(weight.isfinite().all()):
-            raise ConfigError(
-                "it holds numbers that are not finite.",
-                where=f"{layer}{WEIGHT}",
-                fix="fetch the checkpoint again.",
-            )
-        done = self._quantizer.quantize(layer, weight, inputs)
-        self._errors.append(error_of(layer, weight, done, inputs))
-        return [(f"{layer}.{leaf}", t) for leaf, t in done.tensors.items()], done.meant.float()
+            return
+        weight = finite(layer, tensor.float())
+        done = self._quantizer.quantize(layer, weight, None)
+        self._errors.append(error_of(layer, weight, done, None, None))
+        yield from _tensors_of(layer, done)
 
     def _copy_settings(self, out: Path) -> None:
         """Copy all other files; config.json says what the weights became."""
@@ -193,9 +199,25 @@ class Job:
             if not file.name.endswith(".index.json") and file.name != CONFIG:
                 shutil.copyfile(file, out / file.name)
         config: dict[str, Any] = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-        whole = [name for name in sorted(self._plan.whole) if not name.endswith(TABLE)]
+        whole = [name for name in sorted(self._plan.whole) if not name.endswith(TOKEN_TABLES)]
         config[STORED] = dict(self._quantizer.settings(whole))
         (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def finite(layer: str, weight: torch.Tensor) -> torch.Tensor:
+    """Return a layer's weight. Raises: ConfigError where it holds no numbers."""
+    if not bool(weight.isfinite().all()):
+        raise ConfigError(
+            "it holds numbers that are not finite.",
+            where=f"{layer}{WEIGHT}",
+            fix="fetch the checkpoint again.",
+        )
+    return weight
+
+
+def _tensors_of(layer: str, done: Quantized) -> list[tuple[str, torch.Tensor]]:
+    """Return a layer's tensors under the checkpoint's names."""
+    return [(f"{layer}.{leaf}", tensor) for leaf, tensor in done.tensors.items()]
 
 
 def check_source(run: RunSpec) -> None:
@@ -210,9 +232,9 @@ def check_source(run: RunSpec) -> None:
             where=str(folder),
             fix="name the full-precision checkpoint that it was made from.",
         )
-    if model.hf_config.get("model_type") in INPUTS_FIRST:
+    if model.hf_config.get("model_type") in UNREAD:
         raise ConfigError(
-            "its matrices are stored inputs first, which no quantized layout takes.",
+            "its matrices are stored inputs first, and no quantized copy of it would be read.",
             where=str(folder),
             fix="quantize it while loading: dovetail serve --quantization int8",
         )

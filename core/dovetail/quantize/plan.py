@@ -13,13 +13,12 @@ from dovetail.interfaces.quantizer import Quantizer
 
 WEIGHT = ".weight"
 HEAD = "lm_head"
+EXPERTS = ".experts."
 ROUTERS = ("gate", "shared_expert_gate", "router")
 """Last words of layers that choose experts: tiny, and their errors pick other experts."""
-TABLE = "embed_tokens"
-TABLES = (TABLE, HEAD)
+TOKEN_TABLES = ("embed_tokens", "wte")
+TABLES = (*TOKEN_TABLES, HEAD)
 TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector")
-INPUTS_FIRST = ("gpt2", "openai-gpt")
-"""Model types whose checkpoints store matrices [I, O], which no quantized layout does."""
 USUAL = "tables and heads stay"
 GROUPS = (128, 64, 32)
 """Inputs per scale, best known first: what every reader of grouped layouts takes."""
@@ -46,6 +45,8 @@ def plan_of(shapes: Shapes, quantizer: Quantizer) -> Plan:
     takes_tables = "tables" in quantizer.capabilities
     quantized, whole = [], {HEAD: USUAL}
     for tensor, shape in shapes.items():
+        if len(shape) == 3 and EXPERTS in tensor:
+            whole[tensor.removesuffix(WEIGHT)] = "experts in one tensor are not taken apart"
         if not is_matrix(tensor, shape):
             continue
         name = tensor.removesuffix(WEIGHT)

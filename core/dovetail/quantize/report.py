@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,17 +15,21 @@ from dovetail.quantize.plan import block_name
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerError:
     """Errors as shares of what was there: root of the summed squares of differences over that of
-    the values. `outputs` is None without a text."""
+    the values. `outputs` is None where no token came; `tokens` are those of the text that did, None
+    without a text and for layers outside of blocks."""
 
     name: str
     shape: tuple[int, ...]
     num_bytes: int
     weights: float
     outputs: float | None
+    tokens: int | None
 
 
-def error_of(name: str, weight: torch.Tensor, done: Quantized, inputs: Inputs | None) -> LayerError:
-    """Return the errors of one matrix. Shapes: weight [O, I]"""
+def error_of(
+    name: str, weight: torch.Tensor, done: Quantized, inputs: Inputs | None, tokens: int | None
+) -> LayerError:
+    """Return the errors of one matrix that so many tokens came to. Shapes: weight [O, I]"""
     wrong = done.meant.float() - weight
     outputs = None
     if inputs is not None:
@@ -36,6 +40,7 @@ def error_of(name: str, weight: torch.Tensor, done: Quantized, inputs: Inputs | 
         num_bytes=sum(tensor.nbytes for tensor in done.tensors.values()),
         weights=_share(float(wrong.square().sum()), float(weight.square().sum())),
         outputs=outputs,
+        tokens=tokens,
     )
 
 
@@ -66,6 +71,23 @@ def lines(errors: Sequence[LayerError]) -> list[str]:
         text += f"  {_mean(outputs):10.3%}" if outputs else ""
         made.append(f"{text}  {f'({own})' if own else ''}".rstrip())
     return made
+
+
+def by_reason(whole: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return a reason -> the matrices that stayed as they were for it."""
+    found: dict[str, list[str]] = {}
+    for name, reason in whole.items():
+        found.setdefault(reason, []).append(name)
+    return found
+
+
+def rare(errors: Sequence[LayerError], least: int) -> list[str]:
+    """Return the experts that fewer tokens came to than `least`, with how many did."""
+    found: dict[str, int] = {}
+    for one in errors:
+        if one.tokens is not None and one.tokens < least:
+            found.setdefault(one.name.rpartition(".")[0], one.tokens)
+    return [f"{name} ({tokens} tokens)" for name, tokens in found.items()]
 
 
 def _mean(shares: Sequence[float]) -> float:

@@ -1,4 +1,7 @@
-"""Source: the full-precision checkpoint, as often as it is asked for. Keeps no weight."""
+"""Source: the full-precision checkpoint, as often as it is asked for. Keeps no weight.
+
+Every matrix is [O, I], also of the families that store theirs inputs first.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.loader import build_plugin, reading
 
+INPUTS_FIRST = {"gpt2": (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")}
+"""Model types that store matrices [I, O] -> the ends of their names."""
+
 
 class Source:
     """The tensors of a checkpoint, read anew each time; lazy formats read only what is used."""
@@ -19,12 +25,20 @@ class Source:
     def __init__(self, run: RunSpec) -> None:
         self._run = msgspec.structs.replace(run, shows_progress=False)
         self._format = cast(LoadFormat, build_plugin(run.load_format))
+        self._turned = INPUTS_FIRST.get(str(run.model.hf_config.get("model_type")), ())
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors()}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once, in the order of the files."""
         with reading(self._run, torch.device("cpu"), None) as checkpoint:
-            yield from self._format.tensors(checkpoint)
+            for name, tensor in self._format.tensors(checkpoint):
+                yield name, self.turned(name, tensor)
+
+    def turned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as [O, I] that the family stores [I, O], or the other way; any other as
+        it is."""
+        is_turned = bool(self._turned) and name.endswith(self._turned)
+        return tensor.t().contiguous() if is_turned else tensor
 
     def those(self, is_wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
         """Return copies of some tensors by name."""

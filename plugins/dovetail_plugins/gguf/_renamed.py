@@ -16,7 +16,9 @@ from dovetail_plugins.gguf._write import Stored
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _LETTERS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 """Mixtral's own names of an expert's matrices -> those of the others."""
-_NOT_STORED = (".rotary_emb.inv_freq",)
+_NOT_STORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_LEFT_OUT = "transformer."
+"""What some checkpoints of GPT-2 leave out of their names."""
 
 
 def renamed(
@@ -34,6 +36,7 @@ def renamed(
             continue
         kind = leaf if leaf in QUANTIZED else ""
         module, number = _expert(module)
+        module = module if module in names else f"{_LEFT_OUT}{module}"
         if module not in names:
             raise ConfigError(
                 f"{full} has no name in GGUF.",
@@ -42,6 +45,8 @@ def renamed(
             )
         name = f"{names[module]}.{'weight' if kind else leaf}"
         tensor = tensor if kind else tensor.float()
+        if layout.is_input_first and leaf == "weight" and ".c_" in module:
+            tensor = tensor.t().contiguous()
         if number is None:
             yield Stored(name=name, tensor=_as_stored(model, layout, module, tensor), type=kind)
             continue

@@ -25,16 +25,17 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "GPT2LMHeadModel": "gpt2",
 }
-"""Architectures of checkpoints -> GGUF's name, for families whose matrices are [O, I]."""
+"""Architectures of checkpoints -> GGUF's name."""
 
 _PLAIN = {
-    "block_count": ("num_hidden_layers",),
-    "context_length": ("max_position_embeddings",),
-    "embedding_length": ("hidden_size",),
-    "feed_forward_length": ("intermediate_size",),
-    "attention.head_count": ("num_attention_heads",),
-    "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads", "n_head"),
     "expert_count": ("num_local_experts", "num_experts"),
     "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
@@ -43,6 +44,7 @@ _PLAIN = {
 """Counts: GGUF's key -> the config's, the first that is there."""
 _REAL = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
@@ -65,7 +67,10 @@ def settings_of(model: ModelSpec) -> dict[str, Any]:
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
         found["attention.sliding_window"] = int(window)
-    found |= _rope(model)
+    if prefix == "gpt2":
+        found.setdefault("feed_forward_length", 4 * model.hidden_size)
+    else:
+        found |= _rope(model)
     return {"general.architecture": prefix} | {f"{prefix}.{k}": v for k, v in found.items()}
 
 

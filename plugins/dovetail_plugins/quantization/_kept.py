@@ -1,8 +1,8 @@
 """How stored layers stay in memory, told by the headers of their tensors. Imports no torch.
 
 Mirrors `_grouped.grouped_weight`, `_float_formats` and the packed formats of the kernels; tests
-compare it with the buffers of loaded models. Left out: what fills the last panel of outputs up, and
-whether zero points turn out to be those of symmetric values. Shape letters: O outputs, I inputs.
+compare it with the buffers of loaded models. Left out: whether zero points turn out to be those of
+symmetric values, and scales to fit into 16 bits. Shape letters: O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ WIDE = ("float32", "float64")
 """Types of scales that do not fit into 16 bits."""
 STEP = 8
 """Groups of the kernels' formats are multiples of it."""
+TABLE_BYTES = 64
+"""Of what sixteen codes mean, in float32."""
 
 
 def integers_kept(
@@ -35,21 +37,22 @@ def integers_kept(
     Without zero points of their own, values of widths that kernels do not have still need some:
     half of their range is not half of the kernels'.
     """
-    count = outputs * inputs
+    count, told_outputs = outputs * inputs, outputs if outputs > 1 else 0
     groups = -(-inputs // group) if group else max(1, scales.num_values // outputs)
     size = group or inputs // groups
     wide = width_of(bits, size)
     has_zeros = has_zeros or wide != bits
     if wide == 8 and groups == 1 and not has_zeros and activations == "int8":
-        return Kept(num_values=count, format="int8", num_bytes=count + 4 * outputs)
+        return bytes_kept(count, outputs)
     if size % STEP:
-        return plain_kept(count, "float16")
+        return replace(plain_kept(count, "float16"), outputs=told_outputs)
     scale_bytes = 4 if scales.dtype in WIDE else 2
     factors = outputs * groups * scale_bytes * (2 if has_zeros else 1)
     return Kept(
         num_values=count,
         format=f"int{wide}, groups of {size}",
         num_bytes=value_bytes(count, wide, packs=packs) + factors,
+        outputs=told_outputs,
     )
 
 
@@ -78,6 +81,29 @@ def qweight_kept(
     )  # fmt: skip
 
 
+def tiles_kept(
+    values: TensorHeader,
+    scales: TensorHeader,
+    *,
+    tile_inputs: int,
+    packs: bool,
+    activations: str,
+) -> Kept:
+    """Return what Marlin's tiles of so many inputs become."""
+    outputs, inputs = scales.shape[-1], values.shape[0] * tile_inputs
+    return integers_kept(
+        outputs, inputs, bits=values.shape[-1] * 2 // outputs, scales=scales, has_zeros=False,
+        packs=packs, activations=activations,
+    )  # fmt: skip
+
+
+def bytes_kept(count: int, outputs: int, *, groups: int = 1, has_zeros: bool = False) -> Kept:
+    """Return so many int8 values with float32 scales, and zero points, of groups."""
+    size = "" if groups == 1 else f", groups of {count // outputs // groups}"
+    factors = 4 * outputs * groups * (2 if has_zeros else 1)
+    return Kept(num_values=count, format=f"int8{size}", num_bytes=count + factors, outputs=outputs)
+
+
 def float8_kept(layer: StoredLayer, *, block: int = 0) -> Kept | None:
     """Return what a layer in e4m3 becomes, None for another layer. `block`: inputs that share a
     scale, 0 for all of them."""
@@ -88,7 +114,8 @@ def float8_kept(layer: StoredLayer, *, block: int = 0) -> Kept | None:
     if weight.dtype != "float8_e4m3fn" or block % STEP:
         return plain_kept(count, "bfloat16")
     groups = -(-inputs // block) if block else 1
-    return Kept(num_values=count, format="float8", num_bytes=count + 4 * outputs * groups)
+    num_bytes = count + 4 * outputs * groups
+    return Kept(num_values=count, format="float8", num_bytes=num_bytes, outputs=outputs)
 
 
 def codes_kept(
@@ -96,11 +123,13 @@ def codes_kept(
 ) -> Kept:
     """Return what 4-bit codes of a table become, with a scale a group and one more an output."""
     count = outputs * inputs
-    factors = outputs * (-(-inputs // group) * scale_bytes + (4 if has_outer else 0)) + 64
+    factors = outputs * (-(-inputs // group) * scale_bytes + (4 if has_outer else 0))
     return Kept(
         num_values=count,
         format=f"4-bit floats, groups of {group}",
-        num_bytes=value_bytes(count, 4, packs=packs) + factors,
+        num_bytes=value_bytes(count, 4, packs=packs) + factors + TABLE_BYTES,
+        outputs=outputs if outputs > 1 else 0,
+        shared_bytes=TABLE_BYTES,
     )
 
 
@@ -130,7 +159,10 @@ def made_kept(
     groups = -(-inputs // group) if group else 1
     factors = outputs * groups * scale_bytes * (2 if has_zeros else 1)
     num_bytes = value_bytes(weight.num_values, bits, packs=packs) + factors
-    return Kept(num_values=weight.num_values, format=format, num_bytes=num_bytes)
+    told_outputs = outputs if len(weight.shape) == 2 else 0
+    return Kept(
+        num_values=weight.num_values, format=format, num_bytes=num_bytes, outputs=told_outputs
+    )
 
 
 def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:

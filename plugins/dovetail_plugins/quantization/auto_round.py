@@ -66,20 +66,25 @@ class AutoRound(StoredMethod):
         """Return what a layer in GPTQ's or AWQ's layout becomes."""
         return qweight_kept(
             layer,
-            is_symmetric=bool(self.config.get("sym", True)),
+            is_symmetric=bool((self._config_of(layer.name) or self.config).get("sym", True)),
             packs=packs,
             activations=self.options.activations,
         )
 
     def _look_up(self, name: str) -> GptqLayout | AwqLayout | None:
         """Return the layout of one checkpoint layer, None for full precision."""
+        config = self._config_of(name)
+        return None if config is None else self._layout(config)
+
+    def _config_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return what the config says of one checkpoint layer, None where it is left alone."""
         changes = self.extra.get(name)
         if changes is None:
             found = (more for key, more in self.extra.items() if self._matches(key, name))
             changes = next(found, None)
         if changes is None and name != HEAD and not self._is_in_blocks(name):
             return None
-        return self._layout({**self.config, **(changes or {})})
+        return {**self.config, **(changes or {})}
 
     def _matches(self, pattern: str, name: str) -> bool:
         try:

@@ -34,12 +34,14 @@ from dovetail_plugins.quantization._kept import (
     float8_kept,
     integers_kept,
     plain_kept,
+    tiles_kept,
 )
 
 CLASS = "Linear"
 EXPRESSION = "re:"
 DENSE = "dense"
 BITMASK = "sparse-24-bitmask"
+MARLIN_24 = "marlin-24"
 FORMATS = (
     "pack-quantized",
     "int-quantized",
@@ -48,7 +50,7 @@ FORMATS = (
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
     "mxfp8-quantized",
-    "marlin-24",
+    MARLIN_24,
 )
 MIXED = "mixed-precision"
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
@@ -136,12 +138,20 @@ class CompressedTensors(StoredMethod):
         layer = StoredLayer(name=layer.name, tensors=tensors)
         if scheme is None and "bitmask" in tensors:
             return plain_kept(tensors["weight"].num_values, self.float_dtype)
+        if scheme is not None and scheme.format == MARLIN_24 and "scale_packed" in tensors:
+            return tiles_kept(
+                tensors["weight_packed"],
+                tensors["scale_packed"],
+                tile_inputs=32,
+                packs=packs,
+                activations=self.options.activations,
+            )
         if scheme is None or "weight_scale" not in tensors:
             return None
         if scheme.is_float and scheme.bits == 8:
             return float8_kept(layer, block=scheme.block[1] or scheme.group)
         weight = tensors.get("weight", tensors.get("weight_packed"))
-        if weight is None or len(weight.shape) != 2 or scheme.format == "marlin-24":
+        if weight is None or len(weight.shape) != 2:
             return None
         outputs, words = weight.shape
         if scheme.is_float:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.config.hf import read_json
 from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.quantization._either import SkipOptions
+from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 if TYPE_CHECKING:
@@ -52,6 +54,14 @@ class DeepSpeedFp(WhileLoading):
             raise ConfigError(f"bits {self.bits} is not made; 6 and 8 are.", where=where)
         if self.group < 8 or self.group % 8:
             raise ConfigError(f"group_size {self.group} is no multiple of 8.", where=where)
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a full-precision layer becomes, in either width."""
+        if self.is_skipped(layer.name):
+            return None
+        return made_kept(
+            layer, bits=8, group=self.group, scale_bytes=4, packs=packs, format="float8"
+        )
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight small floats."""

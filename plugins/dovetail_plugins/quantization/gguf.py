@@ -19,9 +19,9 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import FUSED
 from dovetail_plugins.gguf._names import HEAD, TABLE
-from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED
+from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
 from dovetail_plugins.quantization._grouped_options import GroupedOptions
-from dovetail_plugins.quantization._kept import value_bytes
+from dovetail_plugins.quantization._kept import TABLE_BYTES, value_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -85,14 +85,21 @@ class Gguf(StoredMethod):
             return None
         if weight.dtype not in QUANTIZED:
             return Kept(
-                num_values=weight.num_values, format=weight.dtype, num_bytes=weight.num_bytes
+                num_values=weight.num_values,
+                format=weight.dtype,
+                num_bytes=weight.num_bytes,
+                outputs=weight.shape[0],
             )
         bits, factor_bytes = KEPT[weight.dtype]
         blocks = weight.num_values // BY_NAME[weight.dtype].values
+        shared = TABLE_BYTES if weight.dtype in TABLES else 0
+        num_bytes = value_bytes(weight.num_values, bits, packs=packs) + blocks * factor_bytes
         return Kept(
             num_values=weight.num_values,
             format=f"{weight.dtype} in {bits:g} bits",
-            num_bytes=value_bytes(weight.num_values, bits, packs=packs) + blocks * factor_bytes,
+            num_bytes=num_bytes + shared,
+            outputs=weight.shape[0],
+            shared_bytes=shared,
         )
 
     def _float_of(self, types: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts, parts_of
 from dovetail_plugins.quantization._grouped_options import GroupedOptions
-from dovetail_plugins.quantization._kept import qweight_kept
+from dovetail_plugins.quantization._kept import qweight_kept, tiles_kept
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
+TILES = {"marlin": (("B", "s"), 16), "marlin_24": (("B_24", "s"), 32)}
+"""Layouts of tiles -> the names of their values and scales, and the inputs of a row of tiles."""
 LEFT_ALONE, CHANGED = "-:", "+:"
 
 
@@ -144,7 +146,20 @@ class Gptq(StoredMethod):
         )
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
-        """Return what a layer in GPTQ's layout becomes."""
+        """Return what a layer in GPTQ's layout, or in tiles, becomes."""
+        tiles = TILES.get(self.format)
+        if tiles is not None:
+            names, inputs = tiles
+            values, scales = (layer.tensors.get(name) for name in names)
+            if values is None or scales is None:
+                return None
+            return tiles_kept(
+                values,
+                scales,
+                tile_inputs=inputs,
+                packs=packs,
+                activations=self.usual.activations,
+            )
         return qweight_kept(
             layer,
             is_symmetric=bool(self.config.get("sym", True)),

@@ -10,11 +10,14 @@ specification 1.0, 2023.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.quantization._kept import codes_kept
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +40,17 @@ class Mxfp4(StoredMethod):
     def layout(self, spec: LinearSpec) -> Layout | None:
         """Return the layout of experts; others are plain."""
         return self if EXPERTS in spec.name else None
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what all experts' matrices of one kind become, each with a table of its own."""
+        scales = layer.tensors.get("scales")
+        if scales is None or "blocks" not in layer.tensors:
+            return None
+        told = codes_kept(
+            1, GROUP * scales.num_values, group=GROUP, scale_bytes=2, has_outer=False, packs=packs
+        )
+        tables = (scales.shape[0] - 1) * told.shared_bytes
+        return replace(told, num_bytes=told.num_bytes + tables, shared_bytes=0)
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return blocks and scales."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
 from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail_plugins.quantization._kept import integers_kept
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +52,16 @@ class Qqq(CheckpointMethod):
             raise self.refuse(f"wbits {bits} is not read; 4 is.")
         if self.group not in GROUPS:
             raise self.refuse(f"group_size {self.group} is not read; -1 and {GROUPS[1]} are.")
+
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer of tiles becomes."""
+        values, scales = (layer.tensors.get(name) for name in ("B", "s_channel"))
+        if values is None or scales is None:
+            return None
+        return integers_kept(
+            values.shape[1] // 2, values.shape[0] * TILE, bits=4, scales=scales, has_zeros=False,
+            packs=packs, activations=self.options.activations, group=max(self.group, 0),
+        )  # fmt: skip
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tiles and the scales."""

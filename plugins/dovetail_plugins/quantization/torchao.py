@@ -18,11 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
+from dovetail_plugins.quantization._kept import bytes_kept, integers_kept
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +65,18 @@ class Bytes:
             for name, dtype, default in ((SCALE, "float32", None), (ZERO, "int8", 0.0))
         )  # fmt: skip
         return (values, scale, zero) if self.dtype == "int8" else (values, scale)
+
+    def kept(self, values: TensorHeader, scale: TensorHeader, *, packs: bool) -> Kept:
+        """Return what such a layer becomes. Zero points are taken to be 0 throughout."""
+        outputs, inputs = values.shape
+        groups = 1 if self.is_whole else scale.num_values // outputs
+        if self.dtype == "int8" and self.bits <= 4:
+            return integers_kept(
+                outputs, inputs, bits=4, scales=scale, has_zeros=False, packs=packs,
+                activations="float", group=inputs // groups,
+            )  # fmt: skip
+        told = bytes_kept(values.num_values, outputs, groups=groups)
+        return told if self.dtype == "int8" else replace(told, format="float8")
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
@@ -107,6 +121,15 @@ class Nibbles:
         )  # fmt: skip
         return values, scale, zero
 
+    def kept(self, values: TensorHeader, scale: TensorHeader, *, packs: bool) -> Kept:
+        """Return what such a layer becomes: zero points that are no integers take float32."""
+        outputs, pairs = values.shape
+        wide = replace(scale, dtype="float32")
+        return integers_kept(
+            outputs, 2 * pairs, bits=4, scales=wide, has_zeros=True, packs=packs,
+            activations="float", group=self.group,
+        )  # fmt: skip
+
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix: value + 8 is kept, so that 8 - zero / scale is its zero point."""
         from dovetail_plugins.quantization._float_formats import nibbles
@@ -137,6 +160,13 @@ class TorchAo(StoredMethod):
         self.told: Mapping[str, Any] = kind.get("_data") or {}
         self.one_layout = self._layout()
 
+    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+        """Return what a layer of these tensors becomes."""
+        values, scale = (layer.tensors.get(name) for name in (QDATA, SCALE))
+        if values is None or scale is None:
+            return None
+        return self.one_layout.kept(values, scale, packs=packs)
+
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer."""
         if self.kind != DYNAMIC_FLOAT8 or not isinstance(self.one_layout, Bytes):
@@ -144,7 +174,7 @@ class TorchAo(StoredMethod):
         is_rounded = rounds(self.options.activations, spec)
         return replace(self.one_layout, rounds_activations=is_rounded)
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> Bytes | Nibbles:
         whole, group = self._granularity()
         if self.kind in INT8:
             activations = "int8" if self.kind == DYNAMIC_INT8 else "float"

@@ -21,16 +21,27 @@ GRID = 20
 CUTS = tuple(1 - 0.05 * number for number in range(11))
 """Shares of a group's range that are tried."""
 
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 SHARED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
     ("input_layernorm", ("self_attn.qkv_proj",)),
     ("self_attn.v_proj", ("self_attn.o_proj",)),
-    ("pre_feedforward_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
-    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+    ("pre_feedforward_layernorm", _GATE_UP),
+    ("post_attention_layernorm", _GATE_UP),
     ("post_attention_layernorm", ("mlp.gate_up_proj",)),
-    ("mlp.up_proj", ("mlp.down_proj",)),
+    ("self_attn_layer_norm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    ("self_attn.v_proj", ("self_attn.out_proj",)),
+    ("final_layer_norm", ("fc1",)),
+    ("ln_1", ("attn.c_attn",)),
+    ("ln_2", ("mlp.c_fc",)),
+    ("input_layernorm", ("attention.query_key_value",)),
+    ("post_attention_layernorm", ("mlp.dense_h_to_4h",)),
+    ("input_layernorm", (*(f"self_attn.{word}_proj" for word in "qkv"), *_GATE_UP)),
 )
-"""What gives inputs -> the layers that get them, in the order of the block."""
+"""What gives inputs -> the layers that get them, in the order of the block. A norm before experts
+gives inputs to their router as well, which stays as it is: it fits no entry."""
+GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
+"""Layers of a gated MLP, an expert's too: what `UP` makes is multiplied and goes into `DOWN`."""
 NORM = "norm"
 FEED_NORM = "pre_feedforward_layernorm"
 
@@ -40,7 +51,7 @@ def scale_block(block: Block, group: int, *, adds_one: bool) -> None:
 
     `adds_one`: norms multiply by their weight plus one.
     """
-    for giver, takers in SHARED:
+    for giver, takers in (*SHARED, *_gated(block)):
         is_inner = giver == "post_attention_layernorm" and f"{FEED_NORM}.weight" in block.tensors
         if is_inner or not _fits(block, giver, takers, group):
             continue
@@ -49,6 +60,16 @@ def scale_block(block: Block, group: int, *, adds_one: bool) -> None:
         factors = best_factors(weights, inputs.gram, inputs.magnitude, group)
         if factors is not None:
             _apply(block, giver, takers, factors, adds_one=adds_one)
+
+
+def _gated(block: Block) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the entries of the block's gated MLPs."""
+    ends = [name.removesuffix(DOWN) for name in block.inputs if name.endswith(f".{DOWN}")]
+    return [
+        (f"{start}{UP}", (f"{start}{DOWN}",))
+        for start in ends
+        if f"{start}{GATE}.weight" in block.tensors
+    ]
 
 
 def _fits(block: Block, giver: str, takers: Sequence[str], group: int) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail_plugins.gguf._write import Stored
 
 FILE = "model.gguf"
-WIDE_LAYERS = ("embed_tokens", "lm_head")
+WIDE_LAYERS = ("embed_tokens", "wte", "lm_head")
 """Layers that every token's text hangs on: never below 8 bits."""
 WIDE = "Q8_0"
 

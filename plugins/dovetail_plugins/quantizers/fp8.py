@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer
+from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,12 @@ class Fp8(Quantizer):
         source="https://arxiv.org/abs/2209.05433",
     )
     Options = Fp8Options
+
+    def why_whole(self, name: str, shape: tuple[int, int]) -> str:
+        """Return why a matrix stays: in one that is several fused, readers begin blocks anew."""
+        sizes = _parts(name.rpartition(".")[2], shape[0], self.task.model)
+        is_even = self.options.scale == "matrix" or not any(size % BLOCK for size in sizes)
+        return "" if is_even else f"its fused parts are no multiples of {BLOCK}"
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
         """Return the matrix rounded to nearest. Shapes: weight [O, I]"""
@@ -71,6 +78,18 @@ class Fp8(Quantizer):
             "modules_to_not_convert": list(whole),
             **blocks,
         }
+
+
+def _parts(leaf: str, outputs: int, model: ModelSpec) -> tuple[int, ...]:
+    """Return the outputs of the matrices that a stored one fuses; nothing where it is one."""
+    if leaf == "c_attn":
+        return (outputs // 3,) * 3
+    if leaf == "gate_up_proj":
+        return (outputs // 2,) * 2
+    if leaf == "qkv_proj":
+        keys = model.num_kv_heads * model.head_size
+        return (outputs - 2 * keys, keys, keys)
+    return ()
 
 
 def block_scales(weight: torch.Tensor) -> torch.Tensor:

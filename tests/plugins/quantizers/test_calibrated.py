@@ -119,8 +119,8 @@ def test_errors_of_outputs_are_those_of_the_layer() -> None:
     steps = even_steps(weight, 32, bits=4, dtype=torch.float32)
     done = Quantized(tensors={"weight": weight}, meant=meant(levels(weight, steps, bits=4), steps,
                                                             bits=4))  # fmt: skip
-    inputs = Inputs(gram=x.T @ x / len(x), magnitude=x.abs().mean(0))
-    found = report.error_of("layer", weight, done, inputs)
+    inputs = Inputs(gram=x.T @ x / len(x), magnitude=x.abs().mean(0), num_tokens=len(x))
+    found = report.error_of("layer", weight, done, inputs, len(x))
     outputs = x @ weight.T
     wanted = (x @ done.meant.T - outputs).norm() / outputs.norm()
     assert found.outputs == pytest.approx(float(wanted), rel=1e-3)

@@ -34,6 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {},
     "Gemma2ForCausalLM": {},
     "Gemma3ForCausalLM": {},
+    "GPT2LMHeadModel": {"n_embd": 64},
 }
 OURS_ALONE = ("general.", "tokenizer.ggml.pre", "GGUF.", ".vocab_size", ".rope.dimension_count")
 """Settings that the package's file has not or has otherwise."""

@@ -6,6 +6,7 @@ The reference is transformers with the meant matrices in float32; packing and la
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[str, list[str], float]] = {
     "gguf-q4_0": ("gguf-q4_0", [], BOUND),
 }
 CALIBRATED = ("gptq", "awq")
+INPUTS_FIRST = ("c_attn", "c_proj", "c_fc")
 TAKES_ACTIVATIONS = ("int8", "int4", "gptq", "awq", "gguf-q8_0", "gguf-q4_0")
 
 
@@ -56,9 +58,9 @@ def meant(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, torch.Tensor]]:
     seen: dict[str, torch.Tensor] = {}
     real = job.error_of
 
-    def noting(name: str, weight: torch.Tensor, done: Any, inputs: Any) -> Any:
+    def noting(name: str, weight: torch.Tensor, done: Any, *rest: Any) -> Any:
         seen[name] = done.meant.float()
-        return real(name, weight, done, inputs)
+        return real(name, weight, done, *rest)
 
     monkeypatch.setattr(job, "error_of", noting)
     yield seen
@@ -68,20 +70,33 @@ def quantize(source: Path, out: Path, method: str, *words: str) -> int:
     return main(["quantize", str(source), "--method", method, "--out", str(out), *words])
 
 
-def reference(source: Path, out: Path, meant: dict[str, torch.Tensor]) -> Any:
-    """Return transformers' model of the source, with the meant matrices and what was scaled."""
+def reference(source: Path, out: Path, meant: dict[str, torch.Tensor], folder: Path) -> Any:
+    """Return transformers' model of the source, with the meant matrices and what was scaled.
+
+    It reads a checkpoint of full precision in which they stand, by its own rules.
+    """
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    changed = {f"{name}.weight": matrix for name, matrix in meant.items()}
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
     for file in out.glob("*.safetensors"):
-        plain = {n: t for n, t in load_file(file).items() if n.endswith("norm.weight")}
-        changed |= plain
-    left = model.load_state_dict(changed, strict=False)
-    assert not left.unexpected_keys
-    return model
+        written = load_file(file)
+        tensors |= {
+            name: t for name, t in written.items() if is_vector(name, t) and name in tensors
+        }
+    for name, matrix in meant.items():
+        full = f"{name}.weight"
+        kept = full if full in tensors else "model.embed_tokens.weight"
+        tensors[kept] = matrix.T if name.endswith(INPUTS_FIRST) else matrix
+    tensors = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def is_vector(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 1 and name.endswith((".weight", ".bias"))
 
 
 def error(out: Path, model: Any, *, has_option: bool) -> float:
@@ -113,35 +128,50 @@ def test_dovetail_reads_what_was_meant(
         words = [*words, "--calibration", str(text)]
     assert quantize(source, tmp_path / "out", method, *words) == 0
     assert len(meant) == 14 + 2 * method.startswith("gguf")
-    model = reference(source, tmp_path / "out", meant)
+    model = reference(source, tmp_path / "out", meant, tmp_path / "meant")
     has_option = method in TAKES_ACTIVATIONS and case != "int8-w8a8"
     assert error(tmp_path / "out", model, has_option=has_option) <= bound
 
 
-@pytest.mark.parametrize(
-    ("architecture", "method"),
-    [
-        ("MixtralForCausalLM", "int4"),
-        ("Qwen2MoeForCausalLM", "gguf-q8_0"),
-        ("Phi3ForCausalLM", "int8"),
-    ],
-)
-def test_experts_and_fused_layers(
-    architecture: str, method: str, meant: dict[str, torch.Tensor], tmp_path: Path
+FAMILIES: dict[str, dict[str, Any]] = {
+    "MixtralForCausalLM": SIZES,
+    "Qwen2MoeForCausalLM": SIZES | {"moe_intermediate_size": 32,
+                                    "shared_expert_intermediate_size": 64},
+    "Qwen3MoeForCausalLM": SIZES | {"moe_intermediate_size": 64},
+    "GPT2LMHeadModel": {"n_embd": 64},
+    "Phi3ForCausalLM": SIZES,
+}  # fmt: skip
+OF_FAMILIES = [
+    ("MixtralForCausalLM", "gptq"),
+    ("MixtralForCausalLM", "int4"),
+    ("MixtralForCausalLM", "fp8"),
+    ("Qwen2MoeForCausalLM", "awq"),
+    ("Qwen2MoeForCausalLM", "int8"),
+    ("Qwen3MoeForCausalLM", "gptq"),
+    ("Qwen3MoeForCausalLM", "gguf-q8_0"),
+    ("GPT2LMHeadModel", "gptq"),
+    ("GPT2LMHeadModel", "awq"),
+    ("GPT2LMHeadModel", "int8-w8a8"),
+    ("GPT2LMHeadModel", "fp8"),
+    ("GPT2LMHeadModel", "gguf-q4_0"),
+    ("Phi3ForCausalLM", "awq"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "case"), OF_FAMILIES)
+def test_other_families(
+    architecture: str, case: str, text: Path, meant: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    """Written and served; the numbers are the reader's own tests' matter."""
-    more: dict[str, Any] = {
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 64,
-        "mlp_only_layers": [],
-    }
-    sizes = SIZES | (more if architecture.startswith("Qwen2Moe") else {})
-    source = write_tiny_checkpoint(tmp_path / "source", architecture, **sizes)
-    assert quantize(source, tmp_path / "out", method) == 0
+    """Experts, matrices that are stored inputs first, and fused ones."""
+    method, words, bound = CASES[case]
+    source = write_tiny_checkpoint(tmp_path / "source", architecture, **FAMILIES[architecture])
+    if method in CALIBRATED:
+        words = [*words, "--calibration", str(text)]
+    assert quantize(source, tmp_path / "out", method, *words) == 0
     assert not any(name.endswith((".gate", "shared_expert_gate")) for name in meant)
-    with LLM(model=str(tmp_path / "out"), num_gpu_blocks_override=16, max_model_len=64,
-             use_tqdm_on_load=False) as llm:  # fmt: skip
-        assert llm.generate([PROMPTS[0]], use_tqdm=False)[0].error is None
+    model = reference(source, tmp_path / "out", meant, tmp_path / "meant")
+    has_option = method in TAKES_ACTIVATIONS and case != "int8-w8a8"
+    assert error(tmp_path / "out", model, has_option=has_option) <= bound
 
 
 @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "LlamaForCausalLM"])
@@ -200,6 +230,36 @@ def test_transformers_reads_fp8(meant: dict[str, torch.Tensor], tmp_path: Path) 
     for name, matrix in meant.items():
         found = model.get_submodule(name).weight
         torch.testing.assert_close(found.float(), matrix, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["int4", "fp8"])
+def test_transformers_reads_experts(
+    method: str, meant: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """It puts the experts' matrices together again as those that were meant."""
+    pytest.importorskip("compressed_tensors" if method == "int4" else "accelerate")
+    import transformers
+
+    source = write_tiny_checkpoint(
+        tmp_path / "source", "Qwen3MoeForCausalLM", **SIZES, moe_intermediate_size=64
+    )
+    assert quantize(source, tmp_path / "out", method) == 0
+    config = (
+        transformers.CompressedTensorsConfig(run_compressed=False)
+        if method == "int4"
+        else transformers.FineGrainedFP8Config(dequantize=True)
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, quantization_config=config
+    )
+    for number in range(4):
+        name = f"model.layers.1.mlp.experts.{number}"
+        experts = model.model.layers[1].mlp.experts
+        both = torch.cat([meant[f"{name}.gate_proj"], meant[f"{name}.up_proj"]])
+        torch.testing.assert_close(experts.gate_up_proj[number].float(), both, rtol=1e-2, atol=1e-4)
+        down = experts.down_proj[number].float()
+        torch.testing.assert_close(down, meant[f"{name}.down_proj"], rtol=1e-2, atol=1e-4)
 
 
 def test_everything_else_is_copied(tmp_path: Path) -> None:

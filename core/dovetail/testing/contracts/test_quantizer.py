@@ -34,7 +34,7 @@ def weight_of(seed: int = 0) -> torch.Tensor:
 
 def inputs_of(x: torch.Tensor) -> Inputs:
     """Return what a layer is told of these inputs. Shapes: x [T, I]"""
-    return Inputs(gram=x.T @ x / len(x), magnitude=x.abs().mean(0))
+    return Inputs(gram=x.T @ x / len(x), magnitude=x.abs().mean(0), num_tokens=len(x))
 
 
 def given(plugin: Any) -> Inputs | None:
