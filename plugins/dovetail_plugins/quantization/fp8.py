@@ -72,4 +72,4 @@ class Fp8(EitherMethod):
         from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
 
-        return ConvertedLinear(quantize_float8)
+        return ConvertedLinear(quantize_float8, rounds_activations=self.rounds_activations)
