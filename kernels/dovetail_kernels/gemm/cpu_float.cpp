@@ -242,17 +242,20 @@ __attribute__((noinline)) void piece_of_tiles(const GemmArgs& args, const Tiling
 }
 
 // P panels for all tiles, kDepth inputs at a time: made float once, or as they are where they are floats
-// or serve few tiles. Multiplying asks for the next piece, so that memory is not idle meanwhile.
+// or serve few tiles. Multiplying asks for the next piece, so that memory is not idle meanwhile; one
+// panel for few tiles is a stream, which the processor sees by itself.
 template <int P, class Weight>
 DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling& tiling, const float* a,
                                int64_t panel) {
   auto* wide = static_cast<float*>(scratch(1, P * kWide * sizeof(float)));
   auto* c = static_cast<float*>(scratch(2, P * kBlockRows * kPanel * sizeof(float)));
-  const int64_t bytes = Weight::panel_bytes(args) / args.in_size;  // an input of a panel
+  const bool has_few = !Weight::is_scaled && tiling.count < kExpandTiles;
+  const bool is_direct = Weight::is_direct || has_few, is_stream = P == 1 && has_few;
+  const int64_t depth = is_stream ? args.in_size : kDepth;
+  const int64_t bytes = is_stream ? 0 : Weight::panel_bytes(args) / args.in_size;  // of an input
   const char* next = static_cast<const char*>(args.weight) + panel * Weight::panel_bytes(args);
-  for (int64_t k0 = 0; k0 < args.in_size; k0 += kDepth) {
-    const int64_t inputs = args.in_size - k0 < kDepth ? args.in_size - k0 : kDepth;
-    const bool is_direct = Weight::is_direct || (!Weight::is_scaled && tiling.count < kExpandTiles);
+  for (int64_t k0 = 0; k0 < args.in_size; k0 += depth) {
+    const int64_t inputs = args.in_size - k0 < depth ? args.in_size - k0 : depth;
     if (!is_direct) widen<P, Weight>(args, panel, k0, k0 + inputs, wide);
     next += inputs * bytes * P;
     for (int p = 0; p < P; ++p) {
@@ -260,8 +263,12 @@ DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling&
       const char* share = next + p * inputs * bytes;
       if constexpr (!Weight::is_scaled) {
         if (is_direct) {
-          const Ahead<Weight> weight(Weight(args, panel + p), share - k0 * bytes, bytes);
-          piece_of_tiles(args, tiling, a, weight, k0, k0, inputs, to);
+          const Weight weight(args, panel + p);
+          if constexpr (kBeside == 1 && !Weight::is_direct)
+            piece_of_tiles(args, tiling, a, weight, k0, k0, inputs, to);
+          else
+            piece_of_tiles(args, tiling, a, Ahead<Weight>(weight, share - k0 * bytes, bytes), k0, k0,
+                           inputs, to);
           continue;
         }
       }

@@ -104,14 +104,12 @@ struct Int8 {
     }
   }
 };
-
 // One panel for all tiles: some units at a time, so that what tiles share stays near.
 template <class Weight>
 DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t row0,
                               const Tiling& tiling, int64_t panel) {
   auto* kept = static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
-  const int64_t bytes = Weight::panel_bytes(args), units = Weight::units(args);
-  const int64_t depth = tiling.count < 3 ? units : Weight::depth(args);
+  const int64_t units = Weight::units(args), depth = tiling.count < 3 ? units : Weight::depth(args);
   for (int64_t unit = 0; unit < units; unit += depth) {
     const int64_t some = units - unit < depth ? units - unit : depth;
     typename Weight::Wide* wide = nullptr;
@@ -122,13 +120,8 @@ DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t ro
         Weight::widen(args, panel, unit, some, wide);
       }
     }
-    // While tiles are multiplied by what is near, memory brings the next piece.
-    const auto* next = static_cast<const char*>(args.weight) + panel * bytes + (unit + some) * bytes / units;
     for (int64_t t = 0; t < tiling.count; ++t) {
       const int64_t first = tiling.first_row(t);
-      if (depth < units)
-        for (int64_t i = some * bytes / units * t / tiling.count; i < some * bytes / units * (t + 1) / tiling.count; i += 64)
-          __builtin_prefetch(next + i);
       with_rows<Weight::kRows>(tiling.rows(t), [&](auto r) {
         Weight::template tile<r.value>(args, rows, first, panel, unit, some, kept + first * kPanel,
                                           wide);
