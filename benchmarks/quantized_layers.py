@@ -171,7 +171,7 @@ def measured(method: str, shown: str, config: dict[str, Any] | None) -> dict[str
     layer, stored_bytes = filled(linear, method)
     plain_layer, _ = filled(plain, "none")
     kept = [*layer.parameters(), *layer.buffers()]
-    row["kept"] = kept_as(linear)
+    row["kept"], row["rounds"] = kept_as(linear), is_rounded(linear)
     row["memory"] = round(sum(tensor.nbytes for tensor in kept) / stored_bytes, 3)
     row["experts"] = can_hold_experts(linear)
     row["looks_up"] = bool(linear.looks_up)
@@ -204,6 +204,12 @@ def kept_as(linear: Any) -> str:
     matrix = vars(linear).get("_matrix")
     packed = None if matrix is None else matrix.packed
     return "torch" if packed is None else str(packed.format)
+
+
+def is_rounded(linear: Any) -> bool:
+    """Return whether activations become bfloat16 before a product with another format."""
+    matrix = vars(linear).get("_matrix")
+    return matrix is not None and bool(matrix.packed.rounds_activations)
 
 
 def can_hold_experts(linear: Any) -> bool:

@@ -47,7 +47,11 @@ heads go through the same matrix: *experts* and *looks up* say whether the metho
 whether tables and heads may be stored in it. Logits are compared in `tests/plugins/quantization`
 and `tests/plugins/gguf` with the library that wrote the checkpoint, or with transformers given the
 matrices that the format's words mean: within 0.001 of the range of the logits with float
-activations, 0.02 with activations rounded to 8 bits.
+activations, 0.02 with activations rounded to 8 bits. Activations of models in bfloat16 are rounded
+to it where a CPU multiplies pairs of it (AVX512-BF16). Integers and e4m3 are exact in it; a table's
+values are rounded as well, which changes those of nf4 and fp4 and not those of e2m1 and IQ4. Scales
+are not rounded. `--plugin-options.quantization.round_activations false` leaves all as they are, and
+so does any `--dtype` but bfloat16.
 
 *On a GPU* is what Triton's kernels keep and read: the same format unless another is named ("torch":
 no kernel, torch multiplies plain numbers). `memory` is as before; `error` the largest distance of a
@@ -85,6 +89,8 @@ def quantization_page(note: str) -> str:
 
 def _row(row: dict[str, Any], on_gpu: dict[str, Any] | None) -> str:
     kept = MEANT.get(row["kept"], row["kept"])
+    if row.get("rounds"):
+        kept += ", activations rounded to bfloat16"
     if row["kept"] in FALLBACK and row["method"] != "none":
         kept += " (no kernel reads it packed)"
     cells = (

@@ -29,7 +29,7 @@ def off(one, other):
     return ((one - other).norm() / other.norm()).item()
 
 def packed(weight):
-    return pack(weight, rounds_activations=True)
+    return pack(weight, has_float8_activations=True)
 
 x = torch.randn(70, 300, generator=torch.Generator().manual_seed(0))
 for options in ({}, {"group": 128}):

@@ -46,7 +46,7 @@ def test_products_of_a_hopper_device(
     format: str, options: dict[str, Any], rows: int, wanted: str
 ) -> None:
     weight = make_weight(format, 256, 1024, **options)
-    packed = gpu.pack(weight, is_gated=rows > 64, rounds_activations=format == "float8")
+    packed = gpu.pack(weight, is_gated=rows > 64, has_float8_activations=format == "float8")
     with absent_gpu(HOPPER) as device:
         packed(torch.zeros(rows, 1024, dtype=torch.bfloat16), activation="silu")
     assert products(device.found) == [((wanted,), 0)]

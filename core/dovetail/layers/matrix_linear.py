@@ -67,14 +67,26 @@ class TorchLinear(LinearMethod):
 class MatrixLinear(LinearMethod):
     """A layer that becomes a Matrix once it is filled; the loaded tensors are dropped then.
 
-    A subclass says what is stored and what matrix it means (`stored`, `matrix`).
+    A subclass says what is stored and what matrix it means (`stored`, `matrix`), and whether
+    activations of a model in bfloat16 may be rounded to it (`rounds_activations`).
     """
 
     looks_up = True
+    rounds_activations = False
 
     @abstractmethod
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return loaded tensors as the matrix that is multiplied."""
+
+    def packed(self, weight: Weight, spec: LinearSpec, *, is_gated: bool) -> Matrix:
+        """Return a weight as the layer multiplies it."""
+        return Matrix(
+            weight,
+            device=spec.device,
+            dtype=dtype_of(spec.dtype),
+            is_gated=is_gated,
+            rounds_activations=self.rounds_activations and spec.weight_dtype == "bfloat16",
+        )
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
         """Register the empty tensors as the checkpoint stores them. Mutates: layer"""
@@ -124,8 +136,9 @@ class MatrixLinear(LinearMethod):
 class ConvertedLinear(MatrixLinear):
     """A full-precision weight, converted and packed."""
 
-    def __init__(self, convert: Convert) -> None:
+    def __init__(self, convert: Convert, *, rounds_activations: bool = False) -> None:
         self._convert = convert
+        self.rounds_activations = rounds_activations
 
     def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return a `weight` in the type the checkpoint stores."""
@@ -133,9 +146,4 @@ class ConvertedLinear(MatrixLinear):
 
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return a loaded weight, converted and packed."""
-        return Matrix(
-            self._convert(tensors["weight"]),
-            device=spec.device,
-            dtype=dtype_of(spec.dtype),
-            is_gated=spec.is_gated,
-        )
+        return self.packed(self._convert(tensors["weight"]), spec, is_gated=spec.is_gated)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.matrix_linear import MatrixLinear
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.native import Packed, multiply_beside
@@ -27,9 +26,12 @@ PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight]
 class StoredLinear(MatrixLinear):
     """A layer by its checkpoint's tensors."""
 
-    def __init__(self, tensors: Tensors, weight: PartWeight) -> None:
+    def __init__(
+        self, tensors: Tensors, weight: PartWeight, *, rounds_activations: bool = False
+    ) -> None:
         self._tensors = tensors
         self._weight = weight
+        self.rounds_activations = rounds_activations
 
     def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tensors of the layer."""
@@ -43,10 +45,9 @@ class StoredLinear(MatrixLinear):
             for number in range(len(spec.out_sizes))
         ]
         joined = join(weights)
-        dtype = dtype_of(spec.dtype)
         if joined is not None:
-            return Matrix(joined, device=spec.device, dtype=dtype, is_gated=spec.is_gated)
-        return Several([Matrix(w, device=spec.device, dtype=dtype) for w in neighbours(weights)])
+            return self.packed(joined, spec, is_gated=spec.is_gated)
+        return Several([self.packed(w, spec, is_gated=False) for w in neighbours(weights)])
 
 
 def neighbours(weights: Sequence[Weight]) -> list[Weight]:

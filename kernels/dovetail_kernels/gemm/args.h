@@ -67,7 +67,7 @@ struct RowsArgs {
   const void *scales, *zeros, *offsets, *steps, *offset_steps;  // as in GemmArgs
   const float *table, *outer;
   const VectorArgs* vectors;
-  int64_t count, in_size, group;
+  int64_t count, in_size, out_size, group;
   int32_t format;
   int32_t scale_format, step_format, run_shift;
 };

@@ -1,11 +1,11 @@
 // Matrix products with float activations: weights float32, bfloat16, half,
 // or in groups: float8 or 2 to 8 bits.
 //
-// A narrow weight becomes float in a register, next to its multiply-add. Where many rows share a
+// A narrow weight becomes float in a register, next to its multiply-add, for one row. Where rows share a
 // panel, it becomes float once, into the first-level cache. Both ways give the same bits.
 // Work: M*N*K multiply-adds; bytes: the packed weight once for every kBlockRows rows.
 
-#include "gemm/planes.h"
+#include "gemm/float_weights.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -13,210 +13,127 @@ using namespace dt::DT_ISA;
 namespace {
 
 constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose packed copy is held at once
-constexpr int64_t kDepth = 128;                 // inputs whose weights are held as floats at once
+constexpr int64_t kDepth = kBeside == 1 ? 128 : 64;  // inputs whose weights are held as floats at once
+constexpr int64_t kWide = (kDepth + 16) * kPanel;  // floats of a panel's piece, and of a raw load more
 #if defined(__AVX512F__)
-constexpr int64_t kExpandTiles = 3;  // from so many tiles on, a panel is made float once
+constexpr int64_t kExpandTiles = 3;  // from so many tiles on, a panel of 16 bits is made float once
 #else
 constexpr int64_t kExpandTiles = 2;
 #endif
 
 // How each format's panel is laid out and read. `step` inputs lie together: raw() loads them, and
-// get<s>() makes the weights of the s-th of them floats, two registers of columns.
+// get<s>() makes the weights of the s-th of them floats, two registers of columns. One row is
+// multiplied by `beside` panels at once.
+struct NoScale {};
+
+// Floats of 32 bits, and such made of narrower ones.
 struct Float32 {
-  static constexpr int step = 1;
+  static constexpr bool is_scaled = false, is_direct = true;
+  static constexpr int beside = 1, step = 1;
   static int64_t panel_bytes(const GemmArgs& a) { return a.in_size * kPanel * 4; }
+  using Scale = NoScale;
   const float* at;
   DT_INLINE explicit Float32(const float* weights) : at(weights) {}
   DT_INLINE Float32(const GemmArgs& args, int64_t panel)
       : at(static_cast<const float*>(args.weight) + panel * args.in_size * kPanel) {}
+  DT_INLINE Float32 next(const GemmArgs&, int64_t, int) const { return *this; }
   struct Raw { Vec w[2]; };
   DT_INLINE Raw raw(int64_t k) const {
     return {{load(at + k * kPanel), load(at + k * kPanel + kLanes)}};
   }
-  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) { return raw.w[j]; }
+  DT_INLINE Scale scale(int64_t) const { return {}; }
+  template <int s> DT_INLINE Vec get(const Raw& raw, const Scale&, int j) const { return raw.w[j]; }
 };
 
-struct Float16 {
-  static constexpr int step = 1;
-  static int64_t panel_bytes(const GemmArgs& a) { return a.in_size * kPanel * 2; }
-  const f16* at;
-  DT_INLINE Float16(const GemmArgs& args, int64_t panel)
-      : at(static_cast<const f16*>(args.weight) + panel * args.in_size * kPanel) {}
-  using Raw = Float32::Raw;
-  DT_INLINE Raw raw(int64_t k) const {
-    return {{load_f16(at + k * kPanel), load_f16(at + k * kPanel + kLanes)}};
+// Floats of 16 bits, T holding the inputs that lie together; panels are interleaved.
+template <class T, int inputs>
+struct Halves {
+  static constexpr bool is_scaled = false, is_direct = false;
+  static constexpr int beside = kBeside, step = inputs;
+  using Scale = NoScale;
+  static int64_t units(const GemmArgs& a) { return divide_up(a.in_size, step); }
+  static int64_t panel_bytes(const GemmArgs& a) { return units(a) * kPanel * sizeof(T); }
+  const T* at;
+  int64_t stride;
+  DT_INLINE Halves(const T* weights, int64_t stride) : at(weights), stride(stride) {}
+  DT_INLINE Halves(const GemmArgs& args, int64_t panel) {
+    const Interleaved lies(args, panel, units(args));
+    at = static_cast<const T*>(args.weight) + lies.first * kPanel;
+    stride = lies.stride * kPanel;
   }
-  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) { return raw.w[j]; }
+  DT_INLINE const T* unit(int64_t k) const { return at + k / step * stride; }
+  DT_INLINE Scale scale(int64_t) const { return {}; }
+};
+
+struct Float16 : Halves<f16, 1> {
+  using Halves::Halves;
+  DT_INLINE Float16 next(const GemmArgs&, int64_t, int p) const { return {at + p * kPanel, stride}; }
+  using Raw = Float32::Raw;
+  DT_INLINE Raw raw(int64_t k) const { return {{load_f16(unit(k)), load_f16(unit(k) + kLanes)}}; }
+  template <int s> DT_INLINE Vec get(const Raw& raw, const Scale&, int j) const { return raw.w[j]; }
 };
 
 // Two inputs share a 32-bit lane, the even one in its lower half; an odd last input has a zero
 // beside it.
-struct Bfloat16 {
-  static constexpr int step = 2;
-  static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 2) * kPanel * 4; }
-  const uint32_t* at;
-  DT_INLINE Bfloat16(const GemmArgs& args, int64_t panel)
-      : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 2) * kPanel) {}
+struct Bfloat16 : Halves<uint32_t, 2> {
+  using Halves::Halves;
+  DT_INLINE Bfloat16 next(const GemmArgs&, int64_t, int p) const { return {at + p * kPanel, stride}; }
   struct Raw { IVec pairs[2]; };
-  DT_INLINE Raw raw(int64_t k) const {
-    return {{iload(at + k / 2 * kPanel), iload(at + k / 2 * kPanel + kLanes)}};
-  }
-  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) {
+  DT_INLINE Raw raw(int64_t k) const { return {{iload(unit(k)), iload(unit(k) + kLanes)}}; }
+  template <int s> DT_INLINE Vec get(const Raw& raw, const Scale&, int j) const {
     if constexpr (s == 0) return as_float(shift_left<16>(raw.pairs[j]));
     return as_float(iand(raw.pairs[j], iset1(static_cast<int32_t>(0xffff0000))));
   }
 };
 
-// Eight inputs share a 32-bit lane, the first in its lowest bits. A weight is q * scale + what is
-// added, rounded once. The group is a multiple of eight.
-struct Int4 {
-  static constexpr int step = 8;
-  static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 8) * kPanel * 4; }
-  const uint32_t* at;
-  Factors scales;
-  Added added;
-  int64_t group;
-  DT_INLINE Int4(const GemmArgs& args, int64_t panel)
-      : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 8) * kPanel),
-        scales(args, args.scales, args.steps, panel),
-        added(args, panel),
-        group(args.group) {}
-  struct Raw {
-    IVec packed[2];
-    Vec scale[2], zero[2];
-  };
-  DT_INLINE Raw raw(int64_t k) const {
-    Raw r;
-    const int64_t g = k / group;
-    for (int j = 0; j < 2; ++j) {
-      r.packed[j] = iload(at + k / 8 * kPanel + j * kLanes);
-      r.scale[j] = scales.load(g, j * kLanes);
-      r.zero[j] = added.load(g, j * kLanes, r.scale[j], set1(8.0f));
-    }
-    return r;
-  }
-  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) {
-    const Vec q = to_float(iand(shift_right<4 * s>(raw.packed[j]), iset1(15)));
-    return fma(q, raw.scale[j], raw.zero[j]);
+// Values in groups: a weight is value * scale + what is added, rounded once. Groups are multiples of
+// `step` inputs.
+template <class Values>
+struct Scaled {
+  static constexpr bool is_scaled = true, is_direct = false;
+  static constexpr int beside = Values::beside, step = Values::step;
+  static int64_t panel_bytes(const GemmArgs& a) { return Values::panel_bytes(a); }
+  Values values;
+  GroupScales<Values> scales;
+  DT_INLINE Scaled(const GemmArgs& args, int64_t panel) : values(args, panel), scales(args, panel) {}
+  DT_INLINE Scaled next(const GemmArgs& args, int64_t panel, int p) const { return {args, panel + p}; }
+  using Scale = typename GroupScales<Values>::Scale;
+  using Raw = typename Values::Raw;
+  DT_INLINE Scale scale(int64_t g) const { return scales.of(g); }
+  DT_INLINE Raw raw(int64_t k) const { return values.raw(k); }
+  template <int s> DT_INLINE Vec get(const Raw& raw, const Scale& scale, int j) const {
+    const Vec value = values.template value<s>(raw, j);
+    if constexpr (Values::has_added) return fma(value, scale.scale[j], scale.zero[j]);
+    else return mul(value, scale.scale[j]);
   }
 };
 
-// Planes of 2, 3, 5 or 6 bits, otherwise as Int4. The group is a multiple of a unit.
-template <int bits>
-struct Narrow {
-  static constexpr int step = Planes<bits>::kUnit;
-  static int64_t panel_bytes(const GemmArgs& a) { return Planes<bits>::panel_bytes(a.in_size); }
-  const uint8_t* at;
-  Factors scales;
-  Added added;
-  int64_t group;
-  DT_INLINE Narrow(const GemmArgs& args, int64_t panel)
-      : at(static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args)),
-        scales(args, args.scales, args.steps, panel),
-        added(args, panel),
-        group(args.group) {}
-  struct Raw {
-    const uint8_t* at;
-    Vec scale[2], zero[2];
-  };
-  DT_INLINE Raw raw(int64_t k) const {
-    Raw r;
-    r.at = at + k / step * Planes<bits>::kUnitBytes;
-    const int64_t g = k / group;
-    for (int j = 0; j < 2; ++j) {
-      r.scale[j] = scales.load(g, j * kLanes);
-      r.zero[j] = added.load(g, j * kLanes, r.scale[j], set1(1 << (bits - 1)));
-    }
-    return r;
-  }
-  template <int s> static DT_INLINE Vec get(const Raw& raw, int j) {
-    return fma(to_float(Planes<bits>::template wide<s>(raw.at, j)), raw.scale[j], raw.zero[j]);
-  }
-};
-
-// One byte an input and column, as in Float32; eight inputs at a time, so that they share a scale.
-// The panel's last eight are padded. A weight is e4m3 * scale or q * scale + what is added.
-template <bool is_float8>
-struct Bytes {
-  static constexpr int step = 8;
-  static int64_t panel_bytes(const GemmArgs& a) { return divide_up(a.in_size, 8) * 8 * kPanel; }
-  const uint8_t* at;
-  Factors scales;
-  Added added;
-  int64_t group;
-  DT_INLINE Bytes(const GemmArgs& args, int64_t panel)
-      : at(static_cast<const uint8_t*>(args.weight) + panel * divide_up(args.in_size, 8) * 8 * kPanel),
-        scales(args, args.scales, args.steps, panel),
-        added(args, panel),
-        group(args.group) {}
-  struct Raw {
-    const uint8_t* at;
-    Vec scale[2], zero[2];
-  };
-  DT_INLINE Raw raw(int64_t k) const {
-    Raw r;
-    r.at = at + k * kPanel;
-    const int64_t g = k / group;
-    for (int j = 0; j < 2; ++j) {
-      const Vec scale = scales.load(g, j * kLanes);
-      r.scale[j] = is_float8 ? mul(scale, set1(256.0f)) : scale;
-      r.zero[j] = !is_float8 && added.is_there() ? added.load(g, j * kLanes, scale, zero()) : zero();
-    }
-    return r;
-  }
-  template <int s> DT_INLINE Vec get(const Raw& raw, int j) const {
-    const uint8_t* here = raw.at + s * kPanel + j * kLanes;
-    if constexpr (is_float8) return mul(load_e4m3_256ths(here), raw.scale[j]);
-    return fma(load_s8(reinterpret_cast<const int8_t*>(here)), raw.scale[j], raw.zero[j]);
-  }
-};
-
-// Laid out as Int4. A weight is table[code] * scale, the scale times the output's outer one.
-struct Table4 {
-  static constexpr int step = 8;
-  static int64_t panel_bytes(const GemmArgs& a) { return Int4::panel_bytes(a); }
-  const uint32_t* at;
-  Table16 table;
-  Factors scales;
-  Vec outer[2];
-  int64_t group;
-  DT_INLINE Table4(const GemmArgs& args, int64_t panel)
-      : at(static_cast<const uint32_t*>(args.weight) + panel * divide_up(args.in_size, 8) * kPanel),
-        table(args.table),
-        scales(args, args.scales, args.steps, panel),
-        group(args.group) {
-    for (int j = 0; j < 2; ++j)
-      outer[j] = args.outer ? load(args.outer + panel * kPanel + j * kLanes) : set1(1.0f);
-  }
-  struct Raw {
-    IVec packed[2];
-    Vec scale[2];
-  };
-  DT_INLINE Raw raw(int64_t k) const {
-    Raw r;
-    for (int j = 0; j < 2; ++j) {
-      r.packed[j] = iload(at + k / 8 * kPanel + j * kLanes);
-      r.scale[j] = mul(scales.load(k / group, j * kLanes), outer[j]);
-    }
-    return r;
-  }
-  template <int s> DT_INLINE Vec get(const Raw& raw, int j) const {
-    return mul(table(shift_right<4 * s>(raw.packed[j])), raw.scale[j]);
+// A weight that asks for what is read next while it is multiplied: `bytes` an input, from `next` on.
+template <class Weight>
+struct Ahead : Weight {
+  const char* next;
+  int64_t bytes;
+  DT_INLINE Ahead(const Weight& weight, const char* next, int64_t bytes)
+      : Weight(weight), next(next), bytes(bytes) {}
+  DT_INLINE typename Weight::Raw raw(int64_t k) const {
+    __builtin_prefetch(next + k * bytes);
+    return Weight::raw(k);
   }
 };
 
 // Adds the products of inputs s .. of one raw load; a holds their activations, R apart.
 template <int R, class Weight, int s = 0>
 DT_INLINE void add_products(const float* a, const Weight& weight, const typename Weight::Raw& raw,
-                            Vec (&sums)[R][2]) {
-  const Vec w0 = weight.template get<s>(raw, 0), w1 = weight.template get<s>(raw, 1);
+                            const typename Weight::Scale& scale, Vec (&sums)[R][2]) {
+  const Vec w0 = weight.template get<s>(raw, scale, 0), w1 = weight.template get<s>(raw, scale, 1);
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     const Vec x = set1(a[i]);
     sums[i][0] = fma(x, w0, sums[i][0]);
     sums[i][1] = fma(x, w1, sums[i][1]);
   }
-  if constexpr (s + 1 < Weight::step) add_products<R, Weight, s + 1>(a + R, weight, raw, sums);
+  if constexpr (s + 1 < Weight::step)
+    add_products<R, Weight, s + 1>(a + R, weight, raw, scale, sums);
 }
 
 // c[R, kPanel] (+)= a[k, R]^T w[k, kPanel] over `inputs` inputs from k0 on; a starts at k0.
@@ -230,22 +147,68 @@ DT_INLINE void tile(const float* a, const Weight& weight, int64_t k0, int64_t in
     for (int j = 0; j < 2; ++j) sums[i][j] = adds ? load(c + i * kPanel + j * kLanes) : zero();
   int64_t k = 0;
   for (; k + step <= inputs; k += step, a += R * step)
-    add_products<R, Weight>(a, weight, weight.raw(k0 + k), sums);
+    add_products<R, Weight>(a, weight, weight.raw(k0 + k), {}, sums);
   if (step > 1 && k < inputs) {  // the last inputs of a raw load, zeros beside them
     float padded[R * step] = {};
     for (int64_t i = 0; i < (inputs - k) * R; ++i) padded[i] = a[i];
-    add_products<R, Weight>(padded, weight, weight.raw(k0 + k), sums);
+    add_products<R, Weight>(padded, weight, weight.raw(k0 + k), {}, sums);
   }
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < 2; ++j) store(c + i * kPanel + j * kLanes, sums[i][j]);
 }
 
-// Inputs [k0, k0 + inputs) of a panel as floats; at least a raw load's worth more is written.
+// One row by P panels: c[P, kPanel].
+template <int P, class Weight>
+DT_INLINE void row(const GemmArgs& args, const float* x, int64_t panel, float* c) {
+  constexpr int step = Weight::step;
+  const Beside<Weight, P> weights(args, panel);
+  Vec sums[P][1][2];
+  for (int p = 0; p < P; ++p) sums[p][0][0] = sums[p][0][1] = zero();
+  const int64_t run = Weight::is_scaled ? args.group : args.in_size;
+  for (int64_t k = 0, g = 0; k < args.in_size; ++g) {
+    const int64_t stop = k + run < args.in_size ? k + run : args.in_size;
+    typename Weight::Scale scales[P];
+    for (int p = 0; p < P; ++p) scales[p] = weights.at[p].scale(g);
+    const auto add_at = [&](const float* from) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p)
+        add_products<1, Weight>(from, weights.at[p], weights.at[p].raw(k), scales[p], sums[p]);
+    };
+    for (; k + step <= stop; k += step) add_at(x + k);
+    if (step > 1 && k < stop) {
+      float padded[step] = {};
+      for (int64_t i = k; i < stop; ++i) padded[i - k] = x[i];
+      add_at(padded);
+      k = stop;
+    }
+  }
+  for (int p = 0; p < P; ++p)
+    for (int j = 0; j < 2; ++j) store(c + p * kPanel + j * kLanes, sums[p][0][j]);
+}
+
+// Inputs s .. of a raw load of a panel as floats.
 template <class Weight, int s = 0>
-DT_INLINE void widen(const Weight& weight, const typename Weight::Raw& raw, float* to) {
-  for (int j = 0; j < 2; ++j) store(to + j * kLanes, weight.template get<s>(raw, j));
-  if constexpr (s + 1 < Weight::step) widen<Weight, s + 1>(weight, raw, to + kPanel);
+DT_INLINE void widen_raw(const Weight& weight, const typename Weight::Raw& raw,
+                         const typename Weight::Scale& scale, float* to) {
+  for (int j = 0; j < 2; ++j) store(to + j * kLanes, weight.template get<s>(raw, scale, j));
+  if constexpr (s + 1 < Weight::step) widen_raw<Weight, s + 1>(weight, raw, scale, to + kPanel);
+}
+
+// Inputs [k0, k1) of P panels as floats, kWide apart; up to a raw load's worth more is written.
+template <int P, class Weight>
+DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t k0, int64_t k1, float* to) {
+  const Beside<Weight, P> weights(args, panel);
+  const int64_t run = Weight::is_scaled ? args.group : args.in_size;
+  for (int64_t k = k0, g = k0 / run; k < k1; ++g) {
+    const int64_t stop = (g + 1) * run < k1 ? (g + 1) * run : k1;
+    typename Weight::Scale scales[P];
+    for (int p = 0; p < P; ++p) scales[p] = weights.at[p].scale(g);
+    for (; k < stop; k += Weight::step, to += Weight::step * kPanel)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p)
+        widen_raw<Weight>(weights.at[p], weights.at[p].raw(k), scales[p], to + p * kWide);
+  }
 }
 
 // Rows [row0, row0 + rows) of x become tiles, inputs outermost: a[first_row * K + k * R + i].
@@ -263,65 +226,91 @@ void pack_rows(const GemmArgs& args, int64_t row0, const Tiling& tiling, float* 
   });
 }
 
-// One panel for few tiles: weights become float in registers.
+// A piece of a panel for all tiles: c[rows, kPanel] (+)= the products of inputs [k0, k0 + inputs), which
+// are those from `from` on in the weight.
 template <class Weight>
-DT_INLINE void panel_direct(const GemmArgs& args, int64_t row0, const Tiling& tiling, const float* a,
-                            int64_t panel) {
-  const Weight weight(args, panel);
-  float c[kTileRows * kPanel];
+__attribute__((noinline)) void piece_of_tiles(const GemmArgs& args, const Tiling& tiling, const float* a,
+                                              const Weight& weight, int64_t from, int64_t k0,
+                                              int64_t inputs, float* c) {
   for (int64_t t = 0; t < tiling.count; ++t) {
     const int64_t first = tiling.first_row(t);
     with_rows(tiling.rows(t), [&](auto rows) {
-      tile<rows.value>(a + first * args.in_size, weight, 0, args.in_size, c, false);
+      tile<rows.value>(a + first * args.in_size + k0 * rows.value, weight, from, inputs,
+                       c + first * kPanel, k0 > 0);
     });
-    finish(args, c, tiling.rows(t), row0 + first, panel);
   }
 }
 
-// One panel for many tiles: kDepth inputs at a time become float once and serve every tile.
-template <class Weight>
-DT_INLINE void panel_expanded(const GemmArgs& args, int64_t row0, const Tiling& tiling,
-                              const float* a, int64_t panel) {
-  constexpr bool is_wide = sizeof(typename Weight::Raw) == sizeof(Float32::Raw) && Weight::step == 1;
-  const Weight weight(args, panel);
-  auto* wide = static_cast<float*>(scratch(1, kDepth * kPanel * sizeof(float)));
-  auto* c = static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
-  for (int64_t k0 = 0; k0 < args.in_size; k0 += kDepth) {
-    const int64_t inputs = args.in_size - k0 < kDepth ? args.in_size - k0 : kDepth;
-    if constexpr (!is_wide)
-      for (int64_t k = 0; k < inputs; k += Weight::step)
-        widen<Weight>(weight, weight.raw(k0 + k), wide + k * kPanel);
-    for (int64_t t = 0; t < tiling.count; ++t) {
-      const int64_t first = tiling.first_row(t);
-      with_rows(tiling.rows(t), [&](auto rows) {
-        const float* from = a + first * args.in_size + k0 * rows.value;
-        float* to = c + first * kPanel;
-        if constexpr (is_wide) tile<rows.value>(from, weight, k0, inputs, to, k0 > 0);
-        else tile<rows.value>(from, Float32(wide), 0, inputs, to, k0 > 0);
-      });
+// P panels for all tiles, kDepth inputs at a time: made float once, or as they are where they are floats
+// or serve few tiles. Multiplying asks for the next piece, so that memory is not idle meanwhile; one
+// panel for few tiles is a stream, which the processor sees by itself.
+template <int P, class Weight>
+DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling& tiling, const float* a,
+                               int64_t panel) {
+  auto* wide = static_cast<float*>(scratch(1, P * kWide * sizeof(float)));
+  auto* c = static_cast<float*>(scratch(2, P * kBlockRows * kPanel * sizeof(float)));
+  const bool has_few = !Weight::is_scaled && tiling.count < kExpandTiles;
+  const bool is_direct = Weight::is_direct || has_few, is_stream = P == 1 && has_few;
+  const int64_t depth = is_stream ? args.in_size : kDepth;
+  const int64_t bytes = is_stream ? 0 : Weight::panel_bytes(args) / args.in_size;  // of an input
+  const char* next = static_cast<const char*>(args.weight) + panel * Weight::panel_bytes(args);
+  for (int64_t k0 = 0; k0 < args.in_size; k0 += depth) {
+    const int64_t inputs = args.in_size - k0 < depth ? args.in_size - k0 : depth;
+    if (!is_direct) widen<P, Weight>(args, panel, k0, k0 + inputs, wide);
+    next += inputs * bytes * P;
+    for (int p = 0; p < P; ++p) {
+      float* to = c + p * kBlockRows * kPanel;
+      const char* share = next + p * inputs * bytes;
+      if constexpr (!Weight::is_scaled) {
+        if (is_direct) {
+          const Weight weight(args, panel + p);
+          if constexpr (kBeside == 1 && !Weight::is_direct)
+            piece_of_tiles(args, tiling, a, weight, k0, k0, inputs, to);
+          else
+            piece_of_tiles(args, tiling, a, Ahead<Weight>(weight, share - k0 * bytes, bytes), k0, k0,
+                           inputs, to);
+          continue;
+        }
+      }
+      const Ahead<Float32> weight(Float32(wide + p * kWide), share, bytes);
+      piece_of_tiles(args, tiling, a, weight, 0, k0, inputs, to);
     }
   }
-  for (int64_t t = 0; t < tiling.count; ++t) {
-    const int64_t first = tiling.first_row(t);
-    finish(args, c + first * kPanel, tiling.rows(t), row0 + first, panel);
-  }
+  for (int p = 0; p < P; ++p)
+    for (int64_t t = 0; t < tiling.count; ++t) {
+      const int64_t first = tiling.first_row(t);
+      finish(args, c + (p * kBlockRows + first) * kPanel, tiling.rows(t), row0 + first, panel + p);
+    }
+}
+
+template <int P, class Weight>
+void panels_of_row(const GemmArgs& args, const float* x, int64_t row0, int64_t panel) {
+  float c[P * kPanel];
+  row<P, Weight>(args, x, panel, c);
+  for (int p = 0; p < P; ++p) finish(args, c + p * kPanel, 1, row0, panel + p);
 }
 
 template <class Weight>
 int multiply(const GemmArgs& args) {
+  const int64_t bytes = Weight::panel_bytes(args);
   for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
     const int64_t rows = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
-    const Tiling tiling(rows);
-    const float* a = args.x + row0 * args.x_stride;
-    if (rows > 1) {
-      float* packed = static_cast<float*>(scratch(0, rows * args.in_size * sizeof(float)));
-      if (!packed) return 1;
-      pack_rows(args, row0, tiling, packed);
-      a = packed;
+    if (rows == 1) {
+      const float* x = args.x + row0 * args.x_stride;
+      each_panels(args, Weight::beside, bytes, 1, [&](int64_t panel, int64_t count) {
+        if (count == Weight::beside) return panels_of_row<Weight::beside, Weight>(args, x, row0, panel);
+        for (int64_t p = panel; p < panel + count; ++p) panels_of_row<1, Weight>(args, x, row0, p);
+      });
+      continue;
     }
-    each_panel(args, Weight::panel_bytes(args), rows, [&](int64_t panel) {
-      if (tiling.count < kExpandTiles) panel_direct<Weight>(args, row0, tiling, a, panel);
-      else panel_expanded<Weight>(args, row0, tiling, a, panel);
+    const Tiling tiling(rows);
+    float* a = static_cast<float*>(scratch(0, rows * args.in_size * sizeof(float)));
+    if (!a) return 1;
+    pack_rows(args, row0, tiling, a);
+    constexpr int some = Weight::is_scaled ? 1 : Weight::beside;
+    each_panels(args, some, bytes, rows, [&](int64_t panel, int64_t count) {
+      if (count == some) return panels_of_tiles<some, Weight>(args, row0, tiling, a, panel);
+      for (int64_t p = panel; p < panel + count; ++p) panels_of_tiles<1, Weight>(args, row0, tiling, a, p);
     });
   }
   return 0;
@@ -332,14 +321,14 @@ int multiply_any(const GemmArgs& args) {
     case kFloat32: return multiply<Float32>(args);
     case kBfloat16: return multiply<Bfloat16>(args);
     case kFloat16: return multiply<Float16>(args);
-    case kInt4: return multiply<Int4>(args);
-    case kFloat8: return multiply<Bytes<true>>(args);
-    case kInt8Float32: return multiply<Bytes<false>>(args);
-    case kTable4: return multiply<Table4>(args);
-    case kInt2: return multiply<Narrow<2>>(args);
-    case kInt3: return multiply<Narrow<3>>(args);
-    case kInt5: return multiply<Narrow<5>>(args);
-    case kInt6: return multiply<Narrow<6>>(args);
+    case kInt4: return multiply<Scaled<FourBits>>(args);
+    case kFloat8: return multiply<Scaled<ByteValues<true>>>(args);
+    case kInt8Float32: return multiply<Scaled<ByteValues<false>>>(args);
+    case kTable4: return multiply<Scaled<TableCodes>>(args);
+    case kInt2: return multiply<Scaled<PlaneValues<2>>>(args);
+    case kInt3: return multiply<Scaled<PlaneValues<3>>>(args);
+    case kInt5: return multiply<Scaled<PlaneValues<5>>>(args);
+    case kInt6: return multiply<Scaled<PlaneValues<6>>>(args);
     default: return 2;
   }
 }

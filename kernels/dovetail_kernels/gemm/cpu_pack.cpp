@@ -12,11 +12,16 @@ namespace {
 
 // Where input k of a panel's column lies, in elements of the format (nibbles for 4 bits).
 struct Place {
-  int64_t step;  // inputs that lie together in one 32-bit lane
+  int64_t step;        // inputs that lie together in one 32-bit lane
+  int64_t stride = 1;  // of panels that are interleaved
   DT_INLINE int64_t operator()(int64_t k, int column) const {
-    return (k / step * kPanel + column) * step + k % step;
+    return (k / step * stride * kPanel + column) * step + k % step;
   }
 };
+
+DT_INLINE bool is_interleaved(int32_t format) {
+  return format == kFloat16 || format == kBfloat16 || format == kBfloat16Bfloat16;
+}
 
 DT_INLINE int64_t step_of(int32_t format) {
   switch (format) {
@@ -36,11 +41,18 @@ DT_INLINE int64_t padded_inputs(int32_t format, int64_t in_size) {
   return divide_up(in_size, step) * step;
 }
 
+// `to` is where the panel begins, or where the packed weight does if panels are interleaved.
 template <class T>
 void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
-  const int64_t step = step_of(args.format);
-  const Place place{step};
-  memset(static_cast<void*>(to), 0, padded_inputs(args.format, args.in_size) * kPanel * sizeof(T));
+  const int64_t step = step_of(args.format), padded = padded_inputs(args.format, args.in_size);
+  Place place{step};
+  if (is_interleaved(args.format)) {
+    const Interleaved lies(panel, num_panels(args.out_size, args.is_gated), padded / step);
+    to += lies.first * kPanel * step;
+    place.stride = lies.stride;
+  }
+  for (int64_t unit = 0; unit < padded; unit += step)
+    memset(static_cast<void*>(to + place(unit, 0)), 0, kPanel * step * sizeof(T));
   for (int column = 0; column < kPanel; ++column) {
     const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
     if (row < 0) continue;
@@ -111,7 +123,7 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kFloat32: return pack_panel(args, panel, reinterpret_cast<uint32_t*>(to));
       case kBfloat16:
       case kBfloat16Bfloat16:
-      case kFloat16: return pack_panel(args, panel, reinterpret_cast<uint16_t*>(to));
+      case kFloat16: return pack_panel(args, panel, static_cast<uint16_t*>(args.packed));
       case kInt8:
       case kInt8Int8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
       case kInt8Float32:
@@ -135,12 +147,18 @@ DT_KERNEL(gemm_pack, PackArgs) {
 // Reads a matrix back, row by row: an embedding that shares its table with the logits.
 DT_KERNEL(gemm_rows, RowsArgs) {
   const int64_t bytes = panel_bytes(args.format, args.in_size);
-  const Place place{step_of(args.format)};
+  const int64_t step = step_of(args.format), units = padded_inputs(args.format, args.in_size) / step;
   const int bits = plane_bits(args.format);
   parallel(args.count, [&](int64_t i) {
     const int64_t panel = args.index[i] / kPanel;
     const int column = static_cast<int>(args.index[i] % kPanel);
     const uint8_t* at = static_cast<const uint8_t*>(args.weight) + panel * bytes;
+    Place place{step};
+    if (is_interleaved(args.format)) {
+      const Interleaved lies(panel, num_panels(args.out_size, false), units);
+      at = static_cast<const uint8_t*>(args.weight) + lies.first * (bytes / units);
+      place.stride = lies.stride;
+    }
     const Factors scales(args, args.scales, args.steps, panel), zeros(args, args.zeros, nullptr, panel);
     const Factors offsets(args, args.offsets, args.offset_steps, panel, true);
     const float outer = args.outer ? args.outer[panel * kPanel + column] : 1.0f;

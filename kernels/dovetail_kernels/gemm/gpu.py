@@ -34,7 +34,7 @@ from dovetail_kernels.gemm.panels import (
     turned,
 )
 from dovetail_kernels.gemm.tiles import MAX_SPLIT_ROWS, Tiles, Work, parts_of, tiles
-from dovetail_kernels.gemm.weight import FLOATS, Weight, usual_zero
+from dovetail_kernels.gemm.weight import FLOATS, Weight, spelled_out, usual_zero
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
 
@@ -321,19 +321,19 @@ def pack(
     *,
     device: torch.device | str | None = None,
     is_gated: bool = False,
-    rounds_activations: bool = False,
+    has_float8_activations: bool = False,
 ) -> GpuPacked:
     """Return a weight in panels, on the device. Its order, if it has one, is the caller's to apply.
 
-    `is_gated`: the first half of the outputs is the gate of the second. `rounds_activations`: rows
-    become e4m3 for products with float8.
+    `is_gated`: the first half of the outputs is the gate of the second. `has_float8_activations`:
+    rows become e4m3 for products with float8.
     """
-    kind, weight = kind_of(moved(weight, device))
+    kind, weight = kind_of(spelled_out(moved(weight, device)))
     has_shift = weight.zeros is not None or weight.offsets is not None
     is_whole = weight.scales is None or weight.format == "int8" or weight.scales.shape[1] == 1
     is_rounded = weight.format == "int8" or weight.format.endswith("_int8")
     activations = "int8" if is_rounded else "float"
-    if kind == "float8" and rounds_activations:
+    if kind == "float8" and has_float8_activations:
         activations = "float8"
     scaling = "none" if is_whole and not has_shift else scaling_of(weight, is_whole=is_whole)
     panel = panel_of(weight, kind, scaling, is_large=activations != "float")

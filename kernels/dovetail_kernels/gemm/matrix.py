@@ -15,7 +15,7 @@ from dovetail_kernels.gemm import OP, native
 from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
 from dovetail_kernels.gemm.native import Packed
 from dovetail_kernels.gemm.reference import reference
-from dovetail_kernels.gemm.weight import FLOATS, Weight
+from dovetail_kernels.gemm.weight import FLOATS, Weight, spelled_out
 from dovetail_kernels.gpu import TRITON
 
 BFLOAT16_ISA = "avx512bf16"
@@ -33,6 +33,12 @@ def runs_on_gpu(device: str, dtype: torch.dtype) -> bool:
     return not OP.runs("native", kind, dtype) and OP.runs(TRITON, kind, dtype)
 
 
+def multiplies_pairs() -> bool:
+    """Return whether native products of bfloat16 pairs take half the time of float32's here."""
+    native = library()
+    return native is not None and native.isa == BFLOAT16_ISA
+
+
 def stored_format(values: torch.Tensor, *, rounds_activations: bool) -> str:
     """Return the format to multiply a full-precision weight in.
 
@@ -40,9 +46,8 @@ def stored_format(values: torch.Tensor, *, rounds_activations: bool) -> str:
     instructions for it; every other product has float32 activations.
     """
     name = next(name for name, dtype in FLOATS.items() if dtype == values.dtype)
-    native = library()
-    has_dot = native is not None and native.isa == BFLOAT16_ISA
-    return "bfloat16_bfloat16" if name == "bfloat16" and rounds_activations and has_dot else name
+    is_rounded = name == "bfloat16" and rounds_activations and multiplies_pairs()
+    return "bfloat16_bfloat16" if is_rounded else name
 
 
 class Matrix:
@@ -50,6 +55,8 @@ class Matrix:
     run, as it is elsewhere. Plain floats are torch's to multiply on a GPU.
 
     `is_gated`: the first half of its outputs is the gate of the second (see the op).
+    `rounds_activations`: products may round activations to bfloat16 where this CPU multiplies such
+    pairs at twice the rate; they do where the values of the weight are exact in it, or a table's.
     """
 
     def __init__(
@@ -59,19 +66,21 @@ class Matrix:
         device: str,
         dtype: torch.dtype,
         is_gated: bool = False,
+        rounds_activations: bool = False,
     ) -> None:
         is_native, on_gpu = runs_natively(device, dtype), runs_on_gpu(device, dtype)
         self._order = None if weight.order is None else weight.order.to(device)
-        weight = replace(weight, order=None)
+        weight = replace(weight if is_native else spelled_out(weight), order=None)
         self._packed: Packed | GpuPacked | None = None
         if is_native:
-            self._packed = Packed(weight, is_gated=is_gated)
+            rounds = rounds_activations and multiplies_pairs()
+            self._packed = Packed(weight, is_gated=is_gated, rounds_activations=rounds)
         elif on_gpu and is_packed(weight.format):
             self._packed = pack(
                 weight,
                 device=device,
                 is_gated=is_gated,
-                rounds_activations=weight.rounds_activations,
+                has_float8_activations=weight.has_float8_activations,
             )
         elif on_gpu and weight.scales is None:
             weight = replace(weight, values=weight.values.to(device, dtype))
@@ -146,7 +155,7 @@ def multiply_groups(
     Shapes: x [sum of counts, K] -> [sum of counts, N]
     """
     packed = [one for m in matrices if isinstance(one := m.packed, Packed)]
-    if len(packed) == len(matrices) and len({one.format for one in packed}) == 1:
+    if len(packed) == len(matrices) and len({one.kind for one in packed}) == 1:
         return native.multiply_groups(packed, x, counts, activation)
     parts = zip(matrices, x.split(list(counts)), strict=True)
     return torch.cat([m.multiply(part, activation=activation) for m, part in parts if len(part)])

@@ -38,6 +38,9 @@ KERNELS = {
     "trits": "gemm_vectors",
     "trits_int8": "gemm_vectors",
 }
+ROUNDED = ("float8", "table4", "int8_float32", "int2", "int3", "int4", "int5", "int6")
+"""Formats with float activations that are also multiplied by activations in bfloat16: their values
+are exact in it, a table's are rounded to it."""
 LOW_CODES = 64
 """The format of scales whose bytes hold another code as well (args.h)."""
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
@@ -110,6 +113,7 @@ class RowsArgs(ctypes.Structure):
         ("vectors", ctypes.POINTER(VectorArgs)),
         ("count", _int64),
         ("in_size", _int64),
+        ("out_size", _int64),
         ("group", _int64),
         ("format", _int32),
         ("scale_format", _int32),
@@ -122,10 +126,16 @@ class Packed:
     """A weight in the layout that this machine's products read, ready to be multiplied.
 
     The weight's own tensors are not kept. `is_gated`: the first half of the outputs is the gate.
+    `rounds_activations`: to bfloat16, before a product of one of `ROUNDED` formats.
     """
 
     def __init__(
-        self, weight: Weight, *, is_gated: bool = False, source: Library | None = None
+        self,
+        weight: Weight,
+        *,
+        is_gated: bool = False,
+        rounds_activations: bool = False,
+        source: Library | None = None,
     ) -> None:
         native = source or library()
         if native is None:
@@ -145,7 +155,9 @@ class Packed:
         self.offset_steps = _spread(weight.offset_steps, rows)
         self.outer = _spread(weight.outer, rows)
         self.table = None if weight.table is None else weight.table.float().contiguous()
-        name = KERNELS.get(weight.format, "gemm_float")
+        self.rounds_activations = rounds_activations and weight.format in ROUNDED
+        own = KERNELS.get(weight.format, "gemm_float")
+        name = "gemm_bf16" if self.rounds_activations else own
         self._kernel = native.kernel(name, GemmArgs)
         self._args = GemmArgs(
             weight=self.data.data_ptr(),
@@ -232,6 +244,7 @@ class Packed:
                     vectors=self._args.vectors,
                     count=len(index),
                     in_size=self.in_size,
+                    out_size=self._args.out_size,
                     group=self._args.group,
                     format=self._args.format,
                     scale_format=self._args.scale_format,
@@ -241,6 +254,11 @@ class Packed:
             )
         )
         return out
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Return what two weights have in common that one call can multiply."""
+        return self.format, self.rounds_activations
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what is kept in memory, by name. Points of int8 are a type's own: one table for

@@ -187,16 +187,47 @@ DT_INLINE int64_t panels_a_task(int64_t panels, int64_t panel_bytes, int64_t row
   return some < panels ? some : panels;
 }
 
+// Where floats of 16 bits lie in a panel. One row has two chains of multiply-adds a panel, which
+// registers of 128 and 256 bits are too short for: the chains' latency, not memory, would be waited for.
+// There kBeside panels are interleaved and multiplied at once, in one stream; the last ones may be fewer.
+#if defined(__AVX512F__)
+constexpr int kBeside = 1;
+#else
+constexpr int kBeside = 4;
+#endif
+
+// Unit u of a panel (kPanel lanes of inputs that lie together) is at (first + u * stride) * kPanel.
+struct Interleaved {
+  int64_t first, stride;
+  DT_INLINE Interleaved(int64_t panel, int64_t panels, int64_t units) {
+    const int64_t start = panel / kBeside * kBeside, left = panels - start;
+    first = start * units + panel - start;
+    stride = left < kBeside ? left : kBeside;
+  }
+  DT_INLINE Interleaved(const GemmArgs& args, int64_t panel, int64_t units)
+      : Interleaved(panel, num_panels(args.out_size, args.is_gated), units) {}
+};
+
+// Calls body(panel, count) for `most` panels at once, from a multiple of it on; for fewer where the
+// weight ends, and for one where there are too few panels for all threads.
+template <class Body>
+DT_INLINE void each_panels(const GemmArgs& args, int64_t most, int64_t panel_bytes, int64_t rows,
+                           const Body& body) {
+  const int64_t panels = num_panels(args.out_size, args.is_gated);
+  const int64_t beside = panels < 2 * most * num_threads() ? 1 : most;
+  const int64_t some = divide_up(panels_a_task(panels, panel_bytes, rows), beside) * beside;
+  parallel(divide_up(panels, some), [&](int64_t task) {
+    const int64_t first = task * some, last = first + some < panels ? first + some : panels;
+    for (int64_t panel = first; panel < last; panel += beside)
+      body(panel, panel + beside < last ? beside : last - panel);
+  });
+}
+
 // Calls body(panel) for every panel of the weight, several to a task where they are small.
 template <class Body>
 DT_INLINE void each_panel(const GemmArgs& args, int64_t panel_bytes, int64_t rows,
                           const Body& body) {
-  const int64_t panels = num_panels(args.out_size, args.is_gated);
-  const int64_t some = panels_a_task(panels, panel_bytes, rows);
-  parallel(divide_up(panels, some), [&](int64_t task) {
-    const int64_t last = (task + 1) * some < panels ? (task + 1) * some : panels;
-    for (int64_t panel = task * some; panel < last; ++panel) body(panel);
-  });
+  each_panels(args, 1, panel_bytes, rows, [&](int64_t panel, int64_t) { body(panel); });
 }
 
 }  // namespace DT_ISA

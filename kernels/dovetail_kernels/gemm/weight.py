@@ -80,8 +80,8 @@ class Weight:
     scale an output. Groups are multiples of `POINTS_GROUP`, those with steps of half of it and
     their runs of it; trits' likewise.
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
-    `rounds_activations`: products of float8 on a GPU make activations e4m3, a scale a row; then G
-    is a multiple of 32, if there are several groups.
+    `has_float8_activations`: products of float8 on a GPU make activations e4m3, a scale a row; then
+    G is a multiple of 32, if there are several groups.
     """
 
     format: str
@@ -98,7 +98,7 @@ class Weight:
     signs: torch.Tensor | None = None
     group: int = 0
     order: torch.Tensor | None = None
-    rounds_activations: bool = False
+    has_float8_activations: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -193,22 +193,18 @@ def usual_zero(format: str) -> int:
     return 1 << (bits - 1) if bits else 0
 
 
-def widened(weight: Weight) -> Weight:
-    """Return a matrix of 2, 3, 5 or 6 bits as one of 4 or 8, of trits as one of 4, of vectors as
-    one value by value, for who has no product of the former; any other as it is."""
+def spelled_out(weight: Weight) -> Weight:
+    """Return a matrix of trits as one of 2 bits, of vectors as one value by value, for who has no
+    product of the former; any other as it is."""
     if weight.points is not None:
         return _spelled(weight)
-    bits = 2 if is_trits(weight.format) else narrow_bits(weight.format)
-    if bits in (0, 4):
+    if not is_trits(weight.format):
         return weight
-    activations = "int8" if weight.format.endswith("_int8") else "float"
-    size = 4 if bits < 4 else 8
-    format, values = integer_format(size, activations), weight.values
+    activations, values = "int8" if weight.format.endswith("_int8") else "float", weight.values
+    format = integer_format(2, activations)
     if weight.zeros is None and weight.offsets is None:
         values = values + (usual_zero(format) - usual_zero(weight.format))
-    return replace(
-        weight, format=format, values=values.to(torch.int8 if size == 8 else torch.uint8)
-    )
+    return replace(weight, format=format, values=values)
 
 
 def _spelled(weight: Weight) -> Weight:
@@ -256,7 +252,7 @@ def join(weights: Sequence[Weight]) -> Weight | None:
 def _kind(weight: Weight) -> tuple[Any, ...]:
     """Return what matrices must have in common to be one."""
     there = (getattr(weight, name) is not None for name in _PER_OUTPUT)
-    return (weight.format, weight.group, weight.run, weight.rounds_activations, *there)
+    return (weight.format, weight.group, weight.run, weight.has_float8_activations, *there)
 
 
 def _picked(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -334,7 +330,7 @@ def quantize_int4(
 
 
 def quantize_float8(
-    weight: torch.Tensor, group: int = 0, *, rounds_activations: bool = False
+    weight: torch.Tensor, group: int = 0, *, has_float8_activations: bool = False
 ) -> Weight:
     """Return the nearest e4m3 matrix, a scale per output and group of inputs (0: all of them).
 
@@ -356,7 +352,7 @@ def quantize_float8(
         values=values,
         scales=scales,
         group=group,
-        rounds_activations=rounds_activations,
+        has_float8_activations=has_float8_activations,
     )
 
 

@@ -95,5 +95,5 @@ KEPT: dict[str, tuple[float, int]] = {
     "NVFP4": (4, 4),
 }
 """In memory: the bits of a value, and the bytes of a block's steps, offsets and codes (_weight)."""
-TABLES = frozenset(name for name in KEPT if name.startswith("IQ") or name in ("MXFP4", "NVFP4"))
+TABLES = frozenset(("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"))
 """Types that are kept as codes of a table, which a matrix has once."""

@@ -77,9 +77,9 @@ def _float8_layout(scheme: Scheme, spec: LinearSpec, activations: str, where: st
     is_rounded = is_meant and rounds(ROUNDED, spec)
     if scheme.strategy == "block":
         return BlockScale(
-            name="weight_scale", block=scheme.block, where=where, rounds_activations=is_rounded
+            name="weight_scale", block=scheme.block, where=where, has_float8_activations=is_rounded
         )
-    return Float8Layout(scheme=scheme, is_mx=is_mx, rounds_activations=is_rounded)
+    return Float8Layout(scheme=scheme, is_mx=is_mx, has_float8_activations=is_rounded)
 
 
 def scale_tensor(
@@ -186,7 +186,7 @@ class Float8Layout:
 
     scheme: Scheme
     is_mx: bool = False
-    rounds_activations: bool = False
+    has_float8_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight and its scales."""
@@ -201,7 +201,7 @@ class Float8Layout:
             tensors["weight"],
             e8m0(scales) if self.is_mx else scales,
             block,
-            rounds_activations=self.rounds_activations,
+            has_float8_activations=self.has_float8_activations,
         )
 
 

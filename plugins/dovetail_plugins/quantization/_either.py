@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, stored_method
-from dovetail.layers.checkpoint_method import ROUTERS, StoredMethod
+from dovetail.layers.checkpoint_method import ROUTERS, RoundingOptions, StoredMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkipOptions:
+class SkipOptions(RoundingOptions):
     """Options of methods that quantize while loading."""
 
     skip: tuple[str, ...] = field(
@@ -46,7 +46,9 @@ class EitherMethod(StoredMethod):
 
         if self.is_stored:
             return super().linear(spec)
-        return plain_linear(spec) if self.is_skipped(spec.name) else self.quantized(spec)
+        if self.is_skipped(spec.name):
+            return plain_linear(spec, rounds_activations=self.rounds_activations)
+        return self.quantized(spec)
 
     def is_skipped(self, name: str) -> bool:
         """Return whether a layer stays in full precision while a checkpoint loads."""

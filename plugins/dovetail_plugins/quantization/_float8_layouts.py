@@ -1,6 +1,6 @@
 """Layouts of float8 layers: a `weight` in e4m3 and its scale, per matrix, per output or per block.
 
-`rounds_activations`: the layers' activations become e4m3 as well (see `_float8_rounding`).
+`has_float8_activations`: the layers' activations become e4m3 as well (see `_float8_rounding`).
 Imports no torch. Shape letters: O outputs, I inputs.
 """
 
@@ -26,7 +26,7 @@ class WholeScale:
     """One scale for every matrix; fused ones have one each."""
 
     name: str = "weight_scale"
-    rounds_activations: bool = False
+    has_float8_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight [O, I] and its scale []."""
@@ -38,7 +38,9 @@ class WholeScale:
         from dovetail_plugins.quantization._float_formats import float8_weight
 
         return float8_weight(
-            tensors["weight"], tensors[self.name], rounds_activations=self.rounds_activations
+            tensors["weight"],
+            tensors[self.name],
+            has_float8_activations=self.has_float8_activations,
         )
 
 
@@ -47,7 +49,7 @@ class OutputScale:
     """A scale for every output."""
 
     name: str = "weight_scale"
-    rounds_activations: bool = False
+    has_float8_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight [O, I] and the scales [O]."""
@@ -61,7 +63,9 @@ class OutputScale:
         from dovetail_plugins.quantization._float_formats import float8_weight
 
         return float8_weight(
-            tensors["weight"], tensors[self.name], rounds_activations=self.rounds_activations
+            tensors["weight"],
+            tensors[self.name],
+            has_float8_activations=self.has_float8_activations,
         )
 
 
@@ -72,7 +76,7 @@ class BlockScale:
     name: str
     block: tuple[int, int]
     where: str
-    rounds_activations: bool = False
+    has_float8_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight [O, I] and the scales [O / block, I / block], rounded up.
@@ -109,5 +113,5 @@ class BlockScale:
             tensors["weight"],
             tensors[self.name],
             self.block,
-            rounds_activations=self.rounds_activations,
+            has_float8_activations=self.has_float8_activations,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from dovetail.interfaces.quantization import LinearSpec
+from dovetail.layers.checkpoint_method import RoundingOptions
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ CHOICES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Float8Options:
+class Float8Options(RoundingOptions):
     """Options of methods whose layers may be meant for activations in 8-bit floats."""
 
     activations: str = field(default=ROUNDED, metadata=CHOICES)

@@ -31,7 +31,7 @@ def float8_weight(
     scales: torch.Tensor,
     block: tuple[int, int] | None = None,
     *,
-    rounds_activations: bool = False,
+    has_float8_activations: bool = False,
 ) -> Weight:
     """Return an e4m3 matrix as it is; an e5m2 one, which no kernel reads, in bfloat16.
 
@@ -52,7 +52,8 @@ def float8_weight(
             values=values,
             scales=spread.contiguous(),
             group=group,
-            rounds_activations=rounds_activations and (groups == 1 or group % DOT_STEP == 0),
+            has_float8_activations=has_float8_activations
+            and (groups == 1 or group % DOT_STEP == 0),
         )
     wide = torch.empty(values.shape, dtype=torch.bfloat16)
     for row in range(outputs):

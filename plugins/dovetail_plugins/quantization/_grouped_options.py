@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dovetail.layers.checkpoint_method import RoundingOptions
+
 STEP = {"int8": 16, "float": 8}
 """Groups of inputs are multiples of it, by what activations become."""
 WIDTHS = (2, 3, 4, 5, 6, 8)
@@ -20,7 +22,7 @@ def width_of(bits: int, group: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedOptions:
+class GroupedOptions(RoundingOptions):
     """Options of methods whose weights are 4-bit groups."""
 
     activations: str = field(

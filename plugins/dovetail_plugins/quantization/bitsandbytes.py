@@ -177,9 +177,12 @@ class BitsAndBytes(EitherMethod):
         from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_plugins.quantization._int8_formats import quantize_outputs
 
-        if self.options.kind == "int8":
-            return ConvertedLinear(partial(quantize_outputs, activations=self.options.activations))
-        return ConvertedLinear(partial(_quantize, kind=self.options.kind))
+        convert = (
+            partial(quantize_outputs, activations=self.options.activations)
+            if self.options.kind == "int8"
+            else partial(_quantize, kind=self.options.kind)
+        )
+        return ConvertedLinear(convert, rounds_activations=self.rounds_activations)
 
     def checkpoint_tensors(
         self, tensors: Iterable[tuple[str, torch.Tensor]]

@@ -68,9 +68,10 @@ class DeepSpeedFp(WhileLoading):
         from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
 
-        if self.bits == 8:
-            return ConvertedLinear(partial(quantize_float8, group=self.group))
-        return ConvertedLinear(partial(quantize_e3m2, group=self.group))
+        quantize = quantize_float8 if self.bits == 8 else quantize_e3m2
+        return ConvertedLinear(
+            partial(quantize, group=self.group), rounds_activations=self.options.round_activations
+        )
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options

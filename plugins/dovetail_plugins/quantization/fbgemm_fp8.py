@@ -32,7 +32,7 @@ class FbgemmFp8(StoredMethod):
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer."""
-        return OutputScale(rounds_activations=rounds(self.options.activations, spec))
+        return OutputScale(has_float8_activations=rounds(self.options.activations, spec))
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer in float8 becomes."""

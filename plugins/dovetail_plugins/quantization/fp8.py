@@ -70,12 +70,12 @@ class Fp8(EitherMethod):
         """Return the layout of every layer that is stored in float8."""
         is_rounded = rounds(self.options.activations, spec)
         if self.block is None:
-            return WholeScale(rounds_activations=is_rounded)
+            return WholeScale(has_float8_activations=is_rounded)
         return BlockScale(
             name="weight_scale_inv",
             block=self.block,
             where=self.where,
-            rounds_activations=is_rounded,
+            has_float8_activations=is_rounded,
         )
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
@@ -92,4 +92,7 @@ class Fp8(EitherMethod):
         from dovetail_kernels.gemm.weight import quantize_float8
 
         is_rounded = rounds(self.options.activations, spec)
-        return ConvertedLinear(partial(quantize_float8, rounds_activations=is_rounded))
+        return ConvertedLinear(
+            partial(quantize_float8, has_float8_activations=is_rounded),
+            rounds_activations=self.rounds_activations,
+        )

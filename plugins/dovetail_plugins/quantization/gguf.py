@@ -76,7 +76,7 @@ class Gguf(StoredMethod):
         if TABLE not in self.types or self.is_plain(named):
             return None
         rows = self.layout(named)
-        return StoredLinear(rows.tensors, rows.weight)
+        return StoredLinear(rows.tensors, rows.weight, rounds_activations=self.rounds_activations)
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a matrix becomes, of any type; None for what is no matrix."""

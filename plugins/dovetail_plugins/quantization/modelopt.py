@@ -97,7 +97,7 @@ class ModelOpt(StoredMethod):
             return BlockScale(name="weight_scale", block=BLOCK, where=self.where)
         is_rounded = rounds(self.options.activations, spec)
         made = WholeScale if name == "FP8" else OutputScale
-        return made(rounds_activations=is_rounded)
+        return made(has_float8_activations=is_rounded)
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer of 8-bit or 4-bit floats becomes."""

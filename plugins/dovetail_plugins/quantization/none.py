@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnquantizedOptions:
-    """Options of unquantized weights."""
-
-    round_activations: bool = field(
-        default=True,
-        metadata={
-            "help": "round activations to bfloat16 before a product with bfloat16 weights, on CPUs "
-            "that multiply such pairs at twice the rate"
-        },
-    )
+from dovetail.layers.checkpoint_method import RoundingOptions
 
 
 class Unquantized(QuantMethod):
     """The method of checkpoints that say nothing about quantization."""
 
     info = Info(summary="full-precision weights, as the checkpoint stores them")
-    Options = UnquantizedOptions
+    Options = RoundingOptions
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self.options = options

@@ -49,7 +49,7 @@ class Bytes:
     group: int = 0
     is_whole: bool = False
     activations: str = "float"
-    rounds_activations: bool = False
+    has_float8_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return values, scales and zero points."""
@@ -88,7 +88,7 @@ class Bytes:
 
         values, scale = tensors[QDATA], tensors[SCALE]
         if self.dtype != "int8":
-            return float8_weight(values, scale, rounds_activations=self.rounds_activations)
+            return float8_weight(values, scale, has_float8_activations=self.has_float8_activations)
         zero = tensors[ZERO].float()
         if self.is_whole:
             scale, zero = (t.reshape(1, 1).expand(len(values), 1) for t in (scale, zero))
@@ -172,7 +172,7 @@ class TorchAo(StoredMethod):
         if self.kind != DYNAMIC_FLOAT8 or not isinstance(self.one_layout, Bytes):
             return self.one_layout
         is_rounded = rounds(self.options.activations, spec)
-        return replace(self.one_layout, rounds_activations=is_rounded)
+        return replace(self.one_layout, has_float8_activations=is_rounded)
 
     def _layout(self) -> Bytes | Nibbles:
         whole, group = self._granularity()

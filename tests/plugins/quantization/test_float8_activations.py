@@ -69,7 +69,7 @@ def rounds(cls: Any, config: dict[str, Any], **options: str) -> bool:
         one.name: torch.ones(one.shape).to(getattr(torch, one.dtype))
         for one in layout.tensors(SPEC)
     }
-    made: bool = layout.weight(tensors).rounds_activations
+    made: bool = layout.weight(tensors).has_float8_activations
     return made
 
 
