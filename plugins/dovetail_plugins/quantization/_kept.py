@@ -17,6 +17,10 @@ WIDE = ("float32", "float64")
 """Types of scales that do not fit into 16 bits."""
 STEP = 8
 """Groups of the kernels' formats are multiples of it."""
+POINTS_STEP = 32
+"""Groups of the kernels' formats of vectors are multiples of it."""
+PAIR_BITS = 12
+"""Of two 4-bit values and their places among four inputs."""
 TABLE_BYTES = 64
 """Of what sixteen codes mean, in float32."""
 
@@ -82,19 +86,23 @@ def qweight_kept(
 
 
 def tiles_kept(
-    values: TensorHeader,
-    scales: TensorHeader,
-    *,
-    tile_inputs: int,
-    packs: bool,
-    activations: str,
+    values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, packs: bool, activations: str
 ) -> Kept:
-    """Return what Marlin's tiles of so many inputs become."""
-    outputs, inputs = scales.shape[-1], values.shape[0] * tile_inputs
-    return integers_kept(
-        outputs, inputs, bits=values.shape[-1] * 2 // outputs, scales=scales, has_zeros=False,
-        packs=packs, activations=activations,
-    )  # fmt: skip
+    """Return what Marlin's tiles become: 2:4 sparse ones of 4 bits codes of pairs of values."""
+    outputs, inputs = scales.shape[-1], values.shape[0] * (32 if is_sparse else 16)
+    bits, size = values.shape[-1] * 2 // outputs, inputs // max(1, scales.num_values // outputs)
+    if not is_sparse or not packs or bits != 4 or size % POINTS_STEP:
+        return integers_kept(
+            outputs, inputs, bits=bits, scales=scales, has_zeros=False, packs=packs,
+            activations=activations,
+        )  # fmt: skip
+    count, scale_bytes = outputs * inputs, 4 if scales.dtype in WIDE else 2
+    return Kept(
+        num_values=count,
+        format=f"pairs of int4 out of four, groups of {size}",
+        num_bytes=value_bytes(count, PAIR_BITS / 4, packs=packs) + scales.num_values * scale_bytes,
+        outputs=outputs if outputs > 1 else 0,
+    )
 
 
 def bytes_kept(count: int, outputs: int, *, groups: int = 1, has_zeros: bool = False) -> Kept:

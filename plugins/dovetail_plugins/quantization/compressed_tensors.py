@@ -142,7 +142,7 @@ class CompressedTensors(StoredMethod):
             return tiles_kept(
                 tensors["weight_packed"],
                 tensors["scale_packed"],
-                tile_inputs=32,
+                is_sparse=True,
                 packs=packs,
                 activations=self.options.activations,
             )

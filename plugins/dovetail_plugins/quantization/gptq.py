@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
-TILES = {"marlin": (("B", "s"), 16), "marlin_24": (("B_24", "s"), 32)}
-"""Layouts of tiles -> the names of their values and scales, and the inputs of a row of tiles."""
+TILES = {"marlin": ("B", "s"), "marlin_24": ("B_24", "s")}
+"""Layouts of tiles -> the names of their values and scales."""
 LEFT_ALONE, CHANGED = "-:", "+:"
 
 
@@ -147,16 +147,15 @@ class Gptq(StoredMethod):
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer in GPTQ's layout, or in tiles, becomes."""
-        tiles = TILES.get(self.format)
-        if tiles is not None:
-            names, inputs = tiles
+        names = TILES.get(self.format)
+        if names is not None:
             values, scales = (layer.tensors.get(name) for name in names)
             if values is None or scales is None:
                 return None
             return tiles_kept(
                 values,
                 scales,
-                tile_inputs=inputs,
+                is_sparse=self.format == "marlin_24",
                 packs=packs,
                 activations=self.usual.activations,
             )
