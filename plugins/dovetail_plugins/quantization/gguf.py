@@ -94,9 +94,7 @@ class Gguf(StoredMethod):
         blocks = weight.num_values // BY_NAME[weight.dtype].values
         shared = TABLE_BYTES if weight.dtype in TABLES else 0
         num_bytes = value_bytes(weight.num_values, bits, packs=packs) + blocks * factor_bytes
-        if (
-            weight.dtype == "TQ1_0" and packs
-        ):  # twenty in four bytes, a row filled up
+        if weight.dtype == "TQ1_0" and packs:  # twenty in four bytes, a row filled up
             rows, inputs = weight.num_values // weight.shape[-1], weight.shape[-1]
             num_bytes = rows * 4 * -(-inputs // 20) + blocks * factor_bytes
         return Kept(
