@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -138,9 +137,8 @@ class ModelRunner:
             processors["thinking budget"] = ThinkingRows(self.guides, run.model.vocab_size)
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
-        self._host: HostBlocks | None = None
-        if layout.num_host_blocks:
-            self._host = HostBlocks(layout, self._layers, self._caches, self._backend)
+        host = (layout, self._layers, self._caches, self._backend)
+        self._host = HostBlocks(*host) if layout.num_host_blocks else None
         self._groups = group_of_layers(layout)
         self._batch = Batch(
             run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens
@@ -163,7 +161,10 @@ class ModelRunner:
         """Return what runs small steps as one call, where the run allows it."""
         if self.run.is_eager or self.device.type != "cpu":
             return None
-        own = partial(self._run_model, self._model.forward)
+
+        def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then
+            return self._run_model(self._model.forward, *step)
+
         return RecordedForward(own, self._batch.tables, self.run.max_rows, self.run.graph_sizes)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
@@ -209,14 +210,13 @@ class ModelRunner:
         if self._calls.runs_ahead:
             self._warm_up_sampler()
         self._last_ended = None
-        self._choose_forward()
+        if self._compiled is not None:
+            self._choose_forward(self._compiled)
         self.capture_graphs()
 
     @torch.inference_mode()
-    def _choose_forward(self) -> None:
-        """Find out at which sizes the compiled pass is the faster one, where there is one."""
-        if self._compiled is None:
-            return
+    def _choose_forward(self, compiled: CompiledForward) -> None:
+        """Find out at which sizes the compiled pass is the faster one. Mutates: compiled"""
         run, rows, captured = self.run, self.run.max_rows, 0
         if self._recorded is not None and self._recorded.reason is None:
             rows = 0  # such steps are recorded
@@ -226,7 +226,7 @@ class ModelRunner:
         passes = trials(
             self._forward_eagerly, self._batch.tables, self.device, most_rows=rows, most_tokens=most
         )
-        self._compiled.choose(passes, captured)
+        compiled.choose(passes, captured)
 
     @torch.inference_mode()
     def _warm_up_sampler(self) -> None:
