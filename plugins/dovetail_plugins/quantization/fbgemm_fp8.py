@@ -22,8 +22,7 @@ class FbgemmFp8(StoredMethod):
     """float8 e4m3 weights per output, float8 activations where a GPU can."""
 
     info = Info(
-        summary="fbgemm_fp8 checkpoints: float8 weights, a scale per output; activations likewise "
-        "on GPUs of capability 8.9, float elsewhere",
+        summary="fbgemm_fp8 checkpoints: float8, a scale per output; activations too on newer GPUs",
         source="https://huggingface.co/docs/transformers/quantization/fbgemm_fp8",
     )
     Options = Float8Options

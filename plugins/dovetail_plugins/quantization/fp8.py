@@ -41,8 +41,7 @@ class Fp8(EitherMethod):
     """float8 e4m3 weights, float8 activations where a GPU can."""
 
     info = Info(
-        summary="float8 (e4m3) weights, stored or made while loading; activations likewise on GPUs "
-        "of capability 8.9, float elsewhere",
+        summary="float8 (e4m3) weights, stored or made while loading; activations too on new GPUs",
         source="https://arxiv.org/abs/2209.05433",
     )
     Options = Fp8Options

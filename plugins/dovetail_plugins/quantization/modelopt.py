@@ -66,8 +66,7 @@ class ModelOpt(StoredMethod):
     """What nvidia-modelopt exports."""
 
     info = Info(
-        summary="ModelOpt checkpoints: FP8 and NVFP4, alone or mixed; float activations, those of "
-        "FP8 8-bit floats on GPUs of capability 8.9",
+        summary="ModelOpt checkpoints: FP8 and NVFP4; activations of FP8 in 8 bits on newer GPUs",
         source="https://github.com/NVIDIA/TensorRT-Model-Optimizer",
     )
     Options = Float8Options
