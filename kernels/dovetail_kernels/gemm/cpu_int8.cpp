@@ -16,25 +16,25 @@ namespace {
 constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose quantized copy is held at once
 
 // A format: `units` of inputs (lanes for int8, groups for int4) of one panel for one tile, added to
-// or begun in `sums` [R, kPanel] of 32 bits each; and how finished sums become floats.
+// or begun in `sums` [R, kPanel] of 32 bits each; and how finished sums become floats. One row is
+// multiplied by `beside` panels at once.
 struct Int8 {
   using Kind = Int8Rows;
-  static constexpr int kRows = kTileRows;
+  static constexpr int kRows = kTileRows, beside = kBeside;
 #if defined(__AVX2__) && !defined(__AVX512F__)
   // Bytes become words once, for all tiles, instead of in every tile.
   static constexpr bool widens = true;
   using Wide = int16_t;
-  static DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t unit0, int64_t units,
-                              Wide* wide) {
-    const auto* w = static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) +
-                    unit0 * kPanel * kInt8Step;
-    for (int64_t i = 0; i < units * kPanel * kInt8Step; i += 16)
-      istore(wide + i, _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + i))));
-  }
 #else
   static constexpr bool widens = false;
   using Wide = int8_t;
 #endif
+  static constexpr int64_t kHalf = kLanes * kInt8Step;  // bytes of inputs that lie together
+  static DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t unit0, int64_t units,
+                              Wide* wide) {
+    const int8_t* w = weights(args, panel, unit0);
+    for (int64_t i = 0; i < units * 2 * kHalf; i += kHalf) istore(wide + i, Kind::weights(w + i));
+  }
   static int64_t wide_bytes(const GemmArgs&, int64_t units) {
     return units * kPanel * kInt8Step * static_cast<int64_t>(sizeof(Wide));
   }
@@ -44,56 +44,47 @@ struct Int8 {
   static int64_t panel_bytes(const GemmArgs& args) { return units(args) * kInt8Step * kPanel; }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                             int64_t unit0, int64_t units, float* kept,
-                             [[maybe_unused]] const Wide* wide) {
+                             int64_t unit0, int64_t units, float* kept, const Wide* wide) {
     const auto* a = static_cast<const Kind::T*>(rows.values) + first * rows.inputs +
                     unit0 * R * Kind::step;
-    const auto* w = static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) +
-                    unit0 * kPanel * kInt8Step;
     IVec sums[R][2];
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i)
       for (int j = 0; j < 2; ++j)
         sums[i][j] = unit0 ? iload(kept + i * kPanel + j * kLanes)
                            : iset1(rows.starts[first + i]);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if (wide) {
-      for (int64_t k = 0; k < units; ++k, a += R * Kind::step, wide += 2 * kPanel) {
-        const IVec w0 = iload(wide), w1 = iload(wide + 2 * kLanes);
-#pragma GCC unroll 12
-        for (int i = 0; i < R; ++i) {
-          const IVec x = broadcast(a + i * Kind::step);
-          sums[i][0] = iadd(sums[i][0], _mm256_madd_epi16(w0, x));
-          sums[i][1] = iadd(sums[i][1], _mm256_madd_epi16(w1, x));
-        }
+    if (widens && wide) {
+      for (int64_t k = 0; k < units; ++k, a += R * Kind::step, wide += 2 * kHalf)
+        add_unit<R>(iload(wide), iload(wide + kHalf), a, sums);
+    } else {
+      const int8_t* w = weights(args, panel, unit0);
+      for (int64_t k = 0; k < units; ++k, a += R * Kind::step, w += 2 * kHalf) {
+        for (int64_t i = 0; R > 1 && i < 2 * kHalf; i += kLineBytes) __builtin_prefetch(w + kAheadBytes + i);
+        add_unit<R>(Kind::weights(w), Kind::weights(w + kHalf), a, sums);
       }
-      units = 0;
-    }
-#endif
-    for (int64_t k = 0; k < units; ++k, a += R * Kind::step, w += kPanel * kInt8Step) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-      const auto* p = reinterpret_cast<const __m128i*>(w);
-      const IVec w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(p));
-      const IVec w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(p + 1));
-#pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) {
-        const IVec x = broadcast(a + i * Kind::step);
-        sums[i][0] = iadd(sums[i][0], _mm256_madd_epi16(w0, x));
-        sums[i][1] = iadd(sums[i][1], _mm256_madd_epi16(w1, x));
-      }
-#else
-      const IVec w0 = iload(w), w1 = iload(w + 4 * kLanes);
-#pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) {
-        const IVec x = broadcast(a + i * Kind::step);
-        sums[i][0] = dot4(sums[i][0], w0, x);
-        sums[i][1] = dot4(sums[i][1], w1, x);
-      }
-#endif
     }
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i)
       for (int j = 0; j < 2; ++j) istore(kept + i * kPanel + j * kLanes, sums[i][j]);
+  }
+  // One row by `beside` panels, a stream each: more lines are waited for at once than by one.
+  static DT_INLINE void row(const GemmArgs& args, const Rows& rows, int64_t panel, float* kept) {
+    const auto* a = static_cast<const Kind::T*>(rows.values);
+    const int8_t* w = weights(args, panel, 0);
+    const int64_t apart = panel_bytes(args);
+    IVec sums[beside][2];
+    for (auto& sum : sums) sum[0] = sum[1] = iset1(rows.starts[0]);
+    for (int64_t k = units(args); k > 0; --k, a += Kind::step, w += 2 * kHalf) {
+      const IVec x = broadcast(a);
+#pragma GCC unroll 4
+      for (int p = 0; p < beside; ++p) {
+        const int8_t* at = w + p * apart;
+        sums[p][0] = Kind::dot(sums[p][0], Kind::weights(at), x);
+        sums[p][1] = Kind::dot(sums[p][1], Kind::weights(at + kHalf), x);
+      }
+    }
+    for (int p = 0; p < beside; ++p)
+      for (int j = 0; j < 2; ++j) istore(kept + p * kPanel + j * kLanes, sums[p][j]);
   }
   static DT_INLINE void scale(const GemmArgs& args, const Rows& rows, int64_t row, int64_t panel,
                               float* kept) {
@@ -103,7 +94,22 @@ struct Int8 {
       store(at, mul(mul(to_float(iload(at)), scale), set1(rows.scales[row])));
     }
   }
+
+ private:
+  static DT_INLINE const int8_t* weights(const GemmArgs& args, int64_t panel, int64_t unit) {
+    return static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) + unit * 2 * kHalf;
+  }
+  template <int R>
+  static DT_INLINE void add_unit(IVec w0, IVec w1, const Kind::T* a, IVec (&sums)[R][2]) {
+#pragma GCC unroll 12
+    for (int i = 0; i < R; ++i) {
+      const IVec x = broadcast(a + i * Kind::step);
+      sums[i][0] = Kind::dot(sums[i][0], w0, x);
+      sums[i][1] = Kind::dot(sums[i][1], w1, x);
+    }
+  }
 };
+
 // One panel for all tiles: some units at a time, so that what tiles share stays near.
 template <class Weight>
 DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t row0,
@@ -136,6 +142,17 @@ DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t ro
   }
 }
 
+// `beside` panels for one row.
+template <class Weight>
+DT_INLINE void panels_of_row(const GemmArgs& args, const Rows& rows, int64_t row, int64_t panel) {
+  float kept[Weight::beside * kPanel];
+  Weight::row(args, rows, panel, kept);
+  for (int p = 0; p < Weight::beside; ++p) {
+    Weight::scale(args, rows, 0, panel + p, kept + p * kPanel);
+    finish(args, kept + p * kPanel, 1, row, panel + p);
+  }
+}
+
 template <class Weight>
 int multiply(const GemmArgs& args) {
   for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
@@ -144,8 +161,12 @@ int multiply(const GemmArgs& args) {
     Rows rows;
     if (!quantize<typename Weight::Kind>(args, row0, count, tiling, Weight::usual_zero(args), rows))
       return 1;
-    each_panel(args, Weight::panel_bytes(args), count, [&](int64_t panel) {
-      multiply_panel<Weight>(args, rows, row0, tiling, panel);
+    constexpr int beside = Weight::beside;
+    each_panels(args, count == 1 ? beside : 1, Weight::panel_bytes(args), count, [&](int64_t first, int64_t some) {
+      if constexpr (beside > 1)
+        if (some == beside) return panels_of_row<Weight>(args, rows, row0, first);
+      for (int64_t panel = first; panel < first + some; ++panel)
+        multiply_panel<Weight>(args, rows, row0, tiling, panel);
     });
   }
   return 0;

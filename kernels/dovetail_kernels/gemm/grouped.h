@@ -10,10 +10,11 @@
 namespace dt {
 namespace DT_ISA {
 
-// How weights lie: four bits.
+// How weights lie: four bits. `is_far`: in memory, not in a cache.
 struct Nibbles {
   using Kind = Bytes;
   static constexpr int kStep = 8, kBits = 4;
+  static constexpr bool is_far = true;
   static constexpr bool widens = false;
   static int32_t usual_zero(bool is_added) { return is_added ? 0 : 8; }
   // The integer sums of one group: 8 inputs a 32-bit lane, the first four in the lower nibbles.
@@ -68,31 +69,20 @@ struct Nibbles {
 struct GroupedBytes {
   using Kind = Int8Rows;
   static constexpr int kStep = kInt8Step, kBits = 8;
+  static constexpr bool is_far = true;
   static constexpr bool widens = false;
   static int32_t usual_zero(bool) { return kInt8Offset; }
   template <int R>
   static DT_INLINE void add_group(const Kind::T* a, const uint8_t* w, int64_t lanes,
                                   IVec (&sums)[R][2]) {
     for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += kPanel * kStep) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-      const auto* p = reinterpret_cast<const __m128i*>(w);
-      const IVec w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(p));
-      const IVec w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(p + 1));
+      const IVec w0 = Kind::weights(w), w1 = Kind::weights(w + kLanes * kStep);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) {
         const IVec x = broadcast(a + i * kStep);
-        sums[i][0] = iadd(sums[i][0], _mm256_madd_epi16(w0, x));
-        sums[i][1] = iadd(sums[i][1], _mm256_madd_epi16(w1, x));
+        sums[i][0] = Kind::dot(sums[i][0], w0, x);
+        sums[i][1] = Kind::dot(sums[i][1], w1, x);
       }
-#else
-      const IVec w0 = iload(w), w1 = iload(w + 4 * kLanes);
-#pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) {
-        const IVec x = broadcast(a + i * kStep);
-        sums[i][0] = dot4(sums[i][0], w0, x);
-        sums[i][1] = dot4(sums[i][1], w1, x);
-      }
-#endif
     }
   }
 };
@@ -124,6 +114,7 @@ DT_INLINE void add_quarter(const int8_t* a, const IVec (&v)[2], IVec (&pairs)[R]
 struct Widened {
   using Kind = Bytes;
   static constexpr int kStep = 16, kBits = 8;
+  static constexpr bool is_far = false;
   static constexpr bool widens = false;
   template <int R>
   static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes,
@@ -149,6 +140,7 @@ template <int bits>
 struct Narrow {
   using Kind = Bytes;
   static constexpr int kStep = Planes<bits>::kUnit, kBits = bits;
+  static constexpr bool is_far = true;
   static constexpr bool widens = true;
   static int32_t usual_zero(bool is_added) { return is_added ? 0 : 1 << (bits - 1); }
   static DT_INLINE void widen(const uint8_t* w, int64_t lanes, uint8_t* wide) {
@@ -215,6 +207,7 @@ struct Grouped {
 #endif
   static constexpr int kRows = Own::widens && way == kAnyScale && kMost > 4 ? 4 : kMost;
   static constexpr bool widens = Own::widens;
+  static constexpr int beside = 1;
   using Wide = uint8_t;
   static int64_t depth(const GemmArgs& args) {
     const int64_t some = widens ? divide_up(kWideInputs, args.group) : 8;
@@ -273,7 +266,12 @@ struct Grouped {
       const int64_t lanes = divide_up(left < rows.group ? left : rows.group, Own::kStep);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(row_starts[g * R + i]);
-      Own::template add_group<R>(a + done * R, w + bytes((g - unit0) * rows.group), lanes, sums);
+      const uint8_t* at = w + bytes((g - unit0) * rows.group);
+      if constexpr (Own::is_far) {
+        for (int64_t i = 0; i < bytes(rows.group); i += kLineBytes) __builtin_prefetch(at + kAheadBytes + i);
+        scales.ask_for(g);
+      }
+      Own::template add_group<R>(a + done * R, at, lanes, sums);
     };
     const auto add_runs = [&](const IVec (&runs)[R][2], const Factors& from, int64_t g)
         __attribute__((always_inline)) {

@@ -35,15 +35,24 @@ DT_INLINE IVec dot4(IVec acc, IVec weight, IVec x) {
 #endif
 }
 
-// How activations lie: [inputs / step][R][step] elements of T in a tile of R rows.
+// How activations lie: [inputs / step][R][step] elements of T in a tile of R rows. A register of weight
+// bytes becomes what is multiplied by them, and their products are added to lanes of 32 bits.
 struct Bytes {
   using T = int8_t;
   static constexpr int step = 4;
+  static DT_INLINE IVec weights(const void* w) { return iload(w); }
+  static DT_INLINE IVec dot(IVec acc, IVec weight, IVec x) { return dot4(acc, weight, x); }
 };
 #if defined(__AVX2__) && !defined(__AVX512F__)
 struct Words {  // two 16-bit halves a lane: products of full bytes would saturate otherwise
   using T = int16_t;
   static constexpr int step = 2;
+  static DT_INLINE IVec weights(const void* w) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(w)));
+  }
+  static DT_INLINE IVec dot(IVec acc, IVec weight, IVec x) {
+    return iadd(acc, _mm256_madd_epi16(weight, x));
+  }
 };
 using Int8Rows = Words;
 #else

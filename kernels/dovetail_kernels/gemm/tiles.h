@@ -36,6 +36,9 @@ constexpr int kInt8Step = 4, kInt8Offset = 0;
 #endif
 constexpr int kNibbleOfInput[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
+// Weights are asked for so many bytes before they are read: the processor itself asks too late where
+// what is done with a line takes longer than reading it.
+constexpr int64_t kAheadBytes = 4096, kLineBytes = 64;
 
 // Rows cut into the fewest tiles of at most `most`, as even as can be; the larger ones come first.
 struct Tiling {
@@ -52,6 +55,9 @@ struct Tiling {
 struct Scales {
   const void* at;
   int32_t format;
+  DT_INLINE int64_t bytes() const {
+    return format == kFloat32 ? 4 : format == kBfloat16 || format == kFloat16 ? 2 : 1;
+  }
   DT_INLINE IVec codes(int64_t i) const { return iload_s8(static_cast<const int8_t*>(at) + i); }
   DT_INLINE Vec load(int64_t i) const {
     if (format == kBfloat16) return load_bf16(static_cast<const bf16*>(at) + i);
@@ -91,6 +97,11 @@ struct Factors {
   DT_INLINE Vec load(int64_t g, int column) const {
     const Vec x = own.load(first + g * kPanel + column);
     return steps.at ? mul(x, steps.load(first_step + (g >> shift) * kPanel + column)) : x;
+  }
+  // Asks memory for what groups soon after g have.
+  DT_INLINE void ask_for(int64_t g) const {
+    constexpr int64_t kAhead = 512;
+    __builtin_prefetch(static_cast<const char*>(own.at) + (first + g * kPanel) * own.bytes() + kAhead);
   }
   // Loads of one kind: a group's number as an integer, its float, or its run's step.
   DT_INLINE IVec code(int64_t g, int column) const {
