@@ -8,6 +8,7 @@ row. Knows no plugin.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,13 @@ from dovetail.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a flag is refused. `passing` are values that pass beside the default."""
+    """Why a flag is refused. `passing` are values that pass beside the default; `passes_zeros`
+    says that an object of nothing but zeros asks for nothing."""
 
     missing: str
     fix: str = "leave the flag out."
     passing: tuple[Any, ...] = ()
+    passes_zeros: bool = False
 
 
 _LORA = Refused("low-rank adapters are not built yet.", "merge the adapter into the checkpoint.")
@@ -75,7 +78,7 @@ REFUSED: dict[str, Refused] = {
     "kv_events_config": _TRANSFER,
     "kv_sharing_fast_prefill": Refused("no model that shares caches between layers is built yet."),
     "kv_transfer_config": _TRANSFER,
-    "limit_mm_per_prompt": _MEDIA,
+    "limit_mm_per_prompt": Refused(_MEDIA.missing, passes_zeros=True),
     "logits_processor_pattern": Refused(
         "a request cannot name code to run.", "load processors at start with --logits-processors."
     ),
@@ -95,9 +98,6 @@ REFUSED: dict[str, Refused] = {
     "mm_processor_cache_type": _MEDIA,
     "mm_processor_kwargs": _MEDIA,
     "mm_shm_cache_max_object_size_mb": _MEDIA,
-    "num_lookahead_slots": Refused(
-        "slots for drafts are taken when a step is planned.", "use --speculative-config."
-    ),
     "override_attention_dtype": Refused("attention computes in the type of --dtype."),
     "pipeline_parallel_size": Refused("dividing the layers over devices is not built yet."),
     "pooler_config": Refused("this engine generates text; pooling models are not built yet."),
@@ -128,6 +128,8 @@ def refuse(config: Config) -> None:
 def passes(flag: Flag, row: Refused, value: Any) -> bool:
     """Return whether a value asks for nothing: null, nothing at all, the default, or as named."""
     asks_nothing = value is None or value == flag.default or value in ((), "")
+    if row.passes_zeros and isinstance(value, Mapping):
+        asks_nothing = not any(value.values())
     return asks_nothing or any(value == other for other in row.passing)
 
 

@@ -71,6 +71,7 @@ SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("disable_custom_all_reduce", (True, False), ()),
     ("max_context_len_to_capture", (None, 8192, 4096), ()),
     ("max_seq_len_to_capture", (None, 32768), ()),
+    ("num_lookahead_slots", (0, 5), ()),
     ("enable_prompt_adapter", (None, False), (True,)),
     ("prompt_adapters", ((),), (("a=b",),)),
     ("max_prompt_adapters", (1,), (2,)),
@@ -146,6 +147,27 @@ def test_two_names_that_disagree(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.from_fields(fields)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "fields"),
+    [
+        ("xgrammar", {"backend": "xgrammar"}),
+        ("guidance:no-fallback", {"backend": "guidance", "disable_fallback": True}),
+        (
+            "xgrammar:disable-any-whitespace,no-additional-properties",
+            {
+                "backend": "xgrammar",
+                "disable_any_whitespace": True,
+                "disable_additional_properties": True,
+            },
+        ),
+        ("my.module:Backend", {"backend": "my.module:Backend"}),
+    ],
+)
+def test_a_backend_with_its_options(value: str, fields: dict[str, Any]) -> None:
+    found, _ = translate("guided_decoding_backend", value)
+    assert found == {"structured_outputs_config": fields}
 
 
 def test_several_older_names_fill_one_object() -> None:
