@@ -46,10 +46,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{CHECKPOINT}::test_compilation_levels",
         "core/runner/test_graphs.py::test_graphs_equal_eager",
     ),
-    "config_format": (
-        "plugins/mistral/test_mistral_layout.py::test_through_the_engine_with_its_own_tokenizer",
-        "plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",
-    ),
+    "config_format": ("plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",),
+    "convert": (f"{CHECKPOINT}::test_nothing_else_is",),
     "configure_logging": ("e2e/test_variables.py::test_a_log_that_others_set_up",),
     "calculate_kv_scales": (f"{FP8_CACHE}::test_calculated_scales",),
     "cpu_cores": (
@@ -190,6 +188,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "rope_theta": (
         f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers",
     ),
+    "runner": (f"{CHECKPOINT}::test_nothing_else_is",),
     "safetensors_load_strategy": (
         f"{CHECKPOINT}::test_the_eager_strategy_reaches_the_load_format",
         "plugins/load_formats/test_load_formats.py::test_both_readings_give_the_same",
@@ -215,6 +214,13 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "ssl_keyfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
     "stat_loggers": (f"{WHOLE}::test_stat_loggers_and_their_options",),
     "strict_request_fields": (f"{EDGES}::test_unknown_fields_are_errors_when_strict",),
+    "structured_outputs_config": (
+        "core/config/test_structured_flag.py::test_the_backend_that_is_named_is_taken",
+        "core/config/test_structured_flag.py::test_others_are_tried_unless_that_is_forbidden",
+        "core/config/test_structured_flag.py::test_how_json_is_written",
+        "core/config/test_structured_flag.py::test_bounds",
+        "e2e/test_hostile_forms.py::test_hostile_forms_cost_their_own_request",
+    ),
     "swap_space": ("plugins/test_swap.py::test_swap_space",),
     "thread_spin_us": (f"{WHOLE}::test_threads_of_the_kernels",),
     "timeout_keep_alive": (f"{WHOLE}::test_timeout_keep_alive",),
@@ -237,10 +243,3 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
 }
 """Honoured flag -> places."""
-
-PENDING: dict[str, str] = {
-    "convert": "pooling",
-    "runner": "pooling",
-    "structured_outputs_config": "guided",
-}
-"""Honoured flags whose proof is being written, and by which task."""

@@ -189,9 +189,6 @@ HONOURED = sorted(name for name, flag in flags().items() if state_of(flag)[0] ==
 
 @pytest.mark.parametrize("name", HONOURED)
 def test_an_honoured_flag_has_a_proof(name: str) -> None:
-    if name in PROVEN["PENDING"]:
-        assert name not in PROVEN["PROOFS"]
-        return
     places = PROVEN["PROOFS"][name]
     texts = [text_of(place) for place in places]
     words = rf"(?<!\w){name}(?!\w)|--(no-)?{name.replace('_', '-')}(?![\w-])"
@@ -199,7 +196,7 @@ def test_an_honoured_flag_has_a_proof(name: str) -> None:
 
 
 def test_proofs_are_of_honoured_flags_alone() -> None:
-    assert not {*PROVEN["PROOFS"], *PROVEN["PENDING"]} - set(HONOURED)
+    assert not set(PROVEN["PROOFS"]) - set(HONOURED)
 
 
 @cache
