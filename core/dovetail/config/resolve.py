@@ -5,6 +5,7 @@ Imports no torch. Each rule lives in its own file; this one puts them in order.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from dovetail.config.generation import default_sampling
 from dovetail.config.guided import guided_spec
 from dovetail.config.hf import load_model_facts
 from dovetail.config.host_memory import may_sleep, offload_bytes, swap_bytes
-from dovetail.config.kv_scales import kv_scales
+from dovetail.config.kv_scales import kv_scales, kv_steps
 from dovetail.config.lengths import model_tokens
 from dovetail.config.log_config import read_log_config
 from dovetail.config.model_path import DEMO_NAME, Hub, find_config, find_model, find_tokenizer
@@ -353,7 +354,7 @@ def _run_spec(
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),
         kv_scales=kv_scales(config, model, kv_dtype),
-        measures_kv_scales=config.cache.calculate_kv_scales,
+        kv_steps=kv_steps(os.environ) if config.cache.calculate_kv_scales else None,
         offload_bytes=offloaded,
     )
 

@@ -173,6 +173,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {
     "VLLM_RPC_TIMEOUT": ("2500", "engine_reply_timeout", 2.5),
     "VLLM_SERVER_DEV_MODE": ("1", "enable_dev_endpoints", True),
     "VLLM_TEST_FORCE_LOAD_FORMAT": ("dummy", "load_format", "dummy"),
+    "VLLM_USE_TRITON_FLASH_ATTN": ("1", "attention_backend", "TRITON_FLASH_ATTN"),
 }
 """Variable -> a text, the field it sets, and its value there."""
 
@@ -215,6 +216,7 @@ def test_every_row_has_an_effect_or_a_sentence(name: str) -> None:
         ("VLLM_CPU_OMP_THREADS_BIND", "all"),
         ("VLLM_CPU_KVCACHE_SPACE", "0"),
         ("VLLM_LOG_BATCHSIZE_INTERVAL", "-1"),
+        ("VLLM_USE_TRITON_FLASH_ATTN", "0"),
     ],
 )
 def test_words_that_ask_for_the_default(name: str, text: str) -> None:
