@@ -65,6 +65,9 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "device": (f"{WHOLE}::test_device",),
     "disable_fastapi_docs": (f"{EDGES}::test_models_and_docs",),
     "disable_frontend_multiprocessing": (f"{WHOLE}::test_disable_frontend_multiprocessing",),
+    "disable_hybrid_kv_cache_manager": (
+        f"{CHECKPOINT_WHOLE}::test_windowed_layers_keep_as_much_as_the_others",
+    ),
     "disable_log_stats": (f"{WHOLE}::test_stat_loggers_and_their_options",),
     "disable_sliding_window": (
         f"{CHECKPOINT_WHOLE}::test_without_sliding_window_all_layers_attend_and_keep_everything",
@@ -96,7 +99,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{WHOLE}::test_settings_of_the_engine_reach_it",
         f"{SETTINGS}::test_a_reset_does_not_wait_for_ever_and_late_answers_go_to_nobody",
     ),
-    "engine_step_timeout": (f"{SETTINGS}::test_a_step_that_takes_too_long_ends_the_engine",),
+    "engine_step_timeout": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_a_step_that_takes_too_long_ends_the_engine",
+    ),
     "exclude_tools_when_tool_choice_none": (f"{CHAT}::test_tool_choice_none_reads_no_call",),
     "generation_config": (
         "core/config/test_resolve.py::test_generation_config_becomes_the_default",

@@ -57,10 +57,6 @@ REFUSED: dict[str, Refused] = {
     "decode_context_parallel_size": Refused("a request's context stays on one device."),
     "default_mm_loras": _LORA,
     "disable_chunked_mm_input": _MEDIA,
-    "disable_hybrid_kv_cache_manager": Refused(
-        "blocks behind a sliding window are always freed.",
-        "leave the flag out; --disable-sliding-window attends to everything.",
-    ),
     "enable_dbo": _HALVES,
     "enable_eplb": _EXPERTS,
     "enable_expert_parallel": _EXPERTS,

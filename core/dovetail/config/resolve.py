@@ -72,8 +72,9 @@ def resolve(config: Config) -> EngineSpec:
         model = without_window(model)
     asked = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = asked or model.weight_dtype
-    cache = cache_spec(config, model, schedule, kv_dtype, device)
-    schedule = _fit_schedule(config, model, schedule, cache, kv_dtype)
+    cached = without_window(model) if config.scheduler.disable_hybrid_kv_cache_manager else model
+    cache = cache_spec(config, cached, schedule, kv_dtype, device)
+    schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
     spec = _engine_spec(config, model, schedule, cache, kv_dtype, device)
     if registry.hook_entries():
         registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
@@ -189,6 +190,7 @@ def cache_spec(
         memory_share=asked.gpu_memory_utilization,
         uses_prefix_cache=asked.enable_prefix_caching,
         hash_algorithm=registry.value_of("hash_algorithm", asked.prefix_caching_hash_algo),
+        keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
 
 

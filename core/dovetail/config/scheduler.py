@@ -74,5 +74,7 @@ class SchedulerConfig:
         "every number up to 64",
     )
     disable_hybrid_kv_cache_manager: bool = flag(
-        False, help="give layers with a sliding window as much cache as the others"
+        False,
+        help="let layers with a sliding window keep their cache as long as the others do, which "
+        "takes more of it and finds a cached prefix wherever the others have it",
     )

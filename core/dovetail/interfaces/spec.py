@@ -141,7 +141,8 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_blocks` None means: as many as `memory_bytes` holds, or, when that is None too, as many
     as the executor finds room for. `host_bytes` of host memory take what
-    preempted requests had cached.
+    preempted requests had cached. With `keeps_windows` layers with a sliding window keep what lies
+    behind it, as all others do.
     `hash_algorithm` is the name understood by `engine.prefix_hash`.
     """
 
@@ -152,6 +153,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     uses_prefix_cache: bool
     hash_algorithm: str
     host_bytes: int = 0
+    keeps_windows: bool = False
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
