@@ -246,6 +246,7 @@ def test_names_without_a_prefix_are_never_an_error() -> None:
 
 def test_the_table_holds_the_reference_and_nothing_else() -> None:
     assert {row["name"] for row in REFERENCE} == set(FOREIGN)
+    assert {name for name, row in FOREIGN.items() if isinstance(row, Setting)} == set(SAMPLES)
     assert not set(FOREIGN) & set(OWN)
 
 
