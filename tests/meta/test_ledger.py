@@ -121,10 +121,18 @@ def test_a_refused_flag_says_what_is_missing(name: str) -> None:
     assert caught.value.where == flag.spelling
 
 
-def test_no_media_at_all_is_what_there_is() -> None:
-    refuse(Config.from_fields({"limit_mm_per_prompt": {"image": 0, "video": 0}}))
+@pytest.mark.parametrize(
+    ("name", "nothing", "something"),
+    [
+        ("limit_mm_per_prompt", {"image": 0, "video": 0}, {"image": 0, "video": 1}),
+        ("eplb_config", {"window_size": 1000}, {"window_size": 1000, "step_interval": 5}),
+        ("num_redundant_experts", 0, 2),
+    ],
+)
+def test_objects_that_ask_for_what_there_is(name: str, nothing: Any, something: Any) -> None:
+    refuse(Config.from_fields({name: nothing}))
     with pytest.raises(ConfigError):
-        refuse(Config.from_fields({"limit_mm_per_prompt": {"image": 0, "video": 1}}))
+        refuse(Config.from_fields({name: something}))
 
 
 def _plain(value: Any) -> Any:

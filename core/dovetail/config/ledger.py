@@ -19,13 +19,13 @@ from dovetail.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a flag is refused. `passing` are values that pass beside the default; `passes_zeros`
-    says that an object of nothing but zeros asks for nothing."""
+    """Why a flag is refused. `passing` are values that pass beside the default; an object passes
+    when `passing_items` are all it has."""
 
     missing: str
     fix: str = "leave the flag out."
     passing: tuple[Any, ...] = ()
-    passes_zeros: bool = False
+    passing_items: tuple[tuple[str, Any], ...] = ()
 
 
 _LORA = Refused("low-rank adapters are not built yet.", "merge the adapter into the checkpoint.")
@@ -63,7 +63,15 @@ REFUSED: dict[str, Refused] = {
     "enable_lora": _LORA,
     "enable_lora_bias": _LORA,
     "enable_prompt_embeds": Refused("prompts are text or token ids, not embeddings, so far."),
-    "eplb_config": _EXPERTS,
+    "eplb_config": Refused(
+        _EXPERTS.missing,
+        passing_items=(
+            ("log_balancedness", False),
+            ("num_redundant_experts", 0),
+            ("step_interval", 3000),
+            ("window_size", 1000),
+        ),
+    ),
     "expert_placement_strategy": _EXPERTS,
     "fully_sharded_loras": _LORA,
     "headless": _REPLICAS,
@@ -74,7 +82,9 @@ REFUSED: dict[str, Refused] = {
     "kv_events_config": _TRANSFER,
     "kv_sharing_fast_prefill": Refused("no model that shares caches between layers is built yet."),
     "kv_transfer_config": _TRANSFER,
-    "limit_mm_per_prompt": Refused(_MEDIA.missing, passes_zeros=True),
+    "limit_mm_per_prompt": Refused(
+        _MEDIA.missing, passing_items=(("audio", 0), ("image", 0), ("video", 0))
+    ),
     "logits_processor_pattern": Refused(
         "a request cannot name code to run.", "load processors at start with --logits-processors."
     ),
@@ -124,8 +134,8 @@ def refuse(config: Config) -> None:
 def passes(flag: Flag, row: Refused, value: Any) -> bool:
     """Return whether a value asks for nothing: null, nothing at all, the default, or as named."""
     asks_nothing = value is None or value == flag.default or value in ((), "")
-    if row.passes_zeros and isinstance(value, Mapping):
-        asks_nothing = not any(value.values())
+    if isinstance(value, Mapping):
+        asks_nothing = all(item in row.passing_items for item in value.items())
     return asks_nothing or any(value == other for other in row.passing)
 
 
