@@ -212,7 +212,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "show_notes": (f"{ENVIRONMENT}::test_notes_can_be_hidden_and_warnings_cannot",),
     "shutdown_timeout": (f"{LIFE}::test_what_does_not_finish_in_time_gets_an_error",),
     "skip_tokenizer_init": (f"{CHECKPOINT}::test_no_tokenizer_is_looked_for_where_none_is_wanted",),
-    "socket_dir": (f"{SETTINGS}::test_the_socket_lies_where_it_is_wanted",),
+    "socket_dir": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_the_socket_lies_where_it_is_wanted",
+    ),
     "speculative_config": (
         "e2e/test_speculation.py::test_a_repetitive_answer_takes_far_fewer_steps",
     ),

@@ -14,7 +14,9 @@ from typing import Any
 PREFIX = "DOVETAIL_"
 FOREIGN_PREFIX = "VLLM_"
 
+CONFIG = "DOVETAIL_CONFIG"
 OWN = {
+    CONFIG: "YAML file of settings; those of --config are laid over it",
     "DOVETAIL_PLUGINS": "packages whose plugins may be used, by comma; empty: built-in ones alone",
     "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avx512, "
     "avx512bf16, neon, or none to run on torch",

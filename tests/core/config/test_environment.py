@@ -48,6 +48,19 @@ def test_the_command_line_wins_over_variables_and_these_over_files(tmp_path: Pat
     }
 
 
+def test_a_file_may_be_named_by_a_variable_too(tmp_path: Path) -> None:
+    first, second = tmp_path / "1.yaml", tmp_path / "2.yaml"
+    first.write_text("port: 1\nseed: 1\n", encoding="utf-8")
+    second.write_text("port: 2\n", encoding="utf-8")
+    environ = {"DOVETAIL_CONFIG": str(first)}
+    config = config_from(environ, "--config", str(second))
+    assert (config.value("port"), config.value("seed")) == (2, 1)
+    assert config.origins["seed"] == str(first)
+    assert config_from({"DOVETAIL_CONFIG": ""}).origins == {}
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        config_from({"DOVETAIL_CONFIG": "nowhere.yaml"})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
