@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dovetail.cli.parser import Parser
 from dovetail.config.engine import Config
+from dovetail.config.environment import variable_of
+from dovetail.config.flags import add_flags, config_of
 from dovetail.config.older import MAPPED, older_flags, translate
 from dovetail.errors import ConfigError
 
@@ -112,6 +118,25 @@ def test_what_a_value_means_today(name: str, value: Any, fields: dict[str, Any])
     for target, meant in fields.items():
         assert config.value(target) == meant
         assert config.is_given(target)
+
+
+@pytest.mark.parametrize(("name", "value", "fields"), MEANT)
+def test_it_means_so_by_every_route(
+    name: str, value: Any, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    flag, file = older_flags()[name], tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump({flag.spelling[2:]: value}), encoding="utf-8")
+    text = value if isinstance(value, str) else json.dumps(value)
+    parser = Parser(prog="dovetail serve", description="")
+    add_flags(parser)
+    for words, environ in (
+        ([f"{flag.spelling}={text}"], {}),
+        ([], {variable_of(flag): text}),
+        (["--config", str(file)], {}),
+    ):
+        config = config_of(parser.parse(words), environ=environ)
+        assert {target: config.value(target) for target in fields} == fields
+        assert set(config.origins) == set(fields)
 
 
 @pytest.mark.parametrize(("name", "passing", "failing"), SETTLED)
