@@ -27,13 +27,16 @@ from dovetail.config.observers import stat_loggers
 from dovetail.config.resolve import resolve
 from dovetail.config.selections import check_choices, load_plugin_files
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.step import StepPlan
 from dovetail.server.parsers import choose_parsers
 from dovetail.server.start import max_queued
 from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
 from dovetail.testing.server_process import ServerProcess
 from dovetail.testing.tiny import tiny_run
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.workers import cpu
 
 DRAWN = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
@@ -374,6 +377,25 @@ def test_override_generation_config(folder: Path) -> None:
         assert llm.default_params().top_k == 1
         params = llm.default_params(max_tokens=12, temperature=1.0)
         assert tokens(llm, params) == tokens(llm, GREEDY)
+
+
+def test_async_scheduling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it a step is handed to the worker before the result of the last one was read."""
+    unread: list[int] = []
+    submit = UniExecutor.submit
+
+    def noted(self: UniExecutor, plan: StepPlan) -> PendingStep:
+        unread.append(len(llm._engine.core._flights))
+        return submit(self, plan)
+
+    monkeypatch.setattr(UniExecutor, "submit", noted)
+    found = {}
+    for is_ahead in (False, True):
+        with open_llm(folder, async_scheduling=is_ahead) as llm:
+            unread.clear()
+            found[is_ahead] = tokens(llm, GREEDY)
+            assert max(unread) == is_ahead
+    assert found[True] == found[False]
 
 
 def test_stat_loggers_and_their_options(folder: Path) -> None:

@@ -30,7 +30,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
     "api_key": (f"{EDGES}::test_every_route_but_the_open_ones_needs_the_key",),
     "api_server_count": (f"{LIFE}::test_several_api_processes",),
-    "async_scheduling": ("e2e/test_recorded_steps.py::test_recorded_equals_eager", SPEC),
+    "async_scheduling": (f"{WHOLE}::test_async_scheduling",),
     "attention_backend": (
         SPEC,
         "plugins/attention/test_native_cpu.py::test_steps_follow_each_other",
