@@ -199,7 +199,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "runner": (f"{CHECKPOINT}::test_nothing_else_is",),
     "safetensors_load_strategy": (
         f"{CHECKPOINT}::test_the_eager_strategy_reaches_the_load_format",
-        "plugins/load_formats/test_load_formats.py::test_both_readings_give_the_same",
+        "plugins/load_formats/test_load_formats.py::test_an_eager_file_is_in_memory_before_its_first_tensor",
     ),
     "scheduler_cls": (f"{WHOLE}::test_scheduler_cls",),
     "scheduling_policy": (SPEC, f"{PLANS}::test_the_largest_key_yields_and_comes_back_in_front"),
