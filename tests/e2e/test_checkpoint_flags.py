@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.engine import Config
+from dovetail.config.resolve import resolve
 from dovetail.engine.outputs import GenerationResult
 from dovetail.errors import ConfigError
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
@@ -157,6 +159,25 @@ def test_without_sliding_window_all_layers_attend_and_keep_everything(
     assert worst(changed, result) <= TOLERANCE
     with pytest.raises(ConfigError, match="at most 48"):
         LLM(model=str(path), **{**flags, "max_model_len": 49})
+
+
+@pytest.mark.e2e
+def test_windowed_layers_keep_as_much_as_the_others(tmp_path: Path) -> None:
+    """--disable-hybrid-kv-cache-manager: the answers stay, the cache holds fewer tokens."""
+    path = write_tiny_checkpoint(tmp_path / "model", "Gemma3ForCausalLM", sliding_window=16)
+    tight: dict[str, Any] = {"max_model_len": None, "max_num_batched_tokens": 16}
+    tight |= {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 40_000}
+    longest = {}
+    for keeps in (False, True):
+        flags = {**FLAGS, "disable_hybrid_kv_cache_manager": keeps}
+        with LLM(model=str(path), **flags) as llm:
+            windows = {group.window_tokens for group in llm._engine.core.layout.groups}
+            (result,) = llm.generate([prompt(60)], WHOLE, use_tqdm=False)
+        assert windows == ({None} if keeps else {None, 16})
+        assert worst(reference(path), result) <= TOLERANCE
+        spec = resolve(Config.from_fields({"model": str(path), **flags, **tight}))
+        longest[keeps] = spec.run.max_model_tokens
+    assert longest[True] < longest[False]
 
 
 @pytest.mark.e2e

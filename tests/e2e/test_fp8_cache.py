@@ -19,7 +19,7 @@ from dovetail.cli.main import main
 from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.layers.attention import KEY_STEPS, VALUE_STEPS, attention_layers
+from dovetail.layers.attention import attention_layers
 from dovetail.layers.kv_scales import set_scales
 from dovetail.runner.loader import load_model
 from dovetail.runner.model_runner import MEASURED_TOKENS
@@ -181,16 +181,31 @@ def test_scales_of_a_file_come_first(plain: Path, tmp_path: Path) -> None:
     check(ours, plain, torch.float8_e4m3fn, [(0.003, 0.003), (0.005, 0.005)])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_calculated_scales(plain: Path, tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "variables", "steps"),
+    [
+        *((backend, {}, (200.0, 100.0)) for backend in BACKENDS),
+        (BACKENDS[0], {"K_SCALE_CONSTANT": "300", "V_SCALE_CONSTANT": "20"}, (300.0, 20.0)),
+    ],
+)
+def test_calculated_scales(
+    plain: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    variables: dict[str, str],
+    steps: tuple[float, float],
+) -> None:
     """From the largest key and value of random tokens, as many as fit in a step."""
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
     path = with_scales(plain, tmp_path / "scaled", scale_tensors(STORED))
     flags = {"kv_cache_dtype": "fp8", "attention_backend": backend, "calculate_kv_scales": True}
     ours = found(path, **flags)
     seen: Scales = []
 
     def note(_: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scales = k.abs().max() / KEY_STEPS, v.abs().max() / VALUE_STEPS
+        scales = k.abs().max() / steps[0], v.abs().max() / steps[1]
         seen.append((scales[0].item(), scales[1].item()))
         return tuple(
             kept(x, s.item(), torch.float8_e4m3fn) for x, s in zip((k, v), scales, strict=True)

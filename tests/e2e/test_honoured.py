@@ -26,14 +26,18 @@ from dovetail.config.model_path import DEMO_PATH
 from dovetail.config.observers import stat_loggers
 from dovetail.config.resolve import resolve
 from dovetail.config.selections import check_choices, load_plugin_files
+from dovetail.engine.prefix_hash import ALGORITHMS
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.step import StepPlan
 from dovetail.server.parsers import choose_parsers
 from dovetail.server.start import max_queued
 from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
 from dovetail.testing.server_process import ServerProcess
 from dovetail.testing.tiny import tiny_run
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.workers import cpu
 
 DRAWN = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
@@ -125,14 +129,22 @@ def test_enable_prefix_caching(folder: Path, enable_prefix_caching: bool, num_ca
         assert again.num_cached_tokens == num_cached
 
 
-def test_prefix_caching_hash_algo(folder: Path) -> None:
-    keys = []
+def test_prefix_caching_hash_algo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    for name, (digest, encoder) in ALGORITHMS.items():
+
+        def noted(key: bytes, data: bytes, name: str = name, digest: Any = digest) -> Any:
+            used.append(name)
+            return digest(key, data)
+
+        monkeypatch.setitem(ALGORITHMS, name, (noted, encoder))
     for algorithm in ("sha256", "blake2b"):
+        used.clear()
         with open_llm(folder, prefix_caching_hash_algo=algorithm) as llm:
-            assert llm.spec.cache.hash_algorithm == algorithm
             tokens(llm, GREEDY)
-            keys.append(llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].num_cached_tokens)
-    assert keys == [32, 32]
+            again = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0]
+        assert again.num_cached_tokens == 32
+        assert set(used) == {algorithm}
 
 
 def test_size_of_the_cache(folder: Path) -> None:
@@ -376,6 +388,25 @@ def test_override_generation_config(folder: Path) -> None:
         assert tokens(llm, params) == tokens(llm, GREEDY)
 
 
+def test_async_scheduling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it a step is handed to the worker before the result of the last one was read."""
+    unread: list[int] = []
+    submit = UniExecutor.submit
+
+    def noted(self: UniExecutor, plan: StepPlan) -> PendingStep:
+        unread.append(len(llm._engine.core._flights))
+        return submit(self, plan)
+
+    monkeypatch.setattr(UniExecutor, "submit", noted)
+    found = {}
+    for is_ahead in (False, True):
+        with open_llm(folder, async_scheduling=is_ahead) as llm:
+            unread.clear()
+            found[is_ahead] = tokens(llm, GREEDY)
+            assert max(unread) == is_ahead
+    assert found[True] == found[False]
+
+
 def test_stat_loggers_and_their_options(folder: Path) -> None:
     """--stat-loggers, --disable-log-stats."""
     assert [s.name for s in spec_of(folder, stat_loggers=["log"]).stat_loggers] == ["log"]
@@ -440,10 +471,13 @@ def test_allow_long_max_model_len(folder: Path) -> None:
 
 
 def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--engine-reply-timeout and --cpu-cores; what follows from there has tests of its own."""
+    """--engine-reply-timeout, --engine-step-timeout, --socket-dir and --cpu-cores, no further: what
+    follows has tests of its own."""
     monkeypatch.setattr("dovetail.config.cores.usable_processors", lambda: {2, 3})
-    spec = spec_of(folder, engine_reply_timeout=3, cpu_cores="3")
-    assert spec.reply_timeout_s == 3
+    spec = spec_of(
+        folder, engine_reply_timeout=3, engine_step_timeout=4, socket_dir="/run", cpu_cores="3"
+    )
+    assert (spec.reply_timeout_s, spec.step_timeout_s, spec.socket_dir) == (3, 4, "/run")
     assert spec.run.processors == (3,)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,21 @@ def test_arm_sources_compile(unit: recipe.Unit, tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_so_many_files_are_compiled_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, most = [], os.cpu_count() or 1
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int) -> None:
+            found.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr(recipe, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(recipe, "_run", lambda words: Path(words[-1]).touch())
+    for text in ("", "0", "all", "1", "100000"):
+        monkeypatch.setenv("MAX_JOBS", text)
+        recipe._make({}, [], tmp_path / "objects", tmp_path / "made.so")
+    assert found == [most, most, most, 1, most]

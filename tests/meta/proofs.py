@@ -30,7 +30,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
     "api_key": (f"{EDGES}::test_every_route_but_the_open_ones_needs_the_key",),
     "api_server_count": (f"{LIFE}::test_several_api_processes",),
-    "async_scheduling": ("e2e/test_recorded_steps.py::test_recorded_equals_eager", SPEC),
+    "async_scheduling": (f"{WHOLE}::test_async_scheduling",),
     "attention_backend": (
         SPEC,
         "plugins/attention/test_native_cpu.py::test_steps_follow_each_other",
@@ -46,10 +46,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{CHECKPOINT}::test_compilation_levels",
         "core/runner/test_graphs.py::test_graphs_equal_eager",
     ),
-    "config_format": (
-        "plugins/mistral/test_mistral_layout.py::test_through_the_engine_with_its_own_tokenizer",
-        "plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",
-    ),
+    "config_format": ("plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",),
+    "convert": (f"{CHECKPOINT}::test_nothing_else_is",),
     "configure_logging": ("e2e/test_variables.py::test_a_log_that_others_set_up",),
     "calculate_kv_scales": (f"{FP8_CACHE}::test_calculated_scales",),
     "cpu_cores": (
@@ -67,6 +65,9 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "device": (f"{WHOLE}::test_device",),
     "disable_fastapi_docs": (f"{EDGES}::test_models_and_docs",),
     "disable_frontend_multiprocessing": (f"{WHOLE}::test_disable_frontend_multiprocessing",),
+    "disable_hybrid_kv_cache_manager": (
+        f"{CHECKPOINT_WHOLE}::test_windowed_layers_keep_as_much_as_the_others",
+    ),
     "disable_log_stats": (f"{WHOLE}::test_stat_loggers_and_their_options",),
     "disable_sliding_window": (
         f"{CHECKPOINT_WHOLE}::test_without_sliding_window_all_layers_attend_and_keep_everything",
@@ -98,7 +99,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{WHOLE}::test_settings_of_the_engine_reach_it",
         f"{SETTINGS}::test_a_reset_does_not_wait_for_ever_and_late_answers_go_to_nobody",
     ),
-    "engine_step_timeout": (f"{SETTINGS}::test_a_step_that_takes_too_long_ends_the_engine",),
+    "engine_step_timeout": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_a_step_that_takes_too_long_ends_the_engine",
+    ),
     "exclude_tools_when_tool_choice_none": (f"{CHAT}::test_tool_choice_none_reads_no_call",),
     "generation_config": (
         "core/config/test_resolve.py::test_generation_config_becomes_the_default",
@@ -156,7 +160,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
-    "middleware": (f"{FRONTEND_WHOLE}::test_a_stream_is_not_held_back_by_middleware",),
+    "middleware": ("core/server/test_plugged.py::test_classes_and_functions_see_every_answer",),
     "model": (f"{WHOLE}::test_model_and_hf_overrides",),
     "model_impl": (SPEC, "plugins/models/test_against_transformers.py::test_transformers_backed"),
     "model_loader_extra_config": (f"{WHOLE}::test_model_loader_extra_config",),
@@ -169,13 +173,15 @@ PROOFS: dict[str, tuple[str, ...]] = {
     ),
     "override_generation_config": (f"{WHOLE}::test_override_generation_config",),
     "pin_threads": (f"{WHOLE}::test_threads_of_the_kernels",),
-    "plugin_options": ("e2e/test_native_equals_torch.py::test_company_changes_no_bit",),
+    "plugin_options": (
+        "e2e/test_native_equals_torch.py::test_int4_weights_with_float_activations",
+    ),
     "port": (f"{WHOLE}::test_host_and_port",),
     "prefix_caching_hash_algo": (
         f"{WHOLE}::test_prefix_caching_hash_algo",
         "core/engine/test_prefix_hash.py::test_equal_prefixes_meet_and_others_do_not",
     ),
-    "quantization": ("e2e/test_native_equals_torch.py::test_company_changes_no_bit",),
+    "quantization": ("e2e/test_native_equals_torch.py::test_int4_weights_with_float_activations",),
     "quantization_param_path": (f"{FP8_CACHE}::test_scales_of_a_file_come_first",),
     "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
@@ -190,9 +196,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "rope_theta": (
         f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers",
     ),
+    "runner": (f"{CHECKPOINT}::test_nothing_else_is",),
     "safetensors_load_strategy": (
         f"{CHECKPOINT}::test_the_eager_strategy_reaches_the_load_format",
-        "plugins/load_formats/test_load_formats.py::test_both_readings_give_the_same",
+        "plugins/load_formats/test_load_formats.py::test_an_eager_file_is_in_memory_before_its_first_tensor",
     ),
     "scheduler_cls": (f"{WHOLE}::test_scheduler_cls",),
     "scheduling_policy": (SPEC, f"{PLANS}::test_the_largest_key_yields_and_comes_back_in_front"),
@@ -205,7 +212,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "show_notes": (f"{ENVIRONMENT}::test_notes_can_be_hidden_and_warnings_cannot",),
     "shutdown_timeout": (f"{LIFE}::test_what_does_not_finish_in_time_gets_an_error",),
     "skip_tokenizer_init": (f"{CHECKPOINT}::test_no_tokenizer_is_looked_for_where_none_is_wanted",),
-    "socket_dir": (f"{SETTINGS}::test_the_socket_lies_where_it_is_wanted",),
+    "socket_dir": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_the_socket_lies_where_it_is_wanted",
+    ),
     "speculative_config": (
         "e2e/test_speculation.py::test_a_repetitive_answer_takes_far_fewer_steps",
     ),
@@ -215,6 +225,13 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "ssl_keyfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
     "stat_loggers": (f"{WHOLE}::test_stat_loggers_and_their_options",),
     "strict_request_fields": (f"{EDGES}::test_unknown_fields_are_errors_when_strict",),
+    "structured_outputs_config": (
+        "core/config/test_structured_flag.py::test_the_backend_that_is_named_is_taken",
+        "core/config/test_structured_flag.py::test_others_are_tried_unless_that_is_forbidden",
+        "core/config/test_structured_flag.py::test_how_json_is_written",
+        "core/config/test_structured_flag.py::test_bounds",
+        "e2e/test_hostile_forms.py::test_hostile_forms_cost_their_own_request",
+    ),
     "swap_space": ("plugins/test_swap.py::test_swap_space",),
     "thread_spin_us": (f"{WHOLE}::test_threads_of_the_kernels",),
     "timeout_keep_alive": (f"{WHOLE}::test_timeout_keep_alive",),
@@ -237,10 +254,3 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
 }
 """Honoured flag -> places."""
-
-PENDING: dict[str, str] = {
-    "convert": "pooling",
-    "runner": "pooling",
-    "structured_outputs_config": "guided",
-}
-"""Honoured flags whose proof is being written, and by which task."""

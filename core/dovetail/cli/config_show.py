@@ -28,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="show settings too that are just at their default"
     )
+    parser.add_argument(
+        "--request",
+        action="store_true",
+        help="say instead how a request that says nothing is sampled, and where that comes from",
+    )
     add_serve_arguments(parser)
 
 
@@ -35,11 +40,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the settings; return the exit status. Raises: ConfigError as serve does."""
     from dovetail.config.asked import asked
     from dovetail.config.resolve import resolve
-    from dovetail.config.show import facts, resolved, rows_of
+    from dovetail.config.show import facts, resolved, rows_of, sampling_rows
     from dovetail.server.preview import found, look_ahead
 
     config = asked(args)
     spec = resolve(config)
+    if args.request:
+        return _show_request(sampling_rows(config, spec), is_json=args.json)
     decided = {**resolved(config, spec), **found(config, spec, look_ahead(config, spec))}
     rows = rows_of(config, decided)
     if args.json:
@@ -47,6 +54,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         lines = as_table(rows, facts(spec), with_origin=args.origin, with_defaults=args.all)
         print("\n".join(lines))
+    return 0
+
+
+def _show_request(rows: Sequence[Shown], *, is_json: bool) -> int:
+    if is_json:
+        values = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
+        print(json.dumps({"request": values}, indent=2))
+        return 0
+    for row in rows:
+        open_end = "all that fits" if row.name == "max_tokens" and row.value is None else row.value
+        print("\n".join(_lines(row.name, open_end, row.origin, max(len(r.name) for r in rows) + 2)))
     return 0
 
 

@@ -92,13 +92,6 @@ def topic(parser: Parser, name: str) -> str:
     return "\n".join(_group(parser, word) or _search(parser, name, word, actions))
 
 
-def command_screen(usage_line: str, summary: str, commands: dict[str, str], tail: str) -> str:
-    """Return the first screen of `dovetail` itself."""
-    width = max(map(len, commands)) + 2
-    rows = [f"  {name:<{width}}{text}" for name, text in commands.items()]
-    return "\n".join([f"usage: {usage_line}", "", summary, "", "commands:", *rows, "", tail])
-
-
 def _group(parser: Parser, word: str) -> list[str]:
     """Return the help of a group by its name here or with others, or nothing."""
     stem = word.removesuffix("config")

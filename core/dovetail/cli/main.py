@@ -102,11 +102,9 @@ def _run_module(command: Any, prog: str, words: list[str]) -> int:
 
 
 def _parts_screen(name: str, summary: str, parts: dict[str, str]) -> str:
-    from dovetail.cli.helptext import command_screen
-
     helps = {part: importlib.import_module(target).HELP for part, target in parts.items()}
     tail = f"dovetail {name} PART --help describes a part."
-    return command_screen(f"dovetail {name} PART ...", summary, helps, tail)
+    return _commands_screen(f"dovetail {name} PART ...", summary, helps, tail)
 
 
 def load_command(name: str) -> Any:
@@ -127,11 +125,16 @@ def load_command(name: str) -> Any:
 
 def _screen() -> str:
     from dovetail.cli.extra import extra_commands
-    from dovetail.cli.helptext import command_screen
 
     commands = {name: load_command(name).HELP for name in COMMANDS}
     commands |= {name: module.HELP for name, module in extra_commands().items()}
-    return command_screen("dovetail COMMAND ...", SUMMARY, commands, TAIL)
+    return _commands_screen("dovetail COMMAND ...", SUMMARY, commands, TAIL)
+
+
+def _commands_screen(usage: str, summary: str, commands: dict[str, str], tail: str) -> str:
+    width = max(map(len, commands)) + 2
+    rows = [f"  {name:<{width}}{text}" for name, text in commands.items()]
+    return "\n".join([f"usage: {usage}", "", summary, "", "commands:", *rows, "", tail])
 
 
 def _report(error: DovetailError, is_verbose: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.config.convert import from_value
-from dovetail.config.engine import Config, flags
+from dovetail.config.engine import Config, flags, nearest_fix
 from dovetail.errors import ConfigError
 
 FLAG = "--compilation-config"
@@ -16,6 +16,22 @@ SIZES_FLAG = "--cuda-graph-sizes"
 DEFAULT_LEVEL = 2
 SIZES_KEY, MOST_KEY, MODE_KEY = "cudagraph_capture_sizes", "max_capture_size", "cudagraph_mode"
 KEYS = ("level", "use_cudagraph", SIZES_KEY, MODE_KEY, MOST_KEY)
+PASSING: dict[str, tuple[Any, ...]] = {
+    "backend": ("", "inductor"),
+    "cache_dir": ("",),
+    "compile_sizes": ([],),
+    "cudagraph_copy_inputs": (False,),
+    "cudagraph_num_of_warmups": (0,),
+    "custom_ops": ([],),
+    "debug_dump_path": ("",),
+    "full_cuda_graph": (False, True),
+    "inductor_compile_config": ({}, {"enable_auto_functionalized_v2": False}),
+    "inductor_passes": ({},),
+    "local_cache_dir": (),
+    "splitting_ops": ([],),
+    "use_inductor": (True,),
+}
+"""Keys that are not built -> their values that ask for nothing, or for what always happens."""
 MODES = {"none": False, "full": True, "full_decode_only": True}
 PARTS = ("piecewise", "full_and_piecewise")
 FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
@@ -39,13 +55,8 @@ class StepMaking:
 def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
     """Return what is done to make steps fast. Raises: ConfigError for what is not built."""
     asked = config.engine.compilation_config
-    for key in asked:
-        if key not in KEYS:
-            raise ConfigError(
-                "this part of it is not built yet.",
-                where=f"{FLAG}.{key}",
-                fix=f"leave it out; {' and '.join(KEYS)} are read.",
-            )
+    for key, value in asked.items():
+        _check_key(key, value)
     level = str(asked.get("level", DEFAULT_LEVEL))
     does = registry.value_of("compilation_level", level, where=f"{FLAG}.level")
     may_capture = CAPTURED in does and _may_capture(asked) and _captures_whole(asked)
@@ -56,6 +67,21 @@ def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
         uses_fused_ops=FUSED in does,
         compiles=COMPILED in does and not config.model.enforce_eager,
         graph_sizes=() if is_eager else sizes,
+    )
+
+
+def _check_key(key: str, value: Any) -> None:
+    """Raise ConfigError for an unknown key, and for one that asks for what is not built."""
+    where = f"{FLAG}.{key}"
+    if key in KEYS or (key in PASSING and (value is None or value in PASSING[key])):
+        return
+    if key not in PASSING:
+        fix = nearest_fix(key, (*KEYS, *PASSING), f"keys are {', '.join(KEYS)}.")
+        raise ConfigError("there is no such key.", where=where, fix=fix)
+    raise ConfigError(
+        "this part of it is not built yet.",
+        where=where,
+        fix=f"leave it out; {' and '.join(KEYS)} are read.",
     )
 
 
@@ -75,8 +101,8 @@ def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
 def _sizes(config: Config, device: str, max_rows: int) -> tuple[int, ...]:
     """Return the numbers of rows that are captured or recorded. Raises: ConfigError"""
     given = _given_sizes(config)
-    most = _number(config.engine.compilation_config.get(MOST_KEY, max_rows), f"{FLAG}.{MOST_KEY}")
-    most = min(most, max_rows)
+    asked = config.engine.compilation_config.get(MOST_KEY)
+    most = max_rows if asked is None else min(_number(asked, f"{FLAG}.{MOST_KEY}"), max_rows)
     if not given:
         return tuple(range(1, min(most, CPU_ROWS) + 1)) if device == "cpu" else default_sizes(most)
     if len(given) == 1:

@@ -67,8 +67,10 @@ def from_value(flag: Flag, value: Any) -> Any:
 
 def _is_null(flag: Flag, value: Any) -> bool:
     """Return whether a word means null: free text may well be "none", and so may a plugin."""
-    if not isinstance(value, str) or flag.shape == "list":
+    if not isinstance(value, str):
         return False
+    if flag.shape == "list":
+        return flag.meta.kind is not None and value in ("None", "null")
     if flag.shape == "str":
         return flag.is_optional and flag.meta.kind is not None and value in ("None", "null")
     return value.lower() in ("none", "null")
@@ -83,12 +85,16 @@ def _nothing(flag: Flag, value: Any) -> Any:
     raise _wrong(flag, value)
 
 
-def split_items(values: list[str]) -> list[str]:
-    """Return the items of a list flag given as words, comma lists or one JSON list."""
-    if len(values) == 1 and values[0].lstrip().startswith("["):
-        items = json.loads(values[0])
+def split_items(text: str) -> list[str]:
+    """Return the items of a list flag's text: a word, a comma list, JSON of a list or of one item.
+
+    Items that are no text stay JSON.
+    """
+    if text.lstrip().startswith(("[", "{")):
+        found = json.loads(text)
+        items = found if isinstance(found, list) else [found]
         return [item if isinstance(item, str) else json.dumps(item) for item in items]
-    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _bool(flag: Flag, value: Any) -> bool:
@@ -133,19 +139,23 @@ def _str(flag: Flag, value: Any) -> str:
 
 def _list(flag: Flag, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
-        return tuple(_split(flag, [value]))
+        return tuple(_split(flag, value))
     if isinstance(value, list | tuple):
-        return tuple(_str(flag, item) for item in value)
+        return tuple(_item(flag, item) for item in value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (str(value),)
     raise _wrong(flag, value)
 
 
-def _split(flag: Flag, values: list[str]) -> list[str]:
+def _item(flag: Flag, value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else _str(flag, value)
+
+
+def _split(flag: Flag, text: str) -> list[str]:
     try:
-        return split_items(values)
+        return split_items(text)
     except json.JSONDecodeError as error:
-        raise _wrong(flag, " ".join(values)) from error
+        raise _wrong(flag, text) from error
 
 
 def _dict(flag: Flag, value: Any) -> dict[str, Any]:
@@ -227,7 +237,9 @@ def _check_bounds(flag: Flag, value: Any) -> None:
         return
     if (low is not None and value < low) or (high is not None and value > high):
         raise ConfigError(
-            f"{value} is out of range.", where=flag.spelling, fix=f"give {bounds_text(flag)}."
+            f"{value} is out of range.",
+            where=flag.spelling,
+            fix=f"give {' or '.join((bounds_text(flag), *flag.meta.words))}.",
         )
 
 
@@ -256,7 +268,7 @@ def set_path(into: dict[str, Any], path: str, value: Any) -> None:
     items = into.setdefault(last[:-1], [])
     if not isinstance(items, list):
         raise ValueError(f"{last[:-1]} already holds {items!r}")
-    items += value.split(",") if isinstance(value, str) else [value]
+    items += map(scalar, value.split(",")) if isinstance(value, str) else [value]
 
 
 def merge_deep(into: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -207,12 +207,14 @@ def find_flag(name: str) -> Flag:
     raise ConfigError("there is no such setting.", where=name, fix=nearest_fix(name, flags()))
 
 
-def nearest_fix(word: str, known: Iterable[str]) -> str:
+def nearest_fix(
+    word: str,
+    known: Iterable[str],
+    otherwise: str = "`dovetail serve --help=all` lists every setting.",
+) -> str:
     """Return a hint: the known words nearest to `word`, or where all are listed."""
     near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return "`dovetail serve --help=all` lists every setting."
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def _own(group: type[object], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,9 +111,11 @@ def config_of(
     """
     from dovetail.config.environment import read
     from dovetail.config.files import read_fields
+    from dovetail.config.variables import CONFIG
 
     config = Config()
-    for path in namespace.config_files:
+    first = (environ or {}).get(CONFIG)
+    for path in [*([first] if first else []), *namespace.config_files]:
         config = config.with_fields(read_fields(path), origin=path)
     variables = read(environ or {})
     for name, fields in variables.fields.items():

@@ -33,10 +33,21 @@ def default_sampling(
     if source == "model":
         stored = read_json(Path(model_path) / FILE, is_required=False)
     elif source is not None:
-        stored = read_json(Path(source).expanduser() / FILE)
+        stored = _of_folder(source)
     found, laid = _sampling(stored, is_strict=False), _sampling(overrides, is_strict=True)
     _tell(found, laid, None if source is None else place)
     return found | laid
+
+
+def _of_folder(source: str) -> dict[str, Any]:
+    path = Path(source).expanduser() / FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no {path}.",
+            where="--generation-config",
+            fix="name a folder that has the file, or auto (the model's own), or dovetail (none).",
+        )
+    return read_json(path)
 
 
 def _tell(found: Mapping[str, Any], laid: Mapping[str, Any], place: str | None) -> None:

@@ -23,6 +23,10 @@ from dovetail.interfaces.spec import ModelSpec
 FILE_FLAG, MEASURE_FLAG = "--quantization-param-path", "--calculate-kv-scales"
 FILE_DTYPE = "float8_e4m3fn"
 MAX_FILE_BYTES = 16 << 20
+STEPS = {"K_SCALE_CONSTANT": 200.0, "V_SCALE_CONSTANT": 100.0}
+"""Variables that say what the largest key and value that were measured become in the cache, and
+what they become unasked. An 8-bit float goes on to 448 or 57344: there is room for larger ones, of
+values more, since theirs vary more from text to text."""
 
 
 def kv_scales(config: Config, model: ModelSpec, kv_dtype: str) -> tuple[tuple[float, ...], ...]:
@@ -51,6 +55,22 @@ def kv_scales(config: Config, model: ModelSpec, kv_dtype: str) -> tuple[tuple[fl
             fix="leave one of the two out.",
         )
     return _scales_of(Path(path), model, kv_dtype, config.parallel.tensor_parallel_size)
+
+
+def kv_steps(environ: Mapping[str, str]) -> tuple[float, float]:
+    """Return what the largest key and value that are measured become. Raises: ConfigError"""
+    keys, values = (_steps(name, environ.get(name)) for name in STEPS)
+    return keys, values
+
+
+def _steps(name: str, text: str | None) -> float:
+    try:
+        found = float(text) if text else STEPS[name]
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise ConfigError(f"{text!r} is no number above 0.", where=name, fix=f"unset {name}.")
+    return found
 
 
 def _check_scheme(model: ModelSpec) -> None:

@@ -8,6 +8,7 @@ row. Knows no plugin.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,13 @@ from dovetail.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a flag is refused. `passing` are values that pass beside the default."""
+    """Why a flag is refused. `passing` are values that pass beside the default; an object passes
+    when `passing_items` are all it has."""
 
     missing: str
     fix: str = "leave the flag out."
     passing: tuple[Any, ...] = ()
+    passing_items: tuple[tuple[str, Any], ...] = ()
 
 
 _LORA = Refused("low-rank adapters are not built yet.", "merge the adapter into the checkpoint.")
@@ -54,17 +57,21 @@ REFUSED: dict[str, Refused] = {
     "decode_context_parallel_size": Refused("a request's context stays on one device."),
     "default_mm_loras": _LORA,
     "disable_chunked_mm_input": _MEDIA,
-    "disable_hybrid_kv_cache_manager": Refused(
-        "blocks behind a sliding window are always freed.",
-        "leave the flag out; --disable-sliding-window attends to everything.",
-    ),
     "enable_dbo": _HALVES,
     "enable_eplb": _EXPERTS,
     "enable_expert_parallel": _EXPERTS,
     "enable_lora": _LORA,
     "enable_lora_bias": _LORA,
     "enable_prompt_embeds": Refused("prompts are text or token ids, not embeddings, so far."),
-    "eplb_config": _EXPERTS,
+    "eplb_config": Refused(
+        _EXPERTS.missing,
+        passing_items=(
+            ("log_balancedness", False),
+            ("num_redundant_experts", 0),
+            ("step_interval", 3000),
+            ("window_size", 1000),
+        ),
+    ),
     "expert_placement_strategy": _EXPERTS,
     "fully_sharded_loras": _LORA,
     "headless": _REPLICAS,
@@ -75,7 +82,9 @@ REFUSED: dict[str, Refused] = {
     "kv_events_config": _TRANSFER,
     "kv_sharing_fast_prefill": Refused("no model that shares caches between layers is built yet."),
     "kv_transfer_config": _TRANSFER,
-    "limit_mm_per_prompt": _MEDIA,
+    "limit_mm_per_prompt": Refused(
+        _MEDIA.missing, passing_items=(("audio", 0), ("image", 0), ("video", 0))
+    ),
     "logits_processor_pattern": Refused(
         "a request cannot name code to run.", "load processors at start with --logits-processors."
     ),
@@ -95,9 +104,6 @@ REFUSED: dict[str, Refused] = {
     "mm_processor_cache_type": _MEDIA,
     "mm_processor_kwargs": _MEDIA,
     "mm_shm_cache_max_object_size_mb": _MEDIA,
-    "num_lookahead_slots": Refused(
-        "slots for drafts are taken when a step is planned.", "use --speculative-config."
-    ),
     "override_attention_dtype": Refused("attention computes in the type of --dtype."),
     "pipeline_parallel_size": Refused("dividing the layers over devices is not built yet."),
     "pooler_config": Refused("this engine generates text; pooling models are not built yet."),
@@ -128,6 +134,8 @@ def refuse(config: Config) -> None:
 def passes(flag: Flag, row: Refused, value: Any) -> bool:
     """Return whether a value asks for nothing: null, nothing at all, the default, or as named."""
     asks_nothing = value is None or value == flag.default or value in ((), "")
+    if isinstance(value, Mapping):
+        asks_nothing = all(item in row.passing_items for item in value.items())
     return asks_nothing or any(value == other for other in row.passing)
 
 

@@ -17,6 +17,12 @@ from dovetail.errors import ConfigError
 
 Fields = dict[str, Any]
 _NOTHING = "nothing: "
+_GUIDED_WORDS = {
+    "no-fallback": "disable_fallback",
+    "disable-any-whitespace": "disable_any_whitespace",
+    "no-additional-properties": "disable_additional_properties",
+}
+"""What followed a backend's name after a colon -> its key today."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,9 @@ class OlderFlags:
     preemption_mode: str | None = flag(
         None, kind="preemption_mode", help="how a preempted request gets its cache back"
     )
+    num_lookahead_slots: int = flag(
+        0, ge=0, unit="slots", help="cache slots kept free for the tokens of a guess"
+    )
     num_scheduler_steps: int = flag(1, ge=1, unit="steps", help="steps planned at once")
     multi_step_stream_outputs: bool = flag(True, help="send every token as it comes")
     scheduler_delay_factor: float = flag(0.0, ge=0, help="wait before a prefill")
@@ -165,6 +174,17 @@ def _task(value: Any) -> Fields:
     return known[value]
 
 
+def _guided_backend(value: Any) -> Fields:
+    """A backend may bring its options, as "xgrammar:no-fallback,disable-any-whitespace"."""
+    name, _, rest = str(value).partition(":")
+    words = rest.split(",")
+    if rest and set(words) <= set(_GUIDED_WORDS):
+        asked: Fields = {"backend": name, **{_GUIDED_WORDS[word]: True for word in words}}
+    else:
+        asked = {"backend": value}
+    return {"structured_outputs_config": asked}
+
+
 def _speculative_model(value: Any) -> Fields:
     is_lookup = value in ("[ngram]", "ngram")
     guesser = {"method": "ngram"} if is_lookup else {"method": "draft_model", "model": value}
@@ -205,7 +225,7 @@ MAPPED: dict[str, Mapped] = {
     "task": Mapped("--runner and --convert", _task),
     "worker_use_ray": Mapped("--distributed-executor-backend ray", _ray),
     "enable_reasoning": Mapped("--reasoning-parser, which is enough by itself", _reasoning),
-    "guided_decoding_backend": _key("structured_outputs_config", "backend"),
+    "guided_decoding_backend": Mapped("--structured-outputs-config.backend", _guided_backend),
     "guided_decoding_disable_fallback": _key("structured_outputs_config", "disable_fallback"),
     "guided_decoding_disable_any_whitespace": _key(
         "structured_outputs_config", "disable_any_whitespace"
@@ -248,6 +268,9 @@ MAPPED: dict[str, Mapped] = {
     "long_lora_scaling_factors": _LORA,
     "override_neuron_config": _settled("there is no worker for AWS Neuron", {}),
     "preemption_mode": Mapped("--swap-space", _preemption),
+    "num_lookahead_slots": Mapped(
+        f"{_NOTHING}slots for a guess are taken when its step is planned", lambda value: {}
+    ),
     "num_scheduler_steps": _settled("every step is planned; --async-scheduling plans one ahead", 1),
     "multi_step_stream_outputs": _settled("every token is sent as it comes", True),
     "scheduler_delay_factor": _settled("prefills do not wait", 0),

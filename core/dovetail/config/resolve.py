@@ -5,6 +5,7 @@ Imports no torch. Each rule lives in its own file; this one puts them in order.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from dovetail.config.generation import default_sampling
 from dovetail.config.guided import guided_spec
 from dovetail.config.hf import load_model_facts
 from dovetail.config.host_memory import may_sleep, offload_bytes, swap_bytes
-from dovetail.config.kv_scales import kv_scales
+from dovetail.config.kv_scales import kv_scales, kv_steps
 from dovetail.config.lengths import model_tokens
 from dovetail.config.log_config import read_log_config
 from dovetail.config.model_path import DEMO_NAME, Hub, find_config, find_model, find_tokenizer
@@ -71,8 +72,9 @@ def resolve(config: Config) -> EngineSpec:
         model = without_window(model)
     asked = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = asked or model.weight_dtype
-    cache = cache_spec(config, model, schedule, kv_dtype, device)
-    schedule = _fit_schedule(config, model, schedule, cache, kv_dtype)
+    cached = without_window(model) if config.scheduler.disable_hybrid_kv_cache_manager else model
+    cache = cache_spec(config, cached, schedule, kv_dtype, device)
+    schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
     spec = _engine_spec(config, model, schedule, cache, kv_dtype, device)
     if registry.hook_entries():
         registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
@@ -188,6 +190,7 @@ def cache_spec(
         memory_share=asked.gpu_memory_utilization,
         uses_prefix_cache=asked.enable_prefix_caching,
         hash_algorithm=registry.value_of("hash_algorithm", asked.prefix_caching_hash_algo),
+        keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
 
 
@@ -353,7 +356,7 @@ def _run_spec(
         shows_progress=config.load.use_tqdm_on_load,
         load_options=_load_options(config),
         kv_scales=kv_scales(config, model, kv_dtype),
-        measures_kv_scales=config.cache.calculate_kv_scales,
+        kv_steps=kv_steps(os.environ) if config.cache.calculate_kv_scales else None,
         offload_bytes=offloaded,
     )
 

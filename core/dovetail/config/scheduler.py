@@ -63,12 +63,10 @@ class SchedulerConfig:
         "are computed in parts at the same time; shorter ones overtake those that wait for it",
         default_note="no limit",
     )
-    num_lookahead_slots: int = flag(
-        0, ge=0, unit="slots", help="cache slots kept free for the tokens of a draft"
-    )
     cuda_graph_sizes: tuple[str, ...] = flag(
         (),
         metavar="N",
+        aliases=("--CUDA-graph-sizes",),
         help="numbers of requests for which steps of one token each are captured as device graphs, "
         "or recorded on a CPU; smaller steps are padded on a GPU. A single N means 1, 2, 4 and "
         "every 8th number up to N; a number above max-num-seqs means that one",
@@ -76,5 +74,7 @@ class SchedulerConfig:
         "every number up to 64",
     )
     disable_hybrid_kv_cache_manager: bool = flag(
-        False, help="give layers with a sliding window as much cache as the others"
+        False,
+        help="let layers with a sliding window keep their cache as long as the others do, which "
+        "takes more of it and finds a cached prefix wherever the others have it",
     )

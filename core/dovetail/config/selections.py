@@ -65,7 +65,8 @@ def _is_built_in(kind: str, spec: str) -> bool:
 
 def load_plugin_files(config: Config) -> None:
     """Hide what --no-plugin names; import the files of the parser plugin flags."""
-    registry.block(config.plugin.no_plugin)
+    for name in registry.block(config.plugin.no_plugin):
+        log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
     for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
         if path:
             registry.load_file(path)

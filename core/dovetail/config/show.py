@@ -15,9 +15,11 @@ from typing import Any
 
 from dovetail.config.engine import GROUPS, Config, flags, part_of, shown
 from dovetail.config.field import Flag
+from dovetail.config.generation import FIELDS, FILE
 from dovetail.config.lengths import checkpoint_tokens
 from dovetail.config.secrets import MASK, masked
 from dovetail.config.selections import stored_quantization
+from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 
 DEFAULT = "default"
@@ -25,6 +27,10 @@ MODEL = "model"
 MACHINE = "machine"
 DEMO = "demo model"
 
+SAMPLING = (*FIELDS, "presence_penalty", "frequency_penalty")
+"""What can be told of a request that says nothing."""
+OVERRIDES = "override_generation_config"
+_NEW_TOKENS = {"max_new_tokens": "max_tokens"}
 _NO_CHOICE = (None, "", "auto", ())
 
 Found = Mapping[str, tuple[Any, str]]
@@ -130,6 +136,31 @@ def _of_engine(spec: EngineSpec) -> dict[str, tuple[Any, str]]:
         "scheduler_cls": (spec.scheduler.name, DEFAULT),
         "stat_loggers": (tuple(picked.name for picked in spec.stat_loggers), DEFAULT),
     }
+
+
+def sampling_rows(config: Config, spec: EngineSpec) -> list[Shown]:
+    """Return how a request that says nothing is sampled, and whence: a flag, the model, dovetail.
+
+    What a request says itself comes before all of it.
+    """
+    plain = SamplingParams()
+    laid = {_NEW_TOKENS.get(name, name) for name in config.model.override_generation_config}
+    rows = []
+    for name in SAMPLING:
+        origin = MODEL if name in spec.default_sampling else DEFAULT
+        if name in spec.default_sampling and name in laid:
+            origin = config.origins[OVERRIDES]
+        elif origin == MODEL and config.is_given("generation_config"):
+            origin = _origin_of_source(config)
+        value = spec.default_sampling.get(name, getattr(plain, name))
+        is_chosen = origin != DEFAULT
+        rows.append(Shown(group="", name=name, value=value, origin=origin, is_chosen=is_chosen))
+    return rows
+
+
+def _origin_of_source(config: Config) -> str:
+    source = config.model.generation_config
+    return MODEL if source == "auto" else str(Path(source).expanduser() / FILE)
 
 
 def _of_hub(config: Config) -> dict[str, tuple[Any, str]]:

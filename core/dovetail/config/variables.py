@@ -14,7 +14,9 @@ from typing import Any
 PREFIX = "DOVETAIL_"
 FOREIGN_PREFIX = "VLLM_"
 
+CONFIG = "DOVETAIL_CONFIG"
 OWN = {
+    CONFIG: "YAML file of settings; those of --config are laid over it",
     "DOVETAIL_PLUGINS": "packages whose plugins may be used, by comma; empty: built-in ones alone",
     "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avx512, "
     "avx512bf16, neon, or none to run on torch",
@@ -92,6 +94,10 @@ def _log_interval(text: str) -> dict[str, Any]:
     return {"plugin_options": options} if interval_s > 0 else {}
 
 
+def _triton_attention(text: str) -> dict[str, Any]:
+    return {"attention_backend": "TRITON_FLASH_ATTN"} if text.lower() in _TRUE else {}
+
+
 def _hide_notes(text: str) -> dict[str, Any]:
     return {"show_notes": text.lower() not in _TRUE}
 
@@ -99,7 +105,7 @@ def _hide_notes(text: str) -> dict[str, Any]:
 _REPORTS = NoEffect("dovetail reports nothing to anybody")
 _BUILD = NoEffect("native kernels are compiled by the first start of a checkout, or by pip")
 _MEDIA = NoEffect("prompts are text, so nothing is downloaded for them")
-_FP8_CACHE = ReadBy("nobody here; the KV cache has no fp8 type whose scales it could divide")
+_STEPS = "--calculate-kv-scales: the scale of {} is the largest one measured, divided by this ({})"
 _S3 = ReadBy("loaders from S3, of which none is built")
 _HUB = "the hub's client, huggingface_hub"
 _RAY = Refused("there are no Ray workers")
@@ -145,6 +151,7 @@ FOREIGN: dict[str, Row] = {
     ),
     "VLLM_SERVER_DEV_MODE": _field("enable_dev_endpoints"),
     "VLLM_TEST_FORCE_LOAD_FORMAT": _field("load_format"),
+    "VLLM_USE_TRITON_FLASH_ATTN": Setting("--attention-backend", _triton_attention),
     # What always happens, or concerns nothing here.
     "VLLM_ASSETS_CACHE": NoEffect("no sample files are downloaded"),
     "VLLM_AUDIO_FETCH_TIMEOUT": _MEDIA,
@@ -157,6 +164,9 @@ FOREIGN: dict[str, Row] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": NoEffect(
         "a server's engine has a process of its own, an offline engine shares its caller's"
     ),
+    "VLLM_FLASHINFER_FORCE_TENSOR_CORES": NoEffect(
+        "flashinfer's kernels for prefills, which use tensor cores, attend every step"
+    ),
     "VLLM_FUSED_MOE_CHUNK_SIZE": NoEffect(
         "an expert gets its tokens of a whole step, which --max-num-batched-tokens bounds"
     ),
@@ -168,11 +178,12 @@ FOREIGN: dict[str, Row] = {
     "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("there is no ring buffer that could be full"),
     "VLLM_SKIP_P2P_CHECK": NoEffect("nothing is copied between GPUs, so nothing is checked"),
     "VLLM_TARGET_DEVICE": NoEffect("one installation has all devices; --device chooses"),
-    "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("no model is traced by Dynamo"),
+    "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("what -O3 compiles is always one whole graph"),
     "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL": _BUILD,
     "VLLM_USAGE_SOURCE": _REPORTS,
     "VLLM_USAGE_STATS_SERVER": _REPORTS,
     "VLLM_USE_PRECOMPILED": _BUILD,
+    "VLLM_USE_TRITON_AWQ": NoEffect("on a GPU weights of AWQ are read by Triton kernels"),
     "VLLM_USE_V1": NoEffect("there is one engine"),
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are handled as one"),
     "VLLM_VIDEO_FETCH_TIMEOUT": _MEDIA,
@@ -184,8 +195,7 @@ FOREIGN: dict[str, Row] = {
         "kernels cannot be left out by name", fix="unset it; DOVETAIL_CPU_ISA=none runs on torch."
     ),
     "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON": _GPU_KERNELS,
-    "VLLM_FLASHINFER_FORCE_TENSOR_CORES": _GPU_KERNELS,
-    "VLLM_FLASH_ATTN_VERSION": _GPU_KERNELS,
+    "VLLM_FLASH_ATTN_VERSION": Refused("the newest flash-attn that is installed is used"),
     "VLLM_LOGITS_PROCESSOR_THREADS": Refused(
         "logits processors run one after another", passing=("", "0", "1")
     ),
@@ -210,8 +220,6 @@ FOREIGN: dict[str, Row] = {
     "VLLM_USE_RAY_COMPILED_DAG_NCCL_CHANNEL": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _RAY,
     "VLLM_USE_RAY_SPMD_WORKER": _RAY,
-    "VLLM_USE_TRITON_AWQ": _GPU_KERNELS,
-    "VLLM_USE_TRITON_FLASH_ATTN": _GPU_KERNELS,
     "VLLM_V0_USE_OUTLINES_CACHE": Refused("no cache of grammars is kept on disk"),
     "VLLM_WORKER_MULTIPROC_METHOD": Refused(
         "processes are started anew, never forked", passing=("", "spawn")
@@ -225,16 +233,18 @@ FOREIGN: dict[str, Row] = {
     "HF_HUB_OFFLINE": ReadBy(f"{_HUB}: 1 forbids fetching; models come from folders and its cache"),
     "HF_TOKEN": ReadBy(f"{_HUB}: the token for gated models; --hf-token wins over it"),
     "HUGGING_FACE_HUB_TOKEN": ReadBy(f"{_HUB}, where HF_TOKEN is not set"),
-    "K_SCALE_CONSTANT": _FP8_CACHE,
+    "K_SCALE_CONSTANT": ReadBy(_STEPS.format("keys", 200)),
     "LD_LIBRARY_PATH": ReadBy("the system's loader of libraries"),
     "LOCAL_RANK": ReadBy("nobody here; the one worker has rank 0"),
-    "MAX_JOBS": ReadBy("nobody here; native kernels are compiled on all processors"),
+    "MAX_JOBS": ReadBy(
+        "the build of the native kernels: most files compiled at once, unset as many as processors"
+    ),
     "NVCC_THREADS": ReadBy("nobody here; no GPU kernels are compiled"),
-    "Q_SCALE_CONSTANT": _FP8_CACHE,
+    "Q_SCALE_CONSTANT": ReadBy("nobody here; queries are not rounded to fp8"),
     "S3_ACCESS_KEY_ID": _S3,
     "S3_ENDPOINT_URL": _S3,
     "S3_SECRET_ACCESS_KEY": _S3,
     "VERBOSE": ReadBy("nobody here; pip -v shows how the kernels are compiled"),
-    "V_SCALE_CONSTANT": _FP8_CACHE,
+    "V_SCALE_CONSTANT": ReadBy(_STEPS.format("values", 100)),
 }
 """Other names than a flag's own: VLLM_* and what the reference lists without a prefix."""

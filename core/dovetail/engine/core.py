@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import msgspec
+
 from dovetail import registry
 from dovetail.engine import kv_groups
 from dovetail.engine.affinity import keep_to
@@ -396,8 +398,11 @@ def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
     memory_bytes = cache.memory_bytes
     if cache.num_blocks is None and memory_bytes is None:
         memory_bytes = executor.free_bytes()
+    layers = executor.kv_layers()
+    if cache.keeps_windows:
+        layers = [msgspec.structs.replace(layer, window_tokens=None) for layer in layers]
     layout = kv_groups.plan_layout(
-        executor.kv_layers(),
+        layers,
         block_tokens=cache.block_tokens,
         num_blocks=cache.num_blocks,
         memory_bytes=memory_bytes,

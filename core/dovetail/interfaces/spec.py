@@ -97,8 +97,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     use the share `memory_share` of its device's memory. `logprobs_stage` is "raw" (the model's own
     logits are reported) or "processed" (those that tokens are drawn from), `logprobs_scale`
     "logprobs" or "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit
-    floats (none: the checkpoint's own scales do); `measures_kv_scales` has them measured at the
-    start. Blocks with `offload_bytes` of weights stay in host memory; then the run is eager.
+    floats (none: the checkpoint's own scales do); with `kv_steps` they are measured at the start:
+    the largest key and value become that much in the cache. Blocks with `offload_bytes` of weights
+    stay in host memory; then the run is eager.
     """
 
     model: ModelSpec
@@ -130,7 +131,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     shows_progress: bool = True
     load_options: dict[str, Any] = {}
     kv_scales: tuple[tuple[float, ...], ...] = ()
-    measures_kv_scales: bool = False
+    kv_steps: tuple[float, float] | None = None
     offload_bytes: int = 0
     guided: GuidedSpec | None = None
 
@@ -140,7 +141,8 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_blocks` None means: as many as `memory_bytes` holds, or, when that is None too, as many
     as the executor finds room for. `host_bytes` of host memory take what
-    preempted requests had cached.
+    preempted requests had cached. With `keeps_windows` layers with a sliding window keep what lies
+    behind it, as all others do.
     `hash_algorithm` is the name understood by `engine.prefix_hash`.
     """
 
@@ -151,6 +153,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     uses_prefix_cache: bool
     hash_algorithm: str
     host_bytes: int = 0
+    keeps_windows: bool = False
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,11 +17,6 @@ from dovetail.interfaces.step import KVLayer
 from dovetail.layers.context import forward_context
 from dovetail.layers.opaque import Opaque
 
-KEY_STEPS, VALUE_STEPS = 200.0, 100.0
-"""What the largest key and value that were measured become in the cache. An 8-bit float goes on to
-448 or 57344: there is room for larger ones, of values more, since theirs vary more from text to
-text."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredScale:
@@ -34,7 +29,8 @@ class StoredScale:
 class Attention(nn.Module):
     """Attention of this rank's heads. `name` is unique in the model and names the layer's cache.
 
-    `stored_scales` are the checkpoint's scales of what the cache holds, by what they scale.
+    `stored_scales` are the checkpoint's scales of what the cache holds, by what they scale. While
+    `steps` is set, a forward pass decides the scales.
     """
 
     def __init__(self, name: str, spec: AttentionSpec) -> None:
@@ -42,7 +38,7 @@ class Attention(nn.Module):
         self.name = name
         self.spec = spec
         self.stored_scales: dict[str, StoredScale] = {}
-        self.is_measuring = False
+        self.steps: tuple[float, float] | None = None
         self._opaque = Opaque(self._attend)
 
     def kv_layer(self, dtype: str) -> KVLayer:
@@ -72,8 +68,8 @@ class Attention(nn.Module):
         v: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        if self.is_measuring:
-            self.spec = _measured(self.spec, k, v)
+        if self.steps is not None:
+            self.spec = _measured(self.spec, k, v, self.steps)
         spec, context = self.spec, forward_context()
         out = context.backend.forward(
             spec,
@@ -93,26 +89,27 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 
 
 @contextmanager
-def measuring(layers: Sequence[Attention]) -> Iterator[None]:
-    """Let a forward pass inside the with block decide the scales of the layers' caches.
+def measuring(layers: Sequence[Attention], steps: tuple[float, float]) -> Iterator[None]:
+    """Let a forward pass inside the with block decide the scales of the layers' caches: its largest
+    key and value become `steps` in the cache.
 
     Mutates: the specs of the layers
     """
     for layer in layers:
-        layer.is_measuring = True
+        layer.steps = steps
     try:
         yield
     finally:
         for layer in layers:
-            layer.is_measuring = False
+            layer.steps = None
 
 
-def _measured(spec: AttentionSpec, k: torch.Tensor, v: torch.Tensor) -> AttentionSpec:
-    """Return the spec with scales under which the largest key and value have room above them."""
+def _measured(
+    spec: AttentionSpec, k: torch.Tensor, v: torch.Tensor, steps: tuple[float, float]
+) -> AttentionSpec:
+    """Return the spec with scales under which the largest key and value become `steps`."""
     return replace(
-        spec,
-        k_scale=_largest(k) / KEY_STEPS or 1.0,
-        v_scale=_largest(v) / VALUE_STEPS or 1.0,
+        spec, k_scale=_largest(k) / steps[0] or 1.0, v_scale=_largest(v) / steps[1] or 1.0
     )
 
 

@@ -209,9 +209,15 @@ class Registry:
         self._added += [entry for entry in made if (entry.kind, entry.id) not in known]
         return made
 
-    def block(self, names: Iterable[str]) -> None:
-        """Hide plugins: each name is a distribution, name, name@distribution or kind:name."""
-        self._blocked = self._blocked | frozenset(names)
+    def block(self, names: Iterable[str]) -> list[str]:
+        """Hide plugins: each name is a distribution, name, name@distribution or kind:name.
+
+        Returns those given for the first time that hide nothing. Mutates: self
+        """
+        fresh = frozenset(names) - self._blocked
+        self._blocked = self._blocked | fresh
+        hidden = (_words(entry) for entry in self._all()) if fresh else ()
+        return sorted(fresh.difference(*hidden))
 
     @contextmanager
     def with_entries(
@@ -279,8 +285,7 @@ class Registry:
         yield from self._added
 
     def _is_blocked(self, entry: Entry) -> bool:
-        words = {entry.name, entry.distribution, entry.id, f"{entry.kind}:{entry.name}"}
-        return bool(words & self._blocked)
+        return bool(_words(entry) & self._blocked)
 
     def _spec(self, kind: Kind, spec: str | None, place: str) -> str:
         if spec is not None:
@@ -321,7 +326,7 @@ class Registry:
 
     def _unknown(self, kind: str, spec: str, place: str) -> UnknownPlugin:
         names = self.names(kind)
-        near = difflib.get_close_matches(spec.partition("@")[0], names, n=3)
+        near = _nearest(spec.partition("@")[0], names)
         known = ", ".join(names) or "none"
         fix = f"registered: {known}."
         if near:
@@ -330,9 +335,22 @@ class Registry:
             module, _, attribute = spec.rpartition(".")
             fix = f"a class is written {module}:{attribute}; {fix}"
         reason = reason_for(kind, spec)
+        if any(e.kind == kind and spec in (e.name, e.id) for e in self._all()):
+            reason = "--no-plugin hides it"
         if reason is not None:
             return UnknownPlugin(f'"{spec}" is not available: {reason}.', where=place, fix=fix)
         return UnknownPlugin(f'there is no {kind} "{spec}".', where=place, fix=fix)
+
+
+def _words(entry: Entry) -> set[str]:
+    """Return all that names an entry where plugins are hidden."""
+    return {entry.name, entry.distribution, entry.id, f"{entry.kind}:{entry.name}"}
+
+
+def _nearest(word: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names like the word, whatever the case of either."""
+    by_small = {name.lower(): name for name in names}
+    return [by_small[n] for n in difflib.get_close_matches(word.lower(), by_small, n=3)]
 
 
 def selection_of(entry: Entry, options: dict[str, Any]) -> Selection:

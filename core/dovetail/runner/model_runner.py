@@ -112,7 +112,7 @@ class ModelRunner:
         if self.run.compiles and "reads_rows" not in self._model.capabilities:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self._attention = attention_layers(loaded.module)
-        if not self.run.measures_kv_scales:
+        if self.run.kv_steps is None:
             given = self.run.kv_scales
             own = given[self.run.rank.tensor_rank] if given else ()
             set_scales(self._attention, self.run.kv_dtype, own)
@@ -197,8 +197,8 @@ class ModelRunner:
         most = min(self.run.max_step_tokens, room - 1)
         if most < 1:
             return
-        if self.run.measures_kv_scales:
-            self._measure_scales(min(MEASURED_TOKENS, most))
+        if self.run.kv_steps is not None:
+            self._measure_scales(min(MEASURED_TOKENS, most), self.run.kv_steps)
         count = min(WARM_UP_TOKENS, most)
         self.step(warm_up.warm_up_prompt(self._layout, (0,) * count))
         self.step(warm_up.second_step(self._layout, count))
@@ -281,14 +281,14 @@ class ModelRunner:
         self._graphs, self._last_ended, self._host = None, None, None
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler
 
-    def _measure_scales(self, count: int) -> None:
+    def _measure_scales(self, count: int, steps: tuple[float, float]) -> None:
         """Decide the KV cache's scales by a prompt of random tokens, the same at every start.
 
         Mutates: the attention layers
         """
         draw = torch.Generator().manual_seed(self.run.seed)
         token_ids = torch.randint(self.run.model.vocab_size, (count,), generator=draw).tolist()
-        with measuring(self._attention):
+        with measuring(self._attention, steps):
             self.step(warm_up.warm_up_prompt(self._layout, tuple(token_ids)))
         self.step(warm_up.emptied(1))
         tell_measured(self._attention)

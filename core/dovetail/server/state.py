@@ -198,6 +198,6 @@ def new_id(given: str | None = None) -> str:
 def _fingerprint(engine: AsyncEngine) -> str:
     """Return a name for the configuration that decides which tokens come out."""
     run = engine.spec.run
-    cache = (run.kv_dtype, run.kv_scales, run.measures_kv_scales)
+    cache = (run.kv_dtype, run.kv_scales, run.kv_steps)
     facts = msgspec.json.encode((run.model, run.device, cache, run.quantization.name))
     return f"dovetail-{__version__}-{hashlib.sha256(facts).hexdigest()[:8]}"

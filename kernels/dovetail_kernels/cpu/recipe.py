@@ -120,7 +120,7 @@ def _make(names: dict[Unit, str], command: list[str], objects: Path, library: Pa
     objects.mkdir(exist_ok=True)
     missing = [unit for unit, name in names.items() if not (objects / name).is_file()]
     missing.sort(key=lambda unit: -unit.source.stat().st_size)
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=max_jobs(os.environ.get("MAX_JOBS", ""))) as pool:
         list(pool.map(lambda unit: _compile(unit, command, objects / names[unit]), missing))
     made = objects / library.name
     _run(
@@ -130,6 +130,12 @@ def _make(names: dict[Unit, str], command: list[str], objects: Path, library: Pa
     for old in (*library.parent.glob("libdovetail_*.so"), *objects.glob("*.o")):
         if old != library and old.name not in names.values():
             old.unlink(missing_ok=True)
+
+
+def max_jobs(asked: str) -> int:
+    """Return how many files are compiled at once: as many as there are processors, unless asked."""
+    most = os.cpu_count() or 1
+    return min(int(asked), most) if asked.isdecimal() and int(asked) else most
 
 
 def _compile(unit: Unit, command: list[str], target: Path) -> None:

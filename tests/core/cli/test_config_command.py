@@ -74,6 +74,36 @@ def test_every_flag_is_shown_with_where_it_comes_from(
     assert got == expected
 
 
+def test_how_a_request_that_says_nothing_is_sampled(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    values = json.dumps({"temperature": 0.7, "top_k": 20, "max_new_tokens": 9})
+    model = with_file(demo_copy(tmp_path), "generation_config.json", values)
+    file = tmp_path / "settings.yaml"
+    file.write_text("override-generation-config: {top_k: 5}\n", encoding="utf-8")
+
+    def told(*words: str) -> dict[str, Any]:
+        assert main(["config", "show", "--request", "--json", model, *words]) == 0
+        rows = json.loads(capsys.readouterr().out)["request"]
+        return {name: (row["value"], row["origin"]) for name, row in rows.items()}
+
+    found = told("--config", str(file))
+    assert found["temperature"] == (0.7, "model")
+    assert found["top_k"] == (5, str(file))
+    assert found["max_tokens"] == (9, "model")
+    assert found["top_p"] == (1.0, "default")
+    words = ("--generation-config", "dovetail", "--override-generation-config.max_new_tokens", "3")
+    found = told(*words)
+    assert found["temperature"] == (1.0, "default")
+    assert found["max_tokens"] == (3, "command line")
+    assert told("--generation-config", model)["top_k"] == (
+        20,
+        str(Path(model) / "generation_config.json"),
+    )
+    assert main(["config", "show", "--request"]) == 0
+    assert "max_tokens          all that fits" in capsys.readouterr().out
+
+
 def test_auto_is_decided_by_others_whoever_writes_it(capsys: pytest.CaptureFixture[str]) -> None:
     shown = settings(capsys, "--dtype", "auto", "--max-model-len", "auto", "--num-threads", "0")
     assert [shown[name]["origin"] for name in ("dtype", "max_model_len", "num_threads")] == [

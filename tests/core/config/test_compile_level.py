@@ -73,6 +73,8 @@ def test_a_cpu_records_every_number() -> None:
         ({"compilation_config": {"cudagraph_capture_sizes": 4}}, "no list"),
         ({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, "not in pieces"),
         ({"compilation_config": {"cudagraph_mode": "all"}}, "all is no mode"),
+        ({"compilation_config": {"levle": 3}}, "did you mean level"),
+        ({"compilation_config": {"custom_ops": ["none"]}}, "not built yet"),
         (
             {"cuda_graph_sizes": ["4"], "compilation_config": {"cudagraph_capture_sizes": [8]}},
             "other than those",
@@ -82,3 +84,27 @@ def test_a_cpu_records_every_number() -> None:
 def test_what_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         making(**fields)
+
+
+def test_an_object_with_the_others_own_defaults_passes() -> None:
+    """People copy the whole object out of a log."""
+    whole = {
+        "backend": "",
+        "cache_dir": "",
+        "compile_sizes": None,
+        "cudagraph_capture_sizes": None,
+        "cudagraph_copy_inputs": False,
+        "cudagraph_num_of_warmups": 0,
+        "custom_ops": [],
+        "debug_dump_path": "",
+        "full_cuda_graph": False,
+        "inductor_passes": {},
+        "inductor_compile_config": {"enable_auto_functionalized_v2": False},
+        "level": 3,
+        "local_cache_dir": None,
+        "max_capture_size": None,
+        "splitting_ops": [],
+        "use_cudagraph": True,
+        "use_inductor": True,
+    }
+    assert making(compilation_config=whole) == making(compilation_config={"level": 3})

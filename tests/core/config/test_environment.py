@@ -48,6 +48,19 @@ def test_the_command_line_wins_over_variables_and_these_over_files(tmp_path: Pat
     }
 
 
+def test_a_file_may_be_named_by_a_variable_too(tmp_path: Path) -> None:
+    first, second = tmp_path / "1.yaml", tmp_path / "2.yaml"
+    first.write_text("port: 1\nseed: 1\n", encoding="utf-8")
+    second.write_text("port: 2\n", encoding="utf-8")
+    environ = {"DOVETAIL_CONFIG": str(first)}
+    config = config_from(environ, "--config", str(second))
+    assert (config.value("port"), config.value("seed")) == (2, 1)
+    assert config.origins["seed"] == str(first)
+    assert config_from({"DOVETAIL_CONFIG": ""}).origins == {}
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        config_from({"DOVETAIL_CONFIG": "nowhere.yaml"})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
@@ -173,6 +186,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {
     "VLLM_RPC_TIMEOUT": ("2500", "engine_reply_timeout", 2.5),
     "VLLM_SERVER_DEV_MODE": ("1", "enable_dev_endpoints", True),
     "VLLM_TEST_FORCE_LOAD_FORMAT": ("dummy", "load_format", "dummy"),
+    "VLLM_USE_TRITON_FLASH_ATTN": ("1", "attention_backend", "TRITON_FLASH_ATTN"),
 }
 """Variable -> a text, the field it sets, and its value there."""
 
@@ -215,6 +229,7 @@ def test_every_row_has_an_effect_or_a_sentence(name: str) -> None:
         ("VLLM_CPU_OMP_THREADS_BIND", "all"),
         ("VLLM_CPU_KVCACHE_SPACE", "0"),
         ("VLLM_LOG_BATCHSIZE_INTERVAL", "-1"),
+        ("VLLM_USE_TRITON_FLASH_ATTN", "0"),
     ],
 )
 def test_words_that_ask_for_the_default(name: str, text: str) -> None:
@@ -244,6 +259,7 @@ def test_names_without_a_prefix_are_never_an_error() -> None:
 
 def test_the_table_holds_the_reference_and_nothing_else() -> None:
     assert {row["name"] for row in REFERENCE} == set(FOREIGN)
+    assert {name for name, row in FOREIGN.items() if isinstance(row, Setting)} == set(SAMPLES)
     assert not set(FOREIGN) & set(OWN)
 
 

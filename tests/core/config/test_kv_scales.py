@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.config.engine import Config
-from dovetail.config.kv_scales import kv_scales
+from dovetail.config.kv_scales import kv_scales, kv_steps
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -52,9 +52,9 @@ def test_a_file_reaches_the_runner(model: str, tmp_path: Path) -> None:
     file = tmp_path / "scales.json"
     file.write_text(json.dumps(content()))
     spec = run(model, kv_cache_dtype="fp8", quantization_param_path=str(file))
-    assert spec.kv_scales == ((0.5, 2.0),) and not spec.measures_kv_scales
+    assert spec.kv_scales == ((0.5, 2.0),) and spec.kv_steps is None
     assert run(model, kv_cache_dtype="fp8").kv_scales == ()
-    assert run(model, kv_cache_dtype="fp8_e5m2", calculate_kv_scales=True).measures_kv_scales
+    assert run(model, kv_cache_dtype="fp8_e5m2", calculate_kv_scales=True).kv_steps == (200, 100)
 
 
 FAULTS: dict[str, tuple[Edit, str]] = {
@@ -125,3 +125,10 @@ def test_scales_for_other_numbers_are_not_taken(scheme: dict[str, Any], word: st
     assert kv_scales(config, ModelSpec(**model), "bfloat16") == ()
     measured = Config.from_fields({"model": "m", "calculate_kv_scales": True})
     assert kv_scales(measured, ModelSpec(**model), "float8_e4m3fn") == ()
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "many", "inf"])
+def test_no_number_to_divide_by(text: str) -> None:
+    assert kv_steps({"K_SCALE_CONSTANT": "", "V_SCALE_CONSTANT": "2.5"}) == (200.0, 2.5)
+    with pytest.raises(ConfigError, match="K_SCALE_CONSTANT"):
+        kv_steps({"K_SCALE_CONSTANT": text})

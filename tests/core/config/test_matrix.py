@@ -84,6 +84,8 @@ def expected(flag: Flag, value: Any) -> Any:
         return 0 if (low is None or low <= 0) and (high is None or high >= 0) else WRONG
     if value is KEY:
         return {flag.meta.key: 0} if flag.meta.key else WRONG
+    if value == ("null",) and flag.meta.kind:
+        value = NULL  # where names are wanted, it is none; free words may well be "null"
     if value is NULL and not flag.is_optional:
         return flag.default if flag.default in ((), {}) else WRONG
     if value is NULL or (value == "null" and flag.is_optional and flag.meta.kind):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dovetail.cli.parser import Parser
 from dovetail.config.engine import Config
+from dovetail.config.environment import variable_of
+from dovetail.config.flags import add_flags, config_of
 from dovetail.config.older import MAPPED, older_flags, translate
 from dovetail.errors import ConfigError
 
@@ -71,6 +77,7 @@ SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("disable_custom_all_reduce", (True, False), ()),
     ("max_context_len_to_capture", (None, 8192, 4096), ()),
     ("max_seq_len_to_capture", (None, 32768), ()),
+    ("num_lookahead_slots", (0, 5), ()),
     ("enable_prompt_adapter", (None, False), (True,)),
     ("prompt_adapters", ((),), (("a=b",),)),
     ("max_prompt_adapters", (1,), (2,)),
@@ -113,6 +120,25 @@ def test_what_a_value_means_today(name: str, value: Any, fields: dict[str, Any])
         assert config.is_given(target)
 
 
+@pytest.mark.parametrize(("name", "value", "fields"), MEANT)
+def test_it_means_so_by_every_route(
+    name: str, value: Any, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    flag, file = older_flags()[name], tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump({flag.spelling[2:]: value}), encoding="utf-8")
+    text = value if isinstance(value, str) else json.dumps(value)
+    parser = Parser(prog="dovetail serve", description="")
+    add_flags(parser)
+    for words, environ in (
+        ([f"{flag.spelling}={text}"], {}),
+        ([], {variable_of(flag): text}),
+        (["--config", str(file)], {}),
+    ):
+        config = config_of(parser.parse(words), environ=environ)
+        assert {target: config.value(target) for target in fields} == fields
+        assert set(config.origins) == set(fields)
+
+
 @pytest.mark.parametrize(("name", "passing", "failing"), SETTLED)
 def test_what_is_settled(name: str, passing: tuple[Any, ...], failing: tuple[Any, ...]) -> None:
     spelling = older_flags()[name].spelling
@@ -146,6 +172,27 @@ def test_two_names_that_disagree(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.from_fields(fields)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "fields"),
+    [
+        ("xgrammar", {"backend": "xgrammar"}),
+        ("guidance:no-fallback", {"backend": "guidance", "disable_fallback": True}),
+        (
+            "xgrammar:disable-any-whitespace,no-additional-properties",
+            {
+                "backend": "xgrammar",
+                "disable_any_whitespace": True,
+                "disable_additional_properties": True,
+            },
+        ),
+        ("my.module:Backend", {"backend": "my.module:Backend"}),
+    ],
+)
+def test_a_backend_with_its_options(value: str, fields: dict[str, Any]) -> None:
+    found, _ = translate("guided_decoding_backend", value)
+    assert found == {"structured_outputs_config": fields}
 
 
 def test_several_older_names_fill_one_object() -> None:

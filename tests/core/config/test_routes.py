@@ -1,4 +1,4 @@
-"""Every flag through every route (command line, YAML, keyword) gives the same value."""
+"""Every flag through every route (command line, YAML, variable, keyword) gives the same value."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import yaml
 
 from dovetail.cli.parser import Parser
 from dovetail.config.engine import Config, flags
+from dovetail.config.environment import variable_of
 from dovetail.config.field import Flag
 from dovetail.config.flags import add_flags, config_of
 from dovetail.errors import ConfigError
@@ -94,6 +95,9 @@ def test_every_route_gives_the_value(flag: Flag, tmp_path: Path) -> None:
         assert parse("--config", str(file)).value(flag.name) == value
         assert parse(f"--config={file}").value(flag.name) == value
     assert Config.from_fields({flag.name: plain}).value(flag.name) == value
+    text = value if isinstance(value, str) else json.dumps(plain)
+    environ = {variable_of(flag): text}
+    assert config_of(parser().parse([]), environ=environ).value(flag.name) == value
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
@@ -150,6 +154,23 @@ def test_the_model_may_stand_in_three_places(tmp_path: Path) -> None:
         parse("here", "--model", "there")
 
 
+@pytest.mark.parametrize(
+    ("words", "items"),
+    [
+        (
+            ["--lora-modules", '{"name": "x", "path": "y"}', "a=b"],
+            ('{"name": "x", "path": "y"}', "a=b"),
+        ),
+        (["--lora-modules", '[{"name": "x"}, "a=b"]'], ('{"name": "x"}', "a=b")),
+        (["--CUDA-graph-sizes", "1", "2"], ("1", "2")),
+        (["--collect-detailed-traces", "None"], ()),
+    ],
+)
+def test_items_of_lists(words: list[str], items: tuple[str, ...]) -> None:
+    (name,) = (given := parse(*words)).origins
+    assert given.value(name) == items
+
+
 def test_switches_do_not_swallow_the_model() -> None:
     config = parse("--async-scheduling", "model")
     assert config.scheduler.async_scheduling
@@ -198,6 +219,8 @@ def test_a_missing_file_is_refused() -> None:
         (["--port.x", "1"], "no keys"),
         (["--port"], "expected one argument"),
         (["--port", "70000"], "from 0 to 65535"),
+        (["--max-model-len", "-1"], "give at least 1 or auto"),
+        (["--lora-modules", '{"name'], "a list of words"),
         (["--async-scheduling=perhaps"], "true or false"),
         (["model", "another"], "cannot place 'another'"),
     ],
@@ -212,6 +235,11 @@ def test_json_pieces_merge_from_left_to_right() -> None:
     assert config.model.hf_overrides == {"a": {"x": 1, "y": 3}}
     config = parse("--hf-overrides.a.y", "3", "--hf_overrides", '{"a": {"x": 1, "y": 2}}')
     assert config.model.hf_overrides == {"a": {"x": 1, "y": 2}}
+
+
+def test_what_is_appended_is_a_value_too() -> None:
+    words = ("--hf-overrides.k+", "1", "--hf-overrides.k+=2,x", "--hf-overrides.k+", "true")
+    assert parse(*words).model.hf_overrides == {"k": [1, 2, "x", True]}
 
 
 def test_plugin_options_keep_their_key_spelling() -> None:

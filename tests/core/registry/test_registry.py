@@ -288,7 +288,8 @@ def test_blocked_plugins_are_hidden() -> None:
     ):
         fresh.block(["a", "y"])
         assert fresh.names(KIND) == ["b"]
-        fresh.block([f"{KIND}:b"])
+        assert fresh.block([f"{KIND}:b", "nobody"]) == ["nobody"]
+        assert fresh.block(["nobody"]) == []  # told once
         assert fresh.names(KIND) == []
 
 

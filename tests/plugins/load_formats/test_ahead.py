@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.load_format import Checkpoint
+from dovetail.runner.loader import reading
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.load_formats import _ahead
 from dovetail_plugins.load_formats.safetensors import Safetensors, SafetensorsOptions
@@ -89,4 +90,5 @@ def test_leaving_stops_a_thread_at_once(tmp_path: Path) -> None:
 def test_the_flag_reaches_the_load_format(tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path / "m", "LlamaForCausalLM")
     fields = {"model": str(folder), "max_parallel_loading_workers": 5}
-    assert resolve(Config.from_fields(fields)).run.load_options["workers"] == 5
+    with reading(resolve(Config.from_fields(fields)).run, torch.device("cpu"), None) as checkpoint:
+        assert checkpoint.num_workers == 5

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.engine import Config
 from dovetail.config.hf import load_model_facts
+from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.testing.harness import PagedModel, load_model
 from dovetail.testing.tiny_models import write_tiny_checkpoint
@@ -150,8 +152,12 @@ def test_both_layouts_in_one_folder(source: Path, tmp_path: Path) -> None:
         shutil.copy(file, own / file.name)
     params = json.loads((own / "params.json").read_text())
     (own / "params.json").write_text(json.dumps(params | {"norm_eps": 0.5}))
-    assert load_model_facts(own).hf_config["rms_norm_eps"] != 0.5
-    assert load_model_facts(own, config_format="mistral").hf_config["rms_norm_eps"] == 0.5
+    found = {}
+    for name in ("auto", "hf", "mistral"):
+        spec = resolve(Config.from_fields({"model": str(own), "config_format": name}))
+        found[name] = spec.run.model.hf_config["rms_norm_eps"]
+    assert found["auto"] == found["hf"] != 0.5
+    assert found["mistral"] == 0.5
 
 
 def test_heads_that_do_not_fit_are_told(source: Path, tmp_path: Path) -> None:
