@@ -14,6 +14,8 @@ from starlette.routing import Route
 
 from dovetail.errors import RequestError
 from dovetail.server.app import OPEN_ENDPOINTS, open_route
+from dovetail.server.fields import HEADER
+from dovetail.server.generation import CLAMPED_HEADER
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
 from dovetail.testing.serving import (
     USER,
@@ -374,6 +376,24 @@ def test_cross_origin_calls() -> None:
     assert asked.headers["access-control-allow-origin"] == "http://good"
     other = send(app, "GET", "/live", origin="http://evil")
     assert "access-control-allow-origin" not in other.headers
+    shown = send(app, "GET", "/live", origin="http://good").headers["access-control-expose-headers"]
+    assert {"x-request-id", CLAMPED_HEADER, HEADER} <= set(shown.split(", "))
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nope", 404), ("/v1/models", 401), ("/boom", 500)])
+def test_a_page_of_another_origin_is_told_of_errors(path: str, status: int) -> None:
+    """A browser keeps an answer without the header from the page, which then sees no cause."""
+    app, _ = app_for(allowed_origins=("http://good",), api_key=KEYS)
+
+    async def boom() -> None:
+        raise RuntimeError("a fault of ours")
+
+    app.add_api_route("/boom", boom)
+    key = {} if status == 401 else {"authorization": f"Bearer {KEYS[0]}"}
+    answer = send(app, "GET", path, origin="http://good", **key)
+    assert answer.status_code == status
+    assert answer.headers["access-control-allow-origin"] == "http://good"
+    assert answer.json()["error"]["message"]
 
 
 def test_models_and_docs() -> None:
@@ -391,7 +411,13 @@ def test_models_and_docs() -> None:
 
 def test_wrong_methods_and_paths_are_openai_errors() -> None:
     app, _ = app_for()
-    for method, path, status in (("GET", "/v1/completions", 405), ("GET", "/v1/nope", 404)):
+    for method, path, status, told in (
+        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
+        ("POST", "/v1/nope", 404, "there is no path /v1/nope"),
+        ("POST", "/v1/embeddings", 404, "no embeddings yet"),
+        ("POST", "/v1/rerank/", 404, "no reranking yet"),
+        ("GET", "/get_tokenizer_info", 404, "--enable-tokenizer-info-endpoint"),
+    ):
         response = send(app, method, path)
         assert response.status_code == status
-        assert response.json()["error"]["message"]
+        assert told in response.json()["error"]["message"]
