@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dovetail.interfaces.stats import StepStats, TokenStats
+from dovetail.errors import ConfigError
+from dovetail.interfaces.stats import Caller, StepStats, TokenStats
 from dovetail.observability import metrics
 from dovetail.testing.fakes import request_stats
+from dovetail_plugins.stat_loggers.jsonl import RequestLines
 from dovetail_plugins.stat_loggers.log import LogStats
 from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
 
@@ -148,3 +151,23 @@ def test_the_log_line_is_written_once_per_interval(
         now[0] += 60
         stats.flush()
     assert len(caplog.records) == 1
+
+
+def test_every_request_is_a_json_line(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    lines = RequestLines(RequestLines.Options(path=str(file)), "mine", 100)
+    assert file.read_text() == ""
+    caller = Caller(path="/v1/completions", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    lines.request(msgspec.structs.replace(request_stats(), caller=caller))
+    file.rename(tmp_path / "moved.jsonl")
+    failed = msgspec.structs.replace(
+        request_stats(finish_reason="error"), error="NaN\nlogits", generated_tokens=0
+    )
+    lines.request(failed)
+    one = json.loads((tmp_path / "moved.jsonl").read_text())
+    assert (one["trace_id"], one["path"], one["model"]) == ("ab" * 16, "/v1/completions", "mine")
+    (text,) = file.read_text().splitlines()
+    two = json.loads(text)
+    assert (two["finish_reasons"], two["error"], two["ttft_s"]) == (["error"], "NaN\nlogits", None)
+    with pytest.raises(ConfigError, match="cannot write"):
+        RequestLines(RequestLines.Options(path=str(tmp_path / "no" / "file")), "mine", 100)
