@@ -79,6 +79,7 @@ def _value(
     )
 
 
+_BY_TEMPLATE = "by the markers that the model's chat template mentions"
 _TABLE = (
     _kind("attention_backend", "attention:AttentionBackend", "attention over the paged KV cache",
           "--attention-backend", default="auto",
@@ -90,9 +91,9 @@ _TABLE = (
     _kind("quantizer", "quantizer:Quantizer", "writes checkpoints with quantized weights",
           "--method"),
     _kind("tool_parser", "tool_parser:ToolParser", "syntax in which a model writes tool calls",
-          "--tool-call-parser", "--tool-parser-plugin"),
+          "--tool-call-parser", "--tool-parser-plugin", auto=_BY_TEMPLATE),
     _kind("reasoning_parser", "reasoning_parser:ReasoningParser", "how a model marks its thinking",
-          "--reasoning-parser", "--reasoning-parser-plugin"),
+          "--reasoning-parser", "--reasoning-parser-plugin", auto=_BY_TEMPLATE),
     _kind("guided_decoding_backend", "guided:GuidedBackend", "holds answers to a schema or grammar",
           "--structured-outputs-config", default="auto",
           auto="per request, by what the backends enforce"),
