@@ -181,9 +181,13 @@ def test_large_bodies_are_not_read() -> None:
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
 
+    num_sent = 0
+
     async def chunked() -> int:
         async def parts() -> Any:
+            nonlocal num_sent
             for _ in range(100):
+                num_sent += 1
                 yield b"x" * 1000
 
         async with client_of(app) as client:
@@ -191,6 +195,7 @@ def test_large_bodies_are_not_read() -> None:
             return answer.status_code
 
     assert asyncio.run(chunked()) == 413
+    assert num_sent == 3, "the rest is not even read"
 
 
 def test_unknown_fields_are_reported() -> None:
