@@ -380,5 +380,7 @@ def test_auto_and_none_are_words_of_the_flags(capsys: pytest.CaptureFixture[str]
     choice = choose_parsers(config, FAMILIES["Qwen3"][1])
     assert choice.tool is None
     assert choice.reasoning is not None and choice.reasoning.name == "qwen3"
+    assert main([*words[:-1], "none"]) == 0
+    assert "tool calls none" in capsys.readouterr().out
     assert main([*words[:-1], "none", "--enable-auto-tool-choice"]) == 2
     assert "a parser is needed" in capsys.readouterr().err

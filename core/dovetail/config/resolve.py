@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config import ledger, selections
+from dovetail.config import demo, ledger, selections
 from dovetail.config.cache_size import (
     Room,
     cpu_cache_bytes,
@@ -84,7 +84,8 @@ def refuse(config: Config) -> None:
     """Raise ConfigError for settings that dovetail does not do, with the reason."""
     ledger.refuse(config)
     frontend = config.frontend
-    must_decide = config.is_given("enable_auto_tool_choice") and frontend.enable_auto_tool_choice
+    origin = config.origins.get("enable_auto_tool_choice")
+    must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
     if must_decide and frontend.tool_call_parser in (None, "", NO_PARSER):
         raise ConfigError(
             "a parser is needed to see the model's tool calls.",

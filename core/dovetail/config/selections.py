@@ -96,6 +96,26 @@ def check_plugin_options(config: Config) -> None:
                 where="--plugin-options",
                 fix=f"write --plugin-options.{name}.OPTION VALUE",
             )
+        _check_names(config, registry.KINDS[kind], options)
+
+
+def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that no plugin of the kind is ever handed."""
+    if kind.is_value:
+        where = f"--plugin-options.{kind.name}"
+        raise ConfigError("constants have no options.", where=where, fix="leave it out.")
+    if not kind.has_named_options:
+        return
+    paths = config.observability.stat_loggers if kind.name == "stat_logger" else ()
+    known = {*registry.names(kind.name), *paths}
+    for name, given in options.items():
+        if name not in known or not isinstance(given, Mapping):
+            raise ConfigError(
+                f'options of {kind.name} stand under a plugin\'s name, and "{name}" is none.',
+                where=f"--plugin-options.{kind.name}.{name}",
+                fix=f"write --plugin-options.{kind.name}.NAME.OPTION VALUE; names are "
+                f"{', '.join(registry.names(kind.name))}.",
+            )
 
 
 def _check_choice(flag: Flag, value: Any) -> None:
