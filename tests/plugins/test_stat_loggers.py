@@ -112,6 +112,26 @@ def test_numbers_stand_under_both_names() -> None:
     assert "vllm:faults" not in found
 
 
+def test_what_requests_ask_for_and_get_is_summed() -> None:
+    stats = PrometheusStats(PrometheusStats.Options(), "summed", 4096)
+    one = msgspec.structs.replace(request_stats(), n=3, longest_tokens=2)
+    for _ in range(2):
+        stats.request(one)
+    found = families()
+    for name, total in {
+        "request_params_n": 6, "request_params_max_tokens": 32, "request_prompt_tokens": 24,
+        "request_generation_tokens": 6, "request_max_num_generation_tokens": 4,
+        "request_queue_time_seconds": 0.02, "request_prefill_time_seconds": 0.4,
+        "request_decode_time_seconds": 0.6, "request_inference_time_seconds": 1.0,
+        "e2e_request_latency_seconds": 1.02, "time_to_first_token_seconds": 0.42,
+        "time_per_output_token_seconds": 0.6,
+    }.items():  # fmt: skip
+        family = values(found[f"vllm:{name}"], "summed")
+        assert family[f"vllm:{name}_sum"] == pytest.approx(total), name
+    cached = values(found["dovetail:cached_prompt_tokens"], "summed")
+    assert cached == {"dovetail:cached_prompt_tokens_total": 8}
+
+
 def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     stats, line = (
         PrometheusStats(PrometheusStats.Options(), "drafting", 4096),
