@@ -158,8 +158,10 @@ def _add_handlers(app: FastAPI) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    is_http = isinstance(error, HTTPException)
-    found = absent(error, request.scope, _FLAGS) if is_http else problem_of(error)
+    if isinstance(error, HTTPException):
+        found = absent(error, request.scope, _FLAGS)
+    else:
+        found = problem_of(error)
     metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
     level = logging.WARNING if found.status >= 500 else logging.INFO
     request_id = request.state.request_id
