@@ -1,4 +1,4 @@
-"""After a load, metrics equal what the clients counted, and the collector has a span per request.
+"""After a load, metrics equal what the clients counted; every request is a span and a JSON line.
 
 One server, and several API processes before one engine; streams, whole answers, several
 completions, stop strings, refusals and clients that leave.
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -212,12 +213,21 @@ def check_traces(spans: list[Any], ended: dict[str, str]) -> None:
     assert names == dict.fromkeys(("queue", "prefill", "decode"), len(parents))
 
 
+def check_lines(path: Path, ended: dict[str, str]) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    reasons = {line["trace_id"]: line["finish_reasons"][0] for line in lines}
+    assert len(reasons) == len(lines)
+    assert reasons.items() >= ended.items()
+
+
 @pytest.mark.parametrize("count", [1, 2])
-def test_numbers_can_be_trusted(count: int) -> None:
+def test_numbers_can_be_trusted(count: int, tmp_path: Path) -> None:
     with Collector() as collector:
         with ServerProcess(
             "--port", "0", "--api-server-count", str(count), "--enable-prompt-tokens-details",
             "--otlp-traces-endpoint", collector.address, "--collect-detailed-traces", "model",
+            "--stat-loggers", "prometheus", "jsonl",
+            "--plugin-options.stat_logger.jsonl.path", str(tmp_path / "requests"),
         ) as server:  # fmt: skip
             server.wait_ready()
             counted = asyncio.run(load(server.url))
@@ -227,6 +237,7 @@ def test_numbers_can_be_trusted(count: int) -> None:
             assert server.wait() == 0
         spans = collector.wait_for(4 * num_requests, 1.0)
     assert len(spans) == 4 * num_requests
+    check_lines(tmp_path / "requests", counted.ended)
     check_traces(spans, counted.ended)
     senders = {facts["process.pid"] for facts in collector.resources()}
     assert len(senders) == count

@@ -12,6 +12,7 @@ import logging
 import pytest
 
 from dovetail import registry
+from dovetail.cli.main import main
 from dovetail.config.engine import Config
 from dovetail.server.parsers import choose_parsers
 
@@ -369,3 +370,17 @@ def test_a_named_parser_is_taken_whatever_the_template_says() -> None:
     assert choice.tool is not None
     assert choice.reasoning is not None
     assert (choice.tool.name, choice.reasoning.name) == ("step3", "mistral")
+
+
+def test_auto_and_none_are_words_of_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["config", "check", "--port", "0", "--tool-call-parser", "auto"]
+    assert main([*words, "--enable-auto-tool-choice", "--reasoning-parser", "none"]) == 0
+    assert "tool calls hermes, reasoning none" in capsys.readouterr().out
+    config = Config.from_fields({"tool_call_parser": "none", "reasoning_parser": "auto"})
+    choice = choose_parsers(config, FAMILIES["Qwen3"][1])
+    assert choice.tool is None
+    assert choice.reasoning is not None and choice.reasoning.name == "qwen3"
+    assert main([*words[:-1], "none"]) == 0
+    assert "tool calls none" in capsys.readouterr().out
+    assert main([*words[:-1], "none", "--enable-auto-tool-choice"]) == 2
+    assert "a parser is needed" in capsys.readouterr().err

@@ -84,6 +84,13 @@ def test_a_request_is_a_server_span_with_three_phases() -> None:
     assert collector.resources()[0]["service.name"] == "dovetail"
 
 
+def test_opentelemetrys_own_variables_name_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    found = sent(stats()).resources()[0]
+    assert (found["service.name"], found["deployment.environment"]) == ("mine", "test")
+
+
 def test_without_a_good_traceparent_a_trace_begins() -> None:
     spans = sent(
         stats(), stats(traceparent="rubbish"), structs.replace(stats(), caller=None)

@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dovetail.interfaces.stats import StepStats, TokenStats
+from dovetail.errors import ConfigError
+from dovetail.interfaces.stats import Caller, StepStats, TokenStats
 from dovetail.observability import metrics
 from dovetail.testing.fakes import request_stats
+from dovetail_plugins.stat_loggers.jsonl import RequestLines
 from dovetail_plugins.stat_loggers.log import LogStats
 from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
 
@@ -109,6 +112,26 @@ def test_numbers_stand_under_both_names() -> None:
     assert "vllm:faults" not in found
 
 
+def test_what_requests_ask_for_and_get_is_summed() -> None:
+    stats = PrometheusStats(PrometheusStats.Options(), "summed", 4096)
+    one = msgspec.structs.replace(request_stats(), n=3, longest_tokens=2)
+    for _ in range(2):
+        stats.request(one)
+    found = families()
+    for name, total in {
+        "request_params_n": 6, "request_params_max_tokens": 32, "request_prompt_tokens": 24,
+        "request_generation_tokens": 6, "request_max_num_generation_tokens": 4,
+        "request_queue_time_seconds": 0.02, "request_prefill_time_seconds": 0.4,
+        "request_decode_time_seconds": 0.6, "request_inference_time_seconds": 1.0,
+        "e2e_request_latency_seconds": 1.02, "time_to_first_token_seconds": 0.42,
+        "time_per_output_token_seconds": 0.6,
+    }.items():  # fmt: skip
+        family = values(found[f"vllm:{name}"], "summed")
+        assert family[f"vllm:{name}_sum"] == pytest.approx(total), name
+    cached = values(found["dovetail:cached_prompt_tokens"], "summed")
+    assert cached == {"dovetail:cached_prompt_tokens_total": 8}
+
+
 def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     stats, line = (
         PrometheusStats(PrometheusStats.Options(), "drafting", 4096),
@@ -148,3 +171,23 @@ def test_the_log_line_is_written_once_per_interval(
         now[0] += 60
         stats.flush()
     assert len(caplog.records) == 1
+
+
+def test_every_request_is_a_json_line(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    lines = RequestLines(RequestLines.Options(path=str(file)), "mine", 100)
+    assert file.read_text() == ""
+    caller = Caller(path="/v1/completions", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    lines.request(msgspec.structs.replace(request_stats(), caller=caller))
+    file.rename(tmp_path / "moved.jsonl")
+    failed = msgspec.structs.replace(
+        request_stats(finish_reason="error"), error="NaN\nlogits", generated_tokens=0
+    )
+    lines.request(failed)
+    one = json.loads((tmp_path / "moved.jsonl").read_text())
+    assert (one["trace_id"], one["path"], one["model"]) == ("ab" * 16, "/v1/completions", "mine")
+    (text,) = file.read_text().splitlines()
+    two = json.loads(text)
+    assert (two["finish_reasons"], two["error"], two["ttft_s"]) == (["error"], "NaN\nlogits", None)
+    with pytest.raises(ConfigError, match="cannot write"):
+        RequestLines(RequestLines.Options(path=str(tmp_path / "no" / "file")), "mine", 100)

@@ -16,6 +16,7 @@ from dovetail.batch.lines import BadLine, Line, custom_id_of, name_of_line, pars
 from dovetail.batch.progress import Progress
 from dovetail.batch.results import Answer, Fault, Result, Results
 from dovetail.errors import EngineDead
+from dovetail.server.absent import unbuilt
 
 logger = logging.getLogger("dovetail.batch")
 BREATH_LINES = 256
@@ -76,8 +77,7 @@ async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -
     try:
         asked = parse(line)
         if not caller.takes(asked.url):
-            what = f"url: no route takes POST at {asked.url[:256]!r}."
-            raise BadLine("invalid_url", what)
+            raise _no_route(asked.url)
         status, body = await caller.post(asked.url, bytes(asked.body), name)
         kept = Answer(status_code=status, request_id=name, body=_json(status, body))
     except BadLine as error:
@@ -85,6 +85,13 @@ async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -
         fault = Fault(code=error.code, message=f"line {line.number}: {error}")
         return Result(id=name, custom_id=custom_id, error=fault)
     return Result(id=name, custom_id=custom_id, response=kept)
+
+
+def _no_route(url: str) -> BadLine:
+    sentence = unbuilt(url)
+    if sentence is not None:
+        return BadLine("not_built", f"url: {sentence}")
+    return BadLine("invalid_url", f"url: no route takes POST at {url[:256]!r}.")
 
 
 def _json(status: int, body: bytes) -> msgspec.Raw:

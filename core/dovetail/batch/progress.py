@@ -23,8 +23,13 @@ PERIOD_S = 10.0
 
 
 class _Usage(msgspec.Struct, frozen=True):
+    """The tokens of an answer under OpenAI's older names, or under those of newer routes."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class _Counted(msgspec.Struct, frozen=True):
@@ -64,8 +69,9 @@ class Progress:
         except msgspec.MsgspecError:
             return  # a route that counts no tokens
         if usage is not None:
-            self.num_prompt_tokens += usage.prompt_tokens
-            self.num_tokens += usage.completion_tokens
+            read = usage.input_tokens + usage.cache_read_input_tokens
+            self.num_prompt_tokens += usage.prompt_tokens + read
+            self.num_tokens += usage.completion_tokens + usage.output_tokens
 
     def seconds(self) -> float:
         """Return the time since answering began."""

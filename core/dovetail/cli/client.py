@@ -7,18 +7,27 @@ Uses the standard library only. Format of a stream: server-sent events (WHATWG H
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
+import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from dovetail.errors import ConfigError, DovetailError
 
 DEFAULT_URL = "http://localhost:8000/v1"
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
+
+
+_FIXES = {
+    401: "give the key with --api-key or OPENAI_API_KEY.",
+    404: f"check --url and --model-name; an address is e.g. {DEFAULT_URL}",
+}
+"""Status -> what to do about a refusal, where that is known."""
 
 
 class ServerError(DovetailError):
@@ -29,9 +38,7 @@ class Client:
     """Talks to one server. `url` is its base address; /v1 is added where it has no path."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r} is no address.", where="--url", fix=f"e.g. {DEFAULT_URL}")
+        parts = _parts(url)
         self._path = parts.path.rstrip("/") or "/v1"
         self._url = f"{parts.scheme}://{parts.netloc}{self._path}"
         self._parts = parts
@@ -71,7 +78,7 @@ class Client:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(
-                f"no answer: {error}.", where=self._url, fix="start one with `dovetail serve`."
+                f"no answer: {_told(error)}.", where=self._url, fix=_fix_of(error)
             ) from error
         if response.status >= 400:
             raise self._refused(response)
@@ -84,7 +91,7 @@ class Client:
         return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
 
     def _refused(self, response: http.client.HTTPResponse) -> ServerError:
-        fix = "give the key with --api-key or OPENAI_API_KEY." if response.status == 401 else None
+        fix = _FIXES.get(response.status)
         try:
             reason = _message(_json(response))
         except ServerError:
@@ -133,6 +140,29 @@ def read_events(lines: Any) -> Iterator[dict[str, Any]]:
             yield json.loads(data)
         except ValueError as error:
             raise ServerError(f"the server sent no JSON: {data[:80]!r}.") from error
+
+
+def _parts(url: str) -> SplitResult:
+    """Return the parts of an address. Raises: ConfigError"""
+    with contextlib.suppress(ValueError):  # a port that is no number, a bracket left open
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise ConfigError(f"{url!r} is no address.", where="--url", fix=f"e.g. {DEFAULT_URL}")
+
+
+def _told(error: Exception) -> str:
+    """Return an error's text without the place in OpenSSL's source."""
+    return str(error).partition(" (_ssl.c")[0]
+
+
+def _fix_of(error: Exception) -> str:
+    """Return what to do where no answer came at all."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "name the file of its authority in the variable SSL_CERT_FILE."
+    if isinstance(error, ssl.SSLError):
+        return "check --url: does the server speak http, not https?"
+    return "check --url, or start a server with `dovetail serve`."
 
 
 def _json(response: http.client.HTTPResponse) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.registry import Entry
+from dovetail.registry.options import options_place
 from dovetail.registry.registry import describe_metadata
 
 HELP = "list, describe and check plugins"
@@ -110,11 +111,13 @@ def _shown(facts: dict[str, Any]) -> str:
         if name in ("kind", "name", "options") or value in ("", None, [], {}):
             continue
         lines.append(f"  {name.replace('_', ' ') + ':':<20}{_value_text(value)}")
+    place = options_place(registry.kind_named(facts["kind"]), facts["name"])
     for option in facts.get("options", []):
         unit = f" {option['unit']}" if option["unit"] else ""
+        default = "empty" if option["default"] == "" else _value_text(option["default"])
         lines.append(
-            f"  --plugin-options.{facts['kind']}.{option['name']} {option['type']}{unit}"
-            f" (default {option['default']}): {option['help']}"
+            f"  {place}.{option['name']} {option['type']}{unit}"
+            f" (default {default}): {option['help']}"
         )
     return "\n".join(lines)
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from dovetail.config.field import flag
 
+NO_PARSER = "none"
+"""The word that switches a parser off: without one, it is found in the chat template."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
@@ -44,13 +47,21 @@ class FrontendConfig:
         "--tool-call-parser",
     )
     tool_call_parser: str | None = flag(
-        None, kind="tool_parser", help="syntax in which the model writes tool calls"
+        None,
+        kind="tool_parser",
+        words={NO_PARSER: NO_PARSER},
+        default_note="auto",
+        help="syntax in which the model writes tool calls; none leaves them in the text",
     )
     tool_parser_plugin: str | None = flag(
         None, metavar="FILE", help="Python file that registers tool parsers"
     )
     reasoning_parser: str | None = flag(
-        None, kind="reasoning_parser", help="syntax in which the model marks its reasoning"
+        None,
+        kind="reasoning_parser",
+        words={NO_PARSER: NO_PARSER},
+        default_note="auto",
+        help="syntax in which the model marks its reasoning; none leaves it in the text",
     )
     reasoning_parser_plugin: str | None = flag(
         None, metavar="FILE", help="Python file that registers reasoning parsers"

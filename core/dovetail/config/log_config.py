@@ -23,7 +23,8 @@ def read_log_config(path: str | None) -> dict[str, Any] | None:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}.", where=FLAG, fix=fix) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {path}: {reason}.", where=FLAG, fix=fix) from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}.", where=FLAG, fix=fix) from error
     if not isinstance(content, dict):

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from dovetail.config.field import Flag, flag, flags_of
+from dovetail.config.frontend import NO_PARSER
 from dovetail.errors import ConfigError
 
 Fields = dict[str, Any]
@@ -207,7 +208,7 @@ def _ray(value: Any) -> Fields:
 
 
 def _reasoning(value: Any) -> Fields:
-    return {} if value else {"reasoning_parser": None}
+    return {} if value else {"reasoning_parser": NO_PARSER}
 
 
 _ADAPTERS = _settled("there are no prompt adapters", None, False, 0, ())

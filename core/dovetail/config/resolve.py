@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config import ledger, selections
+from dovetail.config import demo, ledger, selections
 from dovetail.config.cache_size import (
     Room,
     cpu_cache_bytes,
@@ -25,6 +25,7 @@ from dovetail.config.cores import chosen_cores
 from dovetail.config.drafting import draft_spec
 from dovetail.config.dtypes import compute_dtype, tell_dtypes, weight_dtype
 from dovetail.config.engine import Config
+from dovetail.config.frontend import NO_PARSER
 from dovetail.config.generation import default_sampling
 from dovetail.config.guided import guided_spec
 from dovetail.config.hf import load_model_facts
@@ -85,8 +86,9 @@ def refuse(config: Config) -> None:
     """Raise ConfigError for settings that dovetail does not do, with the reason."""
     ledger.refuse(config)
     frontend = config.frontend
-    must_decide = config.is_given("enable_auto_tool_choice") and frontend.enable_auto_tool_choice
-    if must_decide and not frontend.tool_call_parser:
+    origin = config.origins.get("enable_auto_tool_choice")
+    must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
+    if must_decide and frontend.tool_call_parser in (None, "", NO_PARSER):
         raise ConfigError(
             "a parser is needed to see the model's tool calls.",
             where="--enable-auto-tool-choice",

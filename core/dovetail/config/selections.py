@@ -18,6 +18,7 @@ from dovetail import registry
 from dovetail.config import demo, observers
 from dovetail.config.engine import Config, flags
 from dovetail.config.field import Flag
+from dovetail.config.frontend import NO_PARSER
 from dovetail.config.ledger import REFUSED
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.quantization import QuantMethod
@@ -96,6 +97,26 @@ def check_plugin_options(config: Config) -> None:
                 where="--plugin-options",
                 fix=f"write --plugin-options.{name}.OPTION VALUE",
             )
+        _check_names(config, registry.KINDS[kind], options)
+
+
+def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that no plugin of the kind is ever handed."""
+    if kind.is_value:
+        where = f"--plugin-options.{kind.name}"
+        raise ConfigError("constants have no options.", where=where, fix="leave it out.")
+    if not kind.has_named_options:
+        return
+    paths = config.observability.stat_loggers if kind.name == "stat_logger" else ()
+    known = {*registry.names(kind.name), *paths}
+    for name, given in options.items():
+        if name not in known or not isinstance(given, Mapping):
+            raise ConfigError(
+                f'options of {kind.name} stand under a plugin\'s name, and "{name}" is none.',
+                where=f"--plugin-options.{kind.name}.{name}",
+                fix=f"write --plugin-options.{kind.name}.NAME.OPTION VALUE; names are "
+                f"{', '.join(registry.names(kind.name))}.",
+            )
 
 
 def _check_choice(flag: Flag, value: Any) -> None:
@@ -105,18 +126,21 @@ def _check_choice(flag: Flag, value: Any) -> None:
     specs = value if isinstance(value, tuple) else (value,)
     for spec in specs:
         is_auto = spec in _NO_CHOICE and (spec != "auto" or kind.auto)
-        if is_auto or kind.is_open or str(spec) in _TAKEN_OVER:
+        is_word = spec in flag.meta.words.values()
+        if is_auto or is_word or kind.is_open or str(spec) in _TAKEN_OVER:
             continue
         registry.find(kind.name, str(spec), where=flag.spelling)
 
 
 def check_parsers(config: Config) -> None:
     """Load the chosen parsers, so that a broken one is reported before anything starts."""
-    frontend = config.frontend
-    if frontend.tool_call_parser:
-        registry.load("tool_parser", frontend.tool_call_parser, where="--tool-call-parser")
-    if frontend.reasoning_parser:
-        registry.load("reasoning_parser", frontend.reasoning_parser, where="--reasoning-parser")
+    asked = {
+        "tool_parser": (config.frontend.tool_call_parser, "--tool-call-parser"),
+        "reasoning_parser": (config.frontend.reasoning_parser, "--reasoning-parser"),
+    }
+    for kind, (name, flag) in asked.items():
+        if name not in (*_NO_CHOICE, NO_PARSER):
+            registry.load(kind, name, where=flag)
 
 
 def no_tokenizer(config: Config) -> Selection:

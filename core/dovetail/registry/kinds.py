@@ -23,7 +23,8 @@ class Kind:
     `interface` is the "module:Class" every plugin of the kind derives from. `default` is the
     choice where none is made (None: no plugin). `auto` says in words how "auto" decides among
     all entries; empty where "auto" is no choice, or is an entry of its own. `is_open` says that
-    other words than registered names have a meaning to core (a folder, say).
+    other words than registered names have a meaning to core (a folder, say). `has_named_options`
+    says that several plugins of the kind are used at once, so that options stand under their names.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Kind:
     default: str | None = None
     auto: str = ""
     is_open: bool = False
+    has_named_options: bool = False
 
     @property
     def group(self) -> str:
@@ -57,10 +59,16 @@ def _kind(
     *flags: str,
     default: str | None = None,
     auto: str = "",
+    has_named_options: bool = False,
 ) -> Kind:
-    target = f"dovetail.interfaces.{interface}"
     return Kind(
-        name=name, interface=target, summary=summary, flags=flags, default=default, auto=auto
+        name=name,
+        interface=f"dovetail.interfaces.{interface}",
+        summary=summary,
+        flags=flags,
+        default=default,
+        auto=auto,
+        has_named_options=has_named_options,
     )
 
 
@@ -79,6 +87,7 @@ def _value(
     )
 
 
+_BY_TEMPLATE = "by the markers that the model's chat template mentions"
 _TABLE = (
     _kind("attention_backend", "attention:AttentionBackend", "attention over the paged KV cache",
           "--attention-backend", default="auto",
@@ -90,9 +99,9 @@ _TABLE = (
     _kind("quantizer", "quantizer:Quantizer", "writes checkpoints with quantized weights",
           "--method"),
     _kind("tool_parser", "tool_parser:ToolParser", "syntax in which a model writes tool calls",
-          "--tool-call-parser", "--tool-parser-plugin"),
+          "--tool-call-parser", "--tool-parser-plugin", auto=_BY_TEMPLATE),
     _kind("reasoning_parser", "reasoning_parser:ReasoningParser", "how a model marks its thinking",
-          "--reasoning-parser", "--reasoning-parser-plugin"),
+          "--reasoning-parser", "--reasoning-parser-plugin", auto=_BY_TEMPLATE),
     _kind("guided_decoding_backend", "guided:GuidedBackend", "holds answers to a schema or grammar",
           "--structured-outputs-config", default="auto",
           auto="per request, by what the backends enforce"),
@@ -112,8 +121,9 @@ _TABLE = (
     _kind("tokenizer", "tokenizer:Tokenizer", "text to token ids and back",
           "--tokenizer-mode", default="auto", auto="by the files in the tokenizer's folder"),
     _kind("logits_processor", "logits:LogitsProcessor", "changes logits of rows that ask for it",
-          "--logits-processors"),
-    _kind("stat_logger", "stats:StatLogger", "receives the engine's numbers", "--stat-loggers"),
+          "--logits-processors", has_named_options=True),
+    _kind("stat_logger", "stats:StatLogger", "receives the engine's numbers", "--stat-loggers",
+          has_named_options=True),
     _kind("bench_dataset", "bench_dataset:BenchDataset", "where a measurement's prompts come from",
           "--dataset-name", default="random"),
     _value("dtype", "--dtype", "number type of weights and activations",

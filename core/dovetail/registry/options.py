@@ -17,7 +17,7 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Plugin
-from dovetail.registry.kinds import kind_of
+from dovetail.registry.kinds import Kind, kind_of
 
 
 def options_for(cls: type[Any], mapping: Mapping[str, Any], *, where: str | None = None) -> Any:
@@ -126,6 +126,11 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return values as another process receives them: lists, dicts, text and numbers only."""
     plain: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(values))
     return plain
+
+
+def options_place(kind: Kind, name: str) -> str:
+    """Return the flag that a plugin's options are given by, up to the option's own name."""
+    return f"--plugin-options.{kind.name}" + (f".{name}" if kind.has_named_options else "")
 
 
 def _place(cls: type[Any]) -> str:

@@ -26,7 +26,7 @@ from dovetail.registry import discovery, files
 from dovetail.registry.entry import Entry, Status
 from dovetail.registry.kinds import KINDS, Kind, kind_named
 from dovetail.registry.known import reason_for
-from dovetail.registry.options import describe_options, given_options, options_for
+from dovetail.registry.options import describe_options, given_options, options_for, options_place
 from dovetail.registry.select import Candidate, pick, reasons_against
 from dovetail.registry.verify import verify
 
@@ -146,7 +146,8 @@ class Registry:
             if options:
                 raise ConfigError("a constant has no options.", where=f"{place} {entry.name}")
             return selection_of(entry, {})
-        return selection_of(entry, given_options(plugin, options or {}))
+        where = options_place(table, entry.name)
+        return selection_of(entry, given_options(plugin, options or {}, where=where))
 
     def defer(
         self,

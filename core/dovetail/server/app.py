@@ -20,11 +20,12 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.observability import metrics
 from dovetail.registry import hooks
+from dovetail.server.absent import absent
 from dovetail.server.errors import problem, problem_of
 from dovetail.server.fields import HEADER
 from dovetail.server.generation import CLAMPED_HEADER
 from dovetail.server.mcp import McpServer
-from dovetail.server.middleware import REQUEST_ID, BodyLimit, Gate, OpenRequests, Outer
+from dovetail.server.middleware import REQUEST_ID, BodyLimit, Faults, Gate, OpenRequests, Outer
 from dovetail.server.plugged import add_middleware
 from dovetail.server.render.chat import ChatRenderer, load_template
 from dovetail.server.routes import (
@@ -86,6 +87,8 @@ FLAG_ROUTES: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
     ("enable_dev_endpoints", "GET", "/is_sleeping", rest.is_sleeping),
 )
 """Routes that are there only with a flag: its field, then as in ROUTES."""
+
+_FLAGS = {path: f"--{name.replace('_', '-')}" for name, _, path, _ in FLAG_ROUTES}
 
 OPEN_ENDPOINTS = frozenset({health.health, health.live, health.ready, health.ping})
 """What answers without a key when keys are set. Everything else is closed."""
@@ -155,7 +158,10 @@ def _add_handlers(app: FastAPI) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    found = problem_of(error)
+    if isinstance(error, HTTPException):
+        found = absent(error, request.scope, _FLAGS)
+    else:
+        found = problem_of(error)
     metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
     level = logging.WARNING if found.status >= 500 else logging.INFO
     request_id = request.state.request_id
@@ -186,6 +192,7 @@ def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
         routes=lambda: app.router.routes,
         open_endpoints=app.state.open_endpoints,
     )
+    app.add_middleware(Faults)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(frontend.allowed_origins),
@@ -195,6 +202,7 @@ def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
         expose_headers=[REQUEST_ID, HEADER, CLAMPED_HEADER],
     )
     add_middleware(app, frontend)
+    app.add_middleware(Faults)
     app.add_middleware(
         Outer,
         shows_id=frontend.enable_request_id_headers,

@@ -6,18 +6,23 @@ Imports no engine and no torch.
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
 
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.mcp import named_servers
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@?#*A-Z]+")
 logger = logging.getLogger("dovetail.server")
 
 
 def check_frontend(frontend: FrontendConfig) -> None:
     """Raise ConfigError for HTTP flags that cannot be kept, each with its fix."""
     _check_logs(frontend)
+    _check_processes(frontend)
     _check_root_path(frontend.root_path)
+    _check_origins(frontend.allowed_origins)
     named_servers(frontend.tool_server)
     if frontend.ssl_certfile is not None or _names_tls(frontend):
         from dovetail.server.tls import tls_of
@@ -47,6 +52,29 @@ def _check_logs(frontend: FrontendConfig) -> None:
             where="--enable-log-outputs",
             fix="add --enable-log-requests.",
         )
+
+
+def _check_processes(frontend: FrontendConfig) -> None:
+    if frontend.api_server_count > 1 and frontend.disable_frontend_multiprocessing:
+        raise ConfigError(
+            "several server processes cannot share one process.",
+            where="--api-server-count",
+            fix="leave --disable-frontend-multiprocessing out, or use one.",
+        )
+
+
+def _check_origins(origins: Sequence[str]) -> None:
+    """Raise ConfigError for an origin that no browser sends: the flag would do nothing.
+
+    Source: RFC 6454, section 7: scheme, host and port alone, or "null".
+    """
+    for origin in origins:
+        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f'no browser ever sends the origin "{origin}".',
+                where="--allowed-origins",
+                fix="write scheme://host or scheme://host:port, e.g. https://chat.example.com",
+            )
 
 
 def _check_root_path(path: str | None) -> None:

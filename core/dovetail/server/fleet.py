@@ -20,7 +20,7 @@ import msgspec
 from dovetail.config.engine import Config
 from dovetail.config.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.server.mcp import connected
 from dovetail.server.parsers import ParserChoice, choose_parsers
@@ -47,12 +47,6 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
 
 async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
     """Run engine and children until told to stop; return the exit status."""
-    if config.frontend.disable_frontend_multiprocessing:
-        raise ConfigError(
-            "several server processes cannot share one process.",
-            where="--api-server-count",
-            fix="leave --disable-frontend-multiprocessing out, or use one.",
-        )
     await connected(config.frontend.tool_server)  # a fault is told before anything starts
     engine = await start_engine(config, spec, phases)
     children: list[subprocess.Popen[bytes]] = []

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,6 +46,9 @@ from dovetail.server.streaming import (
 
 logger = logging.getLogger("dovetail.server")
 Item = TypeVar("Item")
+PARAM_CHARS = 200
+"""Most characters of one sampling parameter in the log: a schema may be a page long."""
+
 CLAMPED_HEADER = "x-dovetail-max-tokens"
 
 
@@ -113,12 +117,27 @@ def _log_arrival(server: Server, generation: Generation) -> None:
     """Log the numbers of a request; its text only at level debug."""
     ids = generation.prompt_ids
     logger.info(
-        "request %s: %d prompt tokens, %s", generation.request_id, len(ids), generation.params
+        "request %s: %d prompt tokens%s", generation.request_id, len(ids), _asked(generation.params)
     )
     if logger.isEnabledFor(logging.DEBUG):
-        limit = server.frontend.max_log_len
-        text = server.engine.tokenizer.decode(ids[: limit or len(ids)], skip_special_tokens=False)
-        logger.debug("request %s: prompt %r", generation.request_id, shortened(text, limit))
+        text = _beginning(server, ids, server.frontend.max_log_len)
+        logger.debug("request %s: prompt %r", generation.request_id, text)
+
+
+def _asked(params: SamplingParams) -> str:
+    """Return the fields that are not as they are without asking, in a length that fits a line."""
+    fields = msgspec.to_builtins(params, str_keys=False)  # leaves defaults out
+    shown = (f", {name}={shortened(repr(value), PARAM_CHARS)}" for name, value in fields.items())
+    return "".join(shown)
+
+
+def _beginning(server: Server, ids: Sequence[int], limit: int | None) -> str:
+    """Return the prompt's text, cut after `limit` characters."""
+    if limit is None:
+        return server.engine.tokenizer.decode(ids, skip_special_tokens=False)
+    # No more is decoded than can be shown: how much is left out stands in tokens, a line above.
+    text = server.engine.tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _log_answer(server: Server, generation: Generation, index: int, text: str) -> None:

@@ -1,8 +1,8 @@
 """What happens around every route: id, counting, errors, the key, the size of bodies.
 
-Plain ASGI, outermost first: Outer (id, errors, counts), what --middleware names (`plugged`), Gate
-(the key), BodyLimit. Knows no route; which routes are open is a set of endpoints, and everything
-else is closed.
+Plain ASGI, outermost first: Outer (id, counts), Faults, what --middleware names (`plugged`), the
+rules for other origins, Faults again, Gate (the key), BodyLimit. Knows no route; which routes are
+open is a set of endpoints, and everything else is closed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Sent:
 
 
 class Outer:
-    """Gives every request an id, turns escaped exceptions into answers, counts.
+    """Gives every request an id, and counts.
 
     `root_path` is what a proxy has before every path, whether it takes that off or not.
     """
@@ -75,18 +75,9 @@ class Outer:
         self._count(scope, 1)
         try:
             await self._app(scope, receive, _noting(send, sent))
-        except Exception as error:
-            await self._answer(error, sent, scope, receive, send)
         finally:
             self._count(scope, -1)
             _record(scope, sent, time.monotonic() - start_s)
-
-    async def _answer(
-        self, error: Exception, sent: _Sent, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        logger.error("request %s failed", scope["state"]["request_id"], exc_info=error)
-        if not sent.status:
-            await problem_of(error).response(scope)(scope, receive, _noting(send, sent))
 
     def _count(self, scope: Scope, change: int) -> None:
         if scope["method"] == "POST":
@@ -115,6 +106,30 @@ def _record(scope: Scope, sent: _Sent, seconds: float) -> None:
     path = getattr(scope.get("route"), "path", "none")
     metrics.HTTP_REQUESTS.labels(scope["method"], path, str(sent.status or 499)).inc()
     metrics.HTTP_SECONDS.labels(path).observe(seconds)
+
+
+class Faults:
+    """Turns exceptions that nobody expected into answers.
+
+    It stands twice: within the rules for other origins, without whose headers a browser would tell
+    its page nothing of the fault, and around other people's middleware.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = _Sent()
+        try:
+            await self._app(scope, receive, _noting(send, sent))
+        except Exception as error:
+            logger.error("request %s failed", scope["state"]["request_id"], exc_info=error)
+            if not sent.status:
+                await problem_of(error).response(scope)(scope, receive, send)
 
 
 class Gate:

@@ -13,6 +13,7 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.engine import Config
+from dovetail.config.frontend import NO_PARSER
 from dovetail.errors import BrokenPlugin, PluginError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.reasoning_parser import ReasoningParser
@@ -43,6 +44,8 @@ def choose_parsers(config: Config, template: str) -> ParserChoice:
 
 
 def _choose(config: Config, kind: str, asked: str | None, template: str) -> Selection | None:
+    if asked == NO_PARSER:
+        return None
     options = config.plugin.options_of(kind)
     if asked not in AUTO:
         return registry.choose(kind, asked, options=options)

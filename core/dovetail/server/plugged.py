@@ -43,7 +43,7 @@ def _find(path: str) -> Any:
         raise ConfigError(f'"{path}" is no import path.', where=FLAG, fix=_FIX)
     try:
         return import_target(f"{module}:{name}")
-    except BrokenPlugin as error:
+    except (BrokenPlugin, ConfigError) as error:
         raise ConfigError(f"{path}: {error.what}", where=FLAG, fix=error.fix) from error
 
 

@@ -69,21 +69,25 @@ def test_bad_lines_become_errors_and_nothing_else_is_lost(tmp_path: Path) -> Non
         b"no json",
         line("nowhere", "/v1/nowhere"),
         line("get", "/health"),
+        line("vector", "/v1/embeddings"),
         line("refused", temperature=-1, prompt="hi"),
         line("last", CHAT),
     ]
     got, _, progress = driven(tmp_path, lines)
     by_id = {one["custom_id"]: one for one in got}
-    assert len(got) == 6
+    assert len(got) == 7
     assert by_id[None]["error"]["code"] == "invalid_json"
     assert by_id[None]["error"]["message"].startswith("line 2: ")
     for name in ("nowhere", "get"):
         assert (by_id[name]["response"], by_id[name]["error"]["code"]) == (None, "invalid_url")
+    vector = by_id["vector"]["error"]
+    assert vector["code"] == "not_built"
+    assert "/v1/embeddings: " in vector["message"] and "no embeddings yet" in vector["message"]
     refused = by_id["refused"]["response"]
     assert refused["status_code"] == 400
     assert "temperature" in refused["body"]["error"]["message"]
     assert {by_id[name]["response"]["status_code"] for name in ("good", "last")} == {200}
-    assert progress.num_failed == 4
+    assert progress.num_failed == 5
 
 
 def test_any_other_route_can_be_asked(tmp_path: Path) -> None:

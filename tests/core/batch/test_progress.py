@@ -27,10 +27,13 @@ def test_lines_and_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.line() == "4 of 10 done, 1 failed, 0 tokens/s, unknown time left"
     found.note(result(b'{"usage":{"prompt_tokens":5,"completion_tokens":16}}'))
     found.note(result(b'{"usage":null}'))
+    found.note(
+        result(b'{"usage":{"input_tokens":2,"output_tokens":3,"cache_read_input_tokens":4}}')
+    )
     found.note(result(b"[1]", status=400))
     found.note(Result(id="i", custom_id=None, error=Fault(code="x", message="y")))
-    assert found.line() == "8 of 10 done, 3 failed, 2 tokens/s, 0:00:04 left"
-    assert (found.num_prompt_tokens, found.num_tokens) == (5, 16)
+    assert found.line() == "9 of 10 done, 3 failed, 2 tokens/s, 0:00:02 left"
+    assert (found.num_prompt_tokens, found.num_tokens) == (11, 19)
 
 
 def test_a_line_comes_now_and_then(

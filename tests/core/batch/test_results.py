@@ -67,6 +67,16 @@ def test_a_torn_last_line_is_cut_off(num_bytes: int, tmp_path: Path) -> None:
     assert ids(path) == ["a", "b"]
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_nothing_longer_stays_behind_a_shorter_line(resumes: bool, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    written(path, good("a"))
+    torn = msgspec.json.encode(good("b" * 900))[:-1]
+    path.write_bytes(path.read_bytes() + torn)
+    written(path, good("c"), resumes=resumes)
+    assert ids(path) == (["a", "c"] if resumes else ["c"])
+
+
 def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "out"
     written(path, good("a"))

@@ -205,7 +205,9 @@ def test_the_key_may_come_from_the_environment(
     assert {key for _, _, key in server.seen} == {"Bearer from-env"}
 
 
-@pytest.mark.parametrize(("status", "hint"), [(401, "--api-key"), (503, "not today")])
+@pytest.mark.parametrize(
+    ("status", "hint"), [(401, "--api-key"), (404, "--url"), (503, "not today")]
+)
 def test_refusals_are_reported(
     status: int, hint: str, server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +231,14 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dovetail serve" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_wrong_address(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "--url", "localhost:8000", "-q", "a"]) == 2
-    assert "--url" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "http://localhost:many", "http://[::1", "http://"]
+)
+def test_a_wrong_address(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", url, "-q", "a"]) == 2
+    assert "is no address" in capsys.readouterr().err
+
+
+def test_https_where_http_is_spoken(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", server.url.replace("http", "https"), "-q", "a"]) == 1
+    assert "https?" in capsys.readouterr().err.splitlines()[-1]

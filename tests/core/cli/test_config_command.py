@@ -128,7 +128,7 @@ def test_secrets_are_masked_on_every_route(
 ) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("hf-token: hunter2\n", encoding="utf-8")
-    monkeypatch.setenv("DOVETAIL_PLUGIN_OPTIONS", '{"stat_logger": {"x": {"api_key": "hunter2"}}}')
+    monkeypatch.setenv("DOVETAIL_PLUGIN_OPTIONS", '{"bench_dataset": {"api_key": "hunter2"}}')
     monkeypatch.setenv("VLLM_API_KEY", "hunter2")
     for form in (["--json"], ["--all", "--origin"], []):
         assert main(["config", "show", "--config", str(file), *form]) == 0
@@ -169,6 +169,14 @@ def test_check_says_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tensor-parallel-size", "2"], "not built", 0),
         (["--ssl-keyfile", "/no/such.pem"], "--ssl", 1),
         (["--chat-template", "{% for x %}"], "--chat-template", 1),
+        (["--middleware", "/no/such.py:Thing"], "--middleware: /no/such.py:Thing", 1),
+        (["--api-server-count", "2", "--disable-frontend-multiprocessing"], "one process", 1),
+        (["--allowed-origins", "https://a.example", "a.example"], '"a.example"', 1),
+        (["--plugin-options.stat_logger.interval_s", "5"], "stat_logger.interval_s", 2),
+        (["--plugin-options.stat_logger.log.nope", "5"], "stat_logger.log.nope", 2),
+        (["--plugin-options.logits_processor.nope.x", "5"], '"nope" is none', 2),
+        (["--plugin-options.dtype.x", "1"], "constants have no options", 2),
+        (["--allowed-origins", "https://a.example/"], '"https://a.example/"', 1),
         (["--max-model-len", "1m"], "--max-model-len", 2),
         (["/no/such/folder"], "/no/such/folder", 2),
         (["--cpu-cores", "0,4000"], "may not use 4000", 2),

@@ -35,7 +35,7 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
     ("worker_use_ray", True, {"distributed_executor_backend": "ray"}),
     ("worker_use_ray", False, {}),
     ("enable_reasoning", True, {}),
-    ("enable_reasoning", False, {"reasoning_parser": None}),
+    ("enable_reasoning", False, {"reasoning_parser": "none"}),
     ("guided_decoding_backend", "xgrammar", {GRAMMAR: {"backend": "xgrammar"}}),
     ("guided_decoding_disable_fallback", True, {GRAMMAR: {"disable_fallback": True}}),
     ("guided_decoding_disable_any_whitespace", True, {GRAMMAR: {"disable_any_whitespace": True}}),

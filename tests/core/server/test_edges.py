@@ -14,6 +14,8 @@ from starlette.routing import Route
 
 from dovetail.errors import RequestError
 from dovetail.server.app import OPEN_ENDPOINTS, open_route
+from dovetail.server.fields import HEADER
+from dovetail.server.generation import CLAMPED_HEADER
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
 from dovetail.testing.serving import (
     USER,
@@ -179,9 +181,13 @@ def test_large_bodies_are_not_read() -> None:
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
 
+    num_sent = 0
+
     async def chunked() -> int:
         async def parts() -> Any:
+            nonlocal num_sent
             for _ in range(100):
+                num_sent += 1
                 yield b"x" * 1000
 
         async with client_of(app) as client:
@@ -189,6 +195,7 @@ def test_large_bodies_are_not_read() -> None:
             return answer.status_code
 
     assert asyncio.run(chunked()) == 413
+    assert num_sent == 3, "the rest is not even read"
 
 
 def test_unknown_fields_are_reported() -> None:
@@ -374,6 +381,24 @@ def test_cross_origin_calls() -> None:
     assert asked.headers["access-control-allow-origin"] == "http://good"
     other = send(app, "GET", "/live", origin="http://evil")
     assert "access-control-allow-origin" not in other.headers
+    shown = send(app, "GET", "/live", origin="http://good").headers["access-control-expose-headers"]
+    assert {"x-request-id", CLAMPED_HEADER, HEADER} <= set(shown.split(", "))
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nope", 404), ("/v1/models", 401), ("/boom", 500)])
+def test_a_page_of_another_origin_is_told_of_errors(path: str, status: int) -> None:
+    """A browser keeps an answer without the header from the page, which then sees no cause."""
+    app, _ = app_for(allowed_origins=("http://good",), api_key=KEYS)
+
+    async def boom() -> None:
+        raise RuntimeError("a fault of ours")
+
+    app.add_api_route("/boom", boom)
+    key = {} if status == 401 else {"authorization": f"Bearer {KEYS[0]}"}
+    answer = send(app, "GET", path, origin="http://good", **key)
+    assert answer.status_code == status
+    assert answer.headers["access-control-allow-origin"] == "http://good"
+    assert answer.json()["error"]["message"]
 
 
 def test_models_and_docs() -> None:
@@ -391,7 +416,13 @@ def test_models_and_docs() -> None:
 
 def test_wrong_methods_and_paths_are_openai_errors() -> None:
     app, _ = app_for()
-    for method, path, status in (("GET", "/v1/completions", 405), ("GET", "/v1/nope", 404)):
+    for method, path, status, told in (
+        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
+        ("POST", "/v1/nope", 404, "there is no path /v1/nope"),
+        ("POST", "/v1/embeddings", 404, "no embeddings yet"),
+        ("POST", "/v1/rerank/", 404, "no reranking yet"),
+        ("GET", "/get_tokenizer_info", 404, "--enable-tokenizer-info-endpoint"),
+    ):
         response = send(app, method, path)
         assert response.status_code == status
-        assert response.json()["error"]["message"]
+        assert told in response.json()["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -13,7 +14,7 @@ from dovetail.observability.logging import setup, shortened
 from dovetail.observability.stats import StatLoggers
 from dovetail.testing.fake_async_engine import Script
 from dovetail.testing.fakes import request_stats, step_stats
-from dovetail.testing.serving import app_for, chat, send
+from dovetail.testing.serving import app_for, call_asgi, chat, complete, send
 
 
 class Notes(StatLogger):
@@ -74,14 +75,48 @@ def test_requests_are_logged_when_asked(caplog: pytest.LogCaptureFixture) -> Non
         chat(app, request_id="two")
     assert "request one ended: stop; " in caplog.text
     assert "3 generated tokens" in caplog.text
-    assert "'<|im_'" in caplog.text
+    assert "'<|im_...'" in caplog.text
     assert "two" not in caplog.text
+
+
+def test_the_line_of_a_request_says_what_it_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    app, engine = app_for(Script(pieces=("ab",)), enable_log_requests=True, max_log_len=3)
+    engine.tokenizer.decode = lambda ids, **_: "<long>" * len(ids)  # type: ignore[method-assign]
+    with caplog.at_level(logging.INFO, "dovetail.server"):
+        complete(app, request_id="one", prompt="secret", seed=5, stop=["x" * 900], temperature=0)
+        assert "secret" not in caplog.text and "<lo" not in caplog.text
+    line = next(text for text in caplog.messages if text.startswith("request one: "))
+    assert line.startswith("request one: 6 prompt tokens, ")
+    assert ", temperature=0.0" in line and ", seed=5" in line
+    assert "top_p" not in line, "what was not asked for"
+    assert len(line) < 400
+    with caplog.at_level(logging.DEBUG, "dovetail.server"):
+        complete(app, request_id="two", prompt="secret")
+    assert "request two: prompt '<lo...'" in caplog.text
+
+
+def sample(name: str) -> float:
+    """Return a sample's value in the process's metrics, 0 where it is not there yet."""
+    lines = metrics.exposition().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+
+@pytest.mark.parametrize("leaves_after", [0, 2])
+def test_clients_that_leave_are_counted(leaves_after: int) -> None:
+    app, _ = app_for(Script(pieces=("a", "b"), hangs=True))
+    before = sample("dovetail:disconnects_total")
+    body = {"prompt": "hi", "stream": leaves_after > 0}
+    asyncio.run(call_asgi(app, "/v1/completions", body, leaves_after=leaves_after))
+    assert sample("dovetail:disconnects_total") == before + 1
 
 
 def test_requests_are_counted() -> None:
     app, _ = app_for()
+    name = 'dovetail:http_request_duration_seconds_count{route="/v1/chat/completions"}'
+    before = sample(name)
     chat(app)
     chat(app, n=0)
     text = send(app, "GET", "/metrics").text
+    assert sample(name) == before + 2
     assert 'method="POST",route="/v1/chat/completions",status="200"' in text
     assert 'dovetail:refused_requests_total{kind="invalid_request_error",status="400"}' in text

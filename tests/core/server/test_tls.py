@@ -55,6 +55,7 @@ def served(frontend: FrontendConfig, talk: Callable[[int], Any]) -> Any:
 
 def client(made: Certificates, own: str | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=made.cert("authority"))
+    context.set_alpn_protocols(["h2", "http/1.1"])  # as browsers and curl do
     if own is not None:
         context.load_cert_chain(made.cert(own), made.key(own))
     return context
@@ -75,6 +76,7 @@ def name_of(port: int, context: ssl.SSLContext) -> str:
     try:
         connection.connect()
         assert isinstance(connection.sock, ssl.SSLSocket)
+        assert connection.sock.selected_alpn_protocol() == "http/1.1"
         shown: Any = connection.sock.getpeercert()
         return str(shown["subject"][0][0][1])
     finally:

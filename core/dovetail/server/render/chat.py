@@ -120,8 +120,9 @@ def load_template(value: str | None) -> str | None:
     try:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"cannot read {value}: {error}",
+            f"cannot read {value}: {reason}.",
             where="--chat-template",
             fix="name a .jinja file, or give the template itself.",
         ) from error
