@@ -50,14 +50,25 @@ def _named_tensors(path: Path, content: object) -> dict[str, torch.Tensor]:
                 where=str(path),
                 fix="save the model's state_dict alone",
             )
-        if value.is_meta or value.is_quantized or value.layout != torch.strided:
-            kind = "meta" if value.is_meta else value.type()
+        fault = _fault(value)
+        if fault:
             raise ConfigError(
-                f'entry "{name}" is a tensor without plain numbers ({kind})',
+                f'entry "{name}" {fault}',
                 where=str(path),
                 fix="save the state_dict of a model whose weights are loaded, dense and unpacked",
             )
     return {str(name): tensor for name, tensor in content.items()}
+
+
+def _fault(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor is not the plain numbers that the file holds for it, or None."""
+    if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
+        kind = "meta" if tensor.is_meta else tensor.type()
+        return f"is a tensor without plain numbers ({kind})"
+    held_bytes = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > held_bytes:  # one number repeated: a small file could ask for any memory
+        return f"is a tensor of {tensor.nbytes} bytes, for which the file holds {held_bytes}"
+    return None
 
 
 def placing(places: Mapping[str, str]) -> Place:
