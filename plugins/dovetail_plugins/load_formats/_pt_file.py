@@ -23,8 +23,9 @@ def read_tensors(path: Path, places: Mapping[str, str]) -> dict[str, torch.Tenso
     Files of the zip kind are mapped; older ones are read whole.
     Raises: ConfigError when the file is cut, holds more than tensors, or a device is absent.
     """
-    place, is_zip = placing(places), zipfile.is_zipfile(path)
+    place = placing(places)
     try:
+        is_zip = zipfile.is_zipfile(path)  # raises too, for a damaged directory
         content = torch.load(path, map_location=place, weights_only=True, mmap=is_zip)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error.what}", where=WHERE, fix=error.fix) from error
