@@ -218,7 +218,7 @@ def stored_quantization(model: ModelSpec) -> str | None:
         raise ConfigError(
             "quantization_config names no quant_method.", where=str(Path(model.path, "config.json"))
         )
-    return method.lower().rpartition("/")[2]  # older writers put their own name before it
+    return method
 
 
 def select_load_format(config: Config) -> Selection:
