@@ -1,7 +1,7 @@
-"""How a checkpoint says that it is stored quantized: in config.json, or in a file beside it.
+"""How a checkpoint says that it is stored quantized, and the method that reads what it says.
 
-Writers older than config.json's `quantization_config` have a file of their own, or another key.
-Knows where it stands and which method is meant, not what the settings mean.
+It says so in config.json or, if its writer is older than `quantization_config`, under another key
+or in a file of the writer's own. Knows which method is meant, not what the settings mean.
 Sources: AutoGPTQ (quantize_config.json), AutoAWQ (quant_config.json), ModelOpt
 (hf_quant_config.json), llm-compressor's first versions (`compression_config`).
 """
@@ -12,8 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail import registry
 from dovetail.config.json_files import read_json
+from dovetail.errors import ConfigError
+from dovetail.interfaces.quantization import QuantMethod
+from dovetail.interfaces.spec import ModelSpec, Selection
 
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What code raises that is given settings of other types, or of sizes that nothing has."""
 KEY, OLDER_KEY, METHOD = "quantization_config", "compression_config", "quant_method"
 OTHER_NAMES = {"compressed_tensors": "compressed-tensors"}
 FILES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -40,6 +46,24 @@ def add_quantization(path: Path, config: dict[str, Any]) -> None:
         name = method.lower().rpartition("/")[2]  # some writers put their own name before it
         stored = {**stored, METHOD: OTHER_NAMES.get(name, name)}
     config[KEY] = dict(stored)
+
+
+def build_method(selection: Selection, model: ModelSpec) -> QuantMethod:
+    """Return the selected method for a checkpoint.
+
+    Raises: ConfigError where the settings are not what the method takes, be it in their types.
+    """
+    plugin: type[QuantMethod] = registry.load_selection(selection)
+    options = registry.build_options(selection)
+    try:
+        return plugin(options, model)
+    except MALFORMED as error:
+        raise ConfigError(
+            f'{KEY} is not as the method "{selection.name}" has it: '
+            f"{type(error).__name__}: {error}.",
+            where=str(Path(model.path, "config.json")),
+            fix="fetch the file again, or see what its writer says of it.",
+        ) from error
 
 
 def _beside(path: Path) -> dict[str, Any] | None:

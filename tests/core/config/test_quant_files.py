@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dovetail.config.hf import read_config
+from dovetail.config.quant_files import build_method
 from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import Selection
+from dovetail.testing.contract import model_spec
 
 GPTQ = {"bits": 4, "group_size": 128, "desc_act": True, "sym": True, "model_name_or_path": None}
 AWQ = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
@@ -67,3 +71,24 @@ def test_nesting_without_end_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read as JSON"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("aqlm:Aqlm", {"num_codebooks": "x"}),
+        ("awq:Awq", {"group_size": [[]]}),
+        ("awq:Awq", {"modules_to_not_convert": 1.5}),
+        ("compressed_tensors:CompressedTensors", {"config_groups": ["a"]}),
+        ("gptq:Gptq", {"bits": float("inf")}),
+    ],
+)
+def test_settings_of_other_types_are_told(method: str, settings: dict[str, Any]) -> None:
+    pytest.importorskip("dovetail_plugins")
+    model = model_spec()
+    stored = model.hf_config | {"quantization_config": settings}
+    chosen = Selection(
+        kind="quantization", name="one", target=f"dovetail_plugins.quantization.{method}"
+    )
+    with pytest.raises(ConfigError, match=r"config\.json: quantization_config is not as"):
+        build_method(chosen, msgspec.structs.replace(model, hf_config=stored))
