@@ -8,7 +8,6 @@ Sources: AutoGPTQ (quantize_config.json), AutoAWQ (quant_config.json), ModelOpt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,17 @@ def add_quantization(path: Path, config: dict[str, Any]) -> None:
 
     Raises: ConfigError for a file that is no JSON object.
     """
-    stored = config.get(KEY) or config.get(OLDER_KEY) or _beside(path)
-    if not isinstance(stored, Mapping):
+    older = config.get(OLDER_KEY)
+    if isinstance(older, dict):
+        older = {METHOD: "compressed-tensors", **older}
+    stored = config.get(KEY) or older or _beside(path)
+    if not isinstance(stored, dict):
         return
     method = stored.get(METHOD)
-    if method is None and stored is config.get(OLDER_KEY):
-        method = "compressed-tensors"
     if isinstance(method, str):
         name = method.lower().rpartition("/")[2]  # some writers put their own name before it
         stored = {**stored, METHOD: OTHER_NAMES.get(name, name)}
-    config[KEY] = dict(stored)
+    config[KEY] = stored
 
 
 def build_method(selection: Selection, model: ModelSpec) -> QuantMethod:
