@@ -181,6 +181,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         f"{WHOLE}::test_prefix_caching_hash_algo",
         "core/engine/test_prefix_hash.py::test_equal_prefixes_meet_and_others_do_not",
     ),
+    "pt_load_map_location": (
+        f"{CHECKPOINT}::test_where_torch_files_go_reaches_the_load_format",
+        "plugins/load_formats/test_load_formats.py::test_pt_reads_onto_the_device_asked_for",
+    ),
     "quantization": ("e2e/test_native_equals_torch.py::test_int4_weights_with_float_activations",),
     "quantization_param_path": (f"{FP8_CACHE}::test_scales_of_a_file_come_first",),
     "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),

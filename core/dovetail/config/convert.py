@@ -27,6 +27,7 @@ _SUFFIXES: dict[str, int] = {
 }
 _HUMAN = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
 _PAIRS = re.compile(r"[\w-]+=[^=,{}\[\]\"]+(,[\w-]+=[^=,{}\[\]\"]+)*")
+_WORD = re.compile(r"[A-Za-z][\w:-]*")
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 
@@ -159,9 +160,9 @@ def _split(flag: Flag, text: str) -> list[str]:
 
 
 def _dict(flag: Flag, value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
+    if isinstance(value, str) and not (flag.meta.key and _WORD.fullmatch(value)):
         value = _json(flag, value)
-    if flag.meta.key and isinstance(value, int) and not isinstance(value, bool):
+    if flag.meta.key and isinstance(value, int | str) and not isinstance(value, bool):
         value = {flag.meta.key: value}
     if not isinstance(value, dict):
         raise _wrong(flag, value)

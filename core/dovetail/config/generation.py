@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.hf import read_json
+from dovetail.config.json_files import read_json
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 

@@ -6,7 +6,6 @@ between model types; `_NAMES` lists the ones in use.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 from dovetail.config.convert import merge_deep
 from dovetail.config.formats import read_settings
 from dovetail.config.hf_defaults import CLASS_DEFAULTS
+from dovetail.config.json_files import read_json
+from dovetail.config.quant_files import add_quantization
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
@@ -48,8 +49,6 @@ _INHERITED = (
     "tie_word_embeddings",
     "torch_dtype",
 )
-MODELOPT_FILE = "hf_quant_config.json"
-"""Where ModelOpt's exports say how they are quantized, if not in config.json."""
 DEFAULT_POSITIONS = 2048
 """Length of a checkpoint that states none."""
 
@@ -98,9 +97,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     config = read_json(file)
-    beside = read_json(path / MODELOPT_FILE, is_required=False)
-    if beside and "quantization_config" not in config:
-        config["quantization_config"] = {"quant_method": "modelopt", **beside}
+    add_quantization(path, config)
     return config
 
 
@@ -132,27 +129,6 @@ def eos_token_ids(text: Mapping[str, Any], generation: Mapping[str, Any]) -> tup
     """Return the ids that end an answer: config.json's, then further generation_config.json's."""
     ids = [*_ids(text.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
     return tuple(dict.fromkeys(ids))
-
-
-def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
-    """Return a JSON object from a file; {} when it may be missing and is. Raises: ConfigError."""
-    if not path.is_file():
-        if not is_required:
-            return {}
-        raise ConfigError(
-            f"the folder has no {path.name}.",
-            where=str(path.parent),
-            fix="give a folder in Hugging Face layout (config.json, tokenizer.json, weights).",
-        )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot be read as JSON: {error}.", where=str(path), fix="fetch the file again."
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigError("must hold a JSON object.", where=str(path), fix="fetch the file again.")
-    return content
 
 
 def _find(text: Mapping[str, Any], fact: str) -> int | None:

@@ -107,9 +107,6 @@ REFUSED: dict[str, Refused] = {
     "override_attention_dtype": Refused("attention computes in the type of --dtype."),
     "pipeline_parallel_size": Refused("dividing the layers over devices is not built yet."),
     "pooler_config": Refused("this engine generates text; pooling models are not built yet."),
-    "pt_load_map_location": Refused(
-        "checkpoints are read into host memory and go to the device layer by layer."
-    ),
     "ray_workers_use_nsight": Refused("there are no Ray workers."),
     "tensor_parallel_size": Refused("dividing a layer over devices is not built yet.", "use 1."),
     "trust_remote_code": Refused(

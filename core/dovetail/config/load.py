@@ -29,6 +29,11 @@ class LoadConfig:
         kind="safetensors_load_strategy",
         help="whether safetensors files are mapped (lazy) or read whole (eager)",
     )
-    pt_load_map_location: str = flag(
-        "cpu", metavar="DEVICE", help="device onto which PyTorch checkpoints are read"
+    pt_load_map_location: Mapping[str, Any] = flag(
+        {"*": "cpu"},
+        key="*",
+        metavar="DEVICE|JSON",
+        help="device onto which torch.save files are read, for all tensors or by the device that "
+        "the file says they were on; as in torch.load, devices that are not named stay as they are",
+        default_note="cpu",
     )

@@ -6,6 +6,7 @@ not load torch, and their classes are checked again where they are loaded.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,11 @@ _TAKEN_OVER = {
 """Class paths in taken-over command lines and dovetail's own names for them."""
 
 STRATEGY = "--safetensors-load-strategy"
+_READER_FLAGS = {
+    "safetensors_load_strategy": ("reading", "safetensors"),
+    "pt_load_map_location": ("map_location", "torch.save"),
+}
+"""Flags that are an option of some load formats: the option, and the files it is about."""
 LOADER_OPTIONS = "--model-loader-extra-config"
 BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
@@ -237,7 +243,7 @@ def stored_quantization(model: ModelSpec) -> str | None:
         raise ConfigError(
             "quantization_config names no quant_method.", where=str(Path(model.path, "config.json"))
         )
-    return method.lower().rpartition("/")[2]  # older writers put their own name before it
+    return method
 
 
 def select_load_format(config: Config) -> Selection:
@@ -245,42 +251,62 @@ def select_load_format(config: Config) -> Selection:
 
     Raises: ConfigError for an option that the format does not have, naming the flag.
     """
-    options = {
-        **config.plugin.options_of("load_format"),
-        **config.load.model_loader_extra_config,
-    }
-    strategy = _reading(config)
-    if strategy != "lazy" or "reading" in options:
-        options["reading"] = strategy
+    given = config.load.model_loader_extra_config
+    options = {**config.plugin.options_of("load_format"), **given}
+    name = config.load.safetensors_load_strategy
+    strategy = str(registry.value_of("safetensors_load_strategy", name, where=STRATEGY))
+    _lay_flag(options, config, "safetensors_load_strategy", strategy)
+    _lay_flag(options, config, "pt_load_map_location", _places(config))
     try:
-        with _blaming("load_format", config.load.model_loader_extra_config, LOADER_OPTIONS):
+        with _blaming("load_format", given, LOADER_OPTIONS):
             return select(
                 "load_format", config.load.load_format, where="--load-format", options=options
             )
     except ConfigError as error:
-        if error.where == "--plugin-options.load_format.reading":
-            raise ConfigError(
-                f'the load format "{config.load.load_format}" reads no safetensors files.',
-                where=STRATEGY,
-                fix="leave the flag out.",
-            ) from error
+        for field, (option, files) in _READER_FLAGS.items():
+            if error.where == f"--plugin-options.load_format.{option}":
+                raise ConfigError(
+                    f'the load format "{config.load.load_format}" reads no {files} files.',
+                    where=flags()[field].spelling,
+                    fix="leave the flag out.",
+                ) from error
         raise
 
 
-def _reading(config: Config) -> str:
-    """Return how safetensors files are read. Raises: ConfigError when two flags disagree."""
-    name = config.load.safetensors_load_strategy
-    chosen = str(registry.value_of("safetensors_load_strategy", name, where=STRATEGY))
-    other = config.load.model_loader_extra_config.get("reading")
-    if not config.is_given("safetensors_load_strategy"):
-        return str(other or config.plugin.options_of("load_format").get("reading", chosen))
-    if other not in (None, chosen):
+def _lay_flag(options: dict[str, Any], config: Config, field: str, value: Any) -> None:
+    """Lay a flag's value over the options of the load format, unless it is the default.
+
+    Mutates: options. Raises: ConfigError when the option is given as well and says otherwise.
+    """
+    option, _ = _READER_FLAGS[field]
+    if not config.is_given(field):
+        return
+    if options.get(option, value) != value:
         raise ConfigError(
-            f'asks for "{chosen}", but {LOADER_OPTIONS}.reading for "{other}".',
-            where=STRATEGY,
+            f"asks for {_told(value)}, but the option {option} of the load format for "
+            f"{_told(options[option])}.",
+            where=flags()[field].spelling,
             fix="leave one of them out.",
         )
-    return chosen
+    if option in options or config.value(field) != flags()[field].default:
+        options[option] = value
+
+
+def _told(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _places(config: Config) -> dict[str, str]:
+    """Return where torch.save files are read to. Raises: ConfigError for what is no device."""
+    places = dict(config.load.pt_load_map_location)
+    for stored, device in places.items():
+        if not isinstance(device, str):
+            raise ConfigError(
+                f"{device!r} is no device.",
+                where=f"{flags()['pt_load_map_location'].spelling}.{stored}",
+                fix="give the name of one, such as cpu or cuda:0.",
+            )
+    return places
 
 
 @contextmanager

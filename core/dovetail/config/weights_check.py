@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.hf import read_json
+from dovetail.config.json_files import read_json
 from dovetail.errors import ConfigError
 
 MAX_HEADER_BYTES = 100 * 2**20
@@ -88,7 +88,7 @@ def _check_file(file: Path) -> None:
     try:
         header = json.loads(text)
         ends = [_end(entry) for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(file, "its header is no safetensors header") from error
     wanted = 8 + length + max(ends, default=0)
     if wanted != size:

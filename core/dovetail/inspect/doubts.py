@@ -129,6 +129,6 @@ def _json(file: Path) -> dict[str, Any]:
     """Return a file's object, nothing where it cannot be read: whoever needs it says so."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

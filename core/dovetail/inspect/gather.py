@@ -23,6 +23,7 @@ from dovetail.config.hf import load_model_facts
 from dovetail.config.lengths import checkpoint_tokens
 from dovetail.config.model_path import Hub, find_model
 from dovetail.config.platform import pick_device
+from dovetail.config.quant_files import build_method
 from dovetail.config.resolve import resolve
 from dovetail.errors import DovetailError
 from dovetail.inspect import doubts, memory
@@ -213,9 +214,7 @@ def _method(parts: Parts) -> QuantMethod | None:
     if parts.quantization is None:
         return None
     with _tried(parts):
-        plugin = registry.load_selection(parts.quantization)
-        made: QuantMethod = plugin(registry.build_options(parts.quantization), parts.model)
-        return made
+        return build_method(parts.quantization, parts.model)
     return None
 
 

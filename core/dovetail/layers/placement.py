@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.layers.dtypes import dtype_of
 
@@ -188,7 +189,7 @@ def place_parts(
     if is_per_part(parameter):
         return _place_per_part(leaf, parameter, parts, wanted, input_cut)
     output_axis, input_axis = axes_of(parameter)
-    cuts = _input_cuts(parameter.shape, input_axis, input_cut)
+    cuts = _input_cuts(leaf, parameter.shape, input_axis, input_cut)
     if output_axis is None:
         pieces = [wanted] if wanted is not None else [p.name for p in parts]
         return [Placement(name=leaf, piece=p, target=parameter.data, cuts=cuts) for p in pieces]
@@ -200,12 +201,12 @@ def place_parts(
 
 
 def _input_cuts(
-    shape: Sequence[int], axis: int | None, input_cut: tuple[int, int, int] | None
+    leaf: str, shape: Sequence[int], axis: int | None, input_cut: tuple[int, int, int] | None
 ) -> tuple[Cut, ...]:
     if input_cut is None or axis is None or shape[axis] == 1:
         return ()
     per = Fraction(shape[axis], input_cut[1])
-    start, size, full = (_whole(n * per) for n in input_cut)
+    start, size, full = (_whole(leaf, n * per) for n in input_cut)
     return (Cut(axis=axis, start=start, size=size, full=full),)
 
 
@@ -218,7 +219,7 @@ def _place_per_part(
 ) -> list[Placement]:
     """Return the placements of a tensor that each part has for itself. One that comes for all of
     them joined counts for each."""
-    cuts = _input_cuts(parameter.shape[1:], axes_of(parameter)[1], input_cut)
+    cuts = _input_cuts(leaf, parameter.shape[1:], axes_of(parameter)[1], input_cut)
     return [
         Placement(name=leaf, piece=part.name, target=parameter.data[number], cuts=cuts)
         for number, part in enumerate(parts)
@@ -239,12 +240,15 @@ def _place_part(
     """Return the placement of one part; packed parameters hold `per` entries per output."""
     per = Fraction(data.shape[axis], sum(p.local for p in parts))
     before = parts[: parts.index(part)]
-    held = _whole(part.held * per)
-    offset = _whole(sum(p.local for p in before) * per)
+    held = _whole(leaf, part.held * per)
+    offset = _whole(leaf, sum(p.local for p in before) * per)
     base = sum(p.full for p in before) if is_joined else 0
     full = sum(p.full for p in parts) if is_joined else part.full
     cut = Cut(
-        axis=axis, start=_whole((base + part.start) * per), size=held, full=_whole(full * per)
+        axis=axis,
+        start=_whole(leaf, (base + part.start) * per),
+        size=held,
+        full=_whole(leaf, full * per),
     )
     target = data.narrow(axis, offset, held)
     is_all = cut.start == 0 and cut.size == cut.full
@@ -253,9 +257,16 @@ def _place_part(
     )
 
 
-def _whole(count: Fraction | int) -> int:
-    """Return a count of packed entries. A quantization method must size its parameters so that
-    parts and ranks fall on entry boundaries."""
+def _whole(leaf: str, count: Fraction | int) -> int:
+    """Return a count of packed entries. Raises: ConfigError where a part or a rank ends inside one.
+
+    A quantization method must size its parameters so that those of whole layers do not.
+    """
     value = Fraction(count)
-    assert value.denominator == 1, f"{value} entries: a part ends inside a packed entry"
+    if value.denominator != 1:
+        raise ConfigError(
+            f"a part ends inside a packed entry, after {value} of them",
+            where=leaf,
+            fix="use fewer ranks: they divide packed words and groups of inputs between them whole",
+        )
     return int(value)

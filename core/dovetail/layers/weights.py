@@ -326,11 +326,10 @@ def _raise_faults(report: LoadReport, rank: RankSpec) -> None:
     if not told:
         return
     where = f"rank {rank.rank} of {rank.world_size}" if rank.world_size > 1 else "checkpoint"
-    raise ConfigError(
-        f"the weights do not fit the model: {told}",
-        where=where,
-        fix="check that config.json and the weight files belong to each other",
-    )
+    fix = "check that config.json and the weight files belong to each other"
+    if rank.tensor_size > 1 and report.misfits:
+        fix += ", or use fewer ranks: a group of inputs with one scale cannot lie on two"
+    raise ConfigError(f"the weights do not fit the model: {told}", where=where, fix=fix)
 
 
 def _listed(word: str, names: list[str]) -> str:

@@ -22,6 +22,7 @@ from torch import nn
 from tqdm import tqdm
 
 from dovetail import registry
+from dovetail.config.quant_files import MALFORMED, build_method
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
 from dovetail.interfaces.model import BuildContext, Model
@@ -68,7 +69,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     Raises: ConfigError naming the file, layer or flag at fault.
     """
     start_s = time.perf_counter()
-    quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
+    quant = build_method(run.quantization, run.model)
     offload = None
     if run.offload_bytes:
         offload = Offload(run.offload_bytes, run.model.num_layers, device)
@@ -100,7 +101,7 @@ def load_unpacked(run: RunSpec) -> nn.Module:
     Raises: ConfigError as load_model does.
     """
     device = torch.device("cpu")
-    quant = cast(QuantMethod, build_plugin(run.quantization, run.model))
+    quant = build_method(run.quantization, run.model)
     model = _build(run, device, quant)
     _fill(model, run, device, quant, repacks=False)
     return model
@@ -149,7 +150,7 @@ def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
             where="model",
             fix="use a smaller or quantized model, or more devices",
         ) from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (*MALFORMED, RuntimeError) as error:
         log.debug("%s could not be built", run.model_plugin.target, exc_info=error)
         raise ConfigError(
             f"{run.model.architecture} cannot be built: {type(error).__name__}: {error}.",

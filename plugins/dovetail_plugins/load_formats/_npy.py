@@ -18,7 +18,7 @@ def save_tensor(folder: Path, file: str, tensor: torch.Tensor) -> dict[str, Any]
     """Write one tensor; return its manifest entry."""
     foreign = tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
     plain = tensor.view(_AS_INTEGERS[tensor.dtype.itemsize]) if foreign else tensor
-    np.save(folder / file, plain.numpy(), allow_pickle=False)
+    np.save(folder / file, plain.cpu().numpy(), allow_pickle=False)
     return {"file": file, "dtype": dtype_name(tensor.dtype), "bytes": tensor.nbytes}
 
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch.serialization import default_restore_location
+from torch.types import Storage
 
 from dovetail.errors import ConfigError
 
+WHERE = "--pt-load-map-location"
+Place = Callable[[Storage, str], Storage]
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Return name -> tensor. Raises: ConfigError when the file is cut, or holds more than tensors.
+
+def read_tensors(path: Path, places: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Return name -> tensor, each on the device that `places` gives for the one it was saved on.
 
     Files of the zip kind are mapped; older ones are read whole.
+    Raises: ConfigError when the file is cut, holds more than tensors, or a device is absent.
     """
+    place = placing(places)
     try:
-        content = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
+        is_zip = zipfile.is_zipfile(path)  # raises too, for a damaged directory
+        content = torch.load(path, map_location=place, weights_only=True, mmap=is_zip)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error.what}", where=WHERE, fix=error.fix) from error
     except Exception as error:
         # torch raises many types here, down to EOFError; all of them mean this one file.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -27,13 +37,58 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
             where=str(path),
             fix="download the file again, or convert the checkpoint to safetensors",
         ) from error
+    return _named_tensors(path, content)
+
+
+def _named_tensors(path: Path, content: object) -> dict[str, torch.Tensor]:
+    """Return the content as name -> tensor. Raises: ConfigError for anything else."""
     if not isinstance(content, dict):
         raise ConfigError(f"holds a {type(content).__name__}, not named tensors", where=str(path))
-    strange = [name for name, value in content.items() if not isinstance(value, torch.Tensor)]
-    if strange:
-        raise ConfigError(
-            f'entry "{strange[0]}" is a {type(content[strange[0]]).__name__}, not a tensor',
-            where=str(path),
-            fix="save the model's state_dict alone",
-        )
+    for name, value in content.items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigError(
+                f'entry "{name}" is a {type(value).__name__}, not a tensor',
+                where=str(path),
+                fix="save the model's state_dict alone",
+            )
+        fault = _fault(value)
+        if fault:
+            raise ConfigError(
+                f'entry "{name}" {fault}',
+                where=str(path),
+                fix="save the state_dict of a model whose weights are loaded, dense and unpacked",
+            )
     return {str(name): tensor for name, tensor in content.items()}
+
+
+def _fault(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor is not the plain numbers that the file holds for it, or None."""
+    if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
+        kind = "meta" if tensor.is_meta else tensor.type()
+        return f"is a tensor without plain numbers ({kind})"
+    held_bytes = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > held_bytes:  # one number repeated: a small file could ask for any memory
+        return f"is a tensor of {tensor.nbytes} bytes, for which the file holds {held_bytes}"
+    return None
+
+
+def placing(places: Mapping[str, str]) -> Place:
+    """Return what moves a storage from the device it was saved on to the one it is read onto.
+
+    Raises: ConfigError, when called, where that device is not here or keeps no numbers.
+    """
+
+    def place(storage: Storage, stored: str) -> Storage:
+        wanted = places.get(stored, places.get("*", stored))
+        try:
+            if wanted.partition(":")[0] != "meta":
+                return cast(Storage, default_restore_location(storage, wanted))
+            reason = "meta keeps no numbers"
+        except (RuntimeError, AssertionError, AttributeError) as error:
+            reason = str(error).strip().partition(". ")[0].partition("\n")[0]
+        raise ConfigError(
+            f'tensors of "{stored}" cannot be read onto "{wanted}": {reason}',
+            fix=f"read them onto the CPU, {WHERE}.{stored} cpu, or leave the flag out",
+        )
+
+    return place

@@ -5,7 +5,8 @@ Safetensors come first, except where the only ones are Mistral's consolidated fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
@@ -15,10 +16,11 @@ from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import weight_files
 from dovetail_plugins.load_formats.gguf import Gguf
 from dovetail_plugins.load_formats.mistral import Mistral
-from dovetail_plugins.load_formats.pt import Pt
+from dovetail_plugins.load_formats.pt import ONTO_CPU, Pt, PtOptions
 from dovetail_plugins.load_formats.safetensors import (
     INDEX,
     PATTERNS,
+    READINGS,
     Safetensors,
     SafetensorsOptions,
 )
@@ -29,13 +31,27 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoOptions:
+    """The options of safetensors and of torch.save files; those of absent files are refused."""
+
+    reading: str = field(
+        default=READINGS[0],
+        metadata={"choices": READINGS, "help": "how safetensors files are read, as there"},
+    )
+    map_location: Mapping[str, str] = field(
+        default_factory=lambda: dict(ONTO_CPU),
+        metadata={"help": "where torch.save files are read to, as in pt"},
+    )
+
+
 class Auto(LoadFormat):
     """The first of safetensors, mistral, pt and gguf that fits the path."""
 
     info = Info(
         summary="safetensors if there are any (mistral's too), else torch.save or GGUF files"
     )
-    Options = SafetensorsOptions
+    Options = AutoOptions
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -54,7 +70,7 @@ class Auto(LoadFormat):
     def _fitting(self, checkpoint: Checkpoint) -> LoadFormat:
         """Return the format that fits. Raises: ConfigError when none does."""
         if _is_consolidated(checkpoint):
-            return Mistral(self.options)
+            return Mistral(self._reading(checkpoint))
         if files_by_rank(checkpoint, RANK_FILES):
             raise ConfigError(
                 "the folder holds the parameters of ranks, not a whole checkpoint",
@@ -62,16 +78,17 @@ class Auto(LoadFormat):
                 fix="--load-format sharded_state",
             )
         if not Safetensors.why_not(checkpoint):
-            return Safetensors(self.options)
-        if self.options.reading != "lazy":
+            return Safetensors(self._reading(checkpoint))
+        if self.options.reading != READINGS[0]:
             raise ConfigError(
                 f"only safetensors files are read {self.options.reading}, and there are none",
                 where=checkpoint.path,
                 fix="leave --safetensors-load-strategy out",
             )
         if not Pt.why_not(checkpoint):
-            return Pt(self.options)
+            return Pt(PtOptions(map_location=self.options.map_location))
         if not Gguf.why_not(checkpoint):
+            self._check_no_places(checkpoint)
             return Gguf(Gguf.Options())
         raise ConfigError(
             "; ".join(dict.fromkeys(self.why_not(checkpoint))),
@@ -79,6 +96,21 @@ class Auto(LoadFormat):
             fix="give a folder with *.safetensors or pytorch_model*.bin files, a GGUF file, "
             "or --load-format dummy for random weights",
         )
+
+    def _reading(self, checkpoint: Checkpoint) -> SafetensorsOptions:
+        """Return the options of safetensors files. Raises: ConfigError as _check_no_places does."""
+        self._check_no_places(checkpoint)
+        return SafetensorsOptions(reading=self.options.reading)
+
+    def _check_no_places(self, checkpoint: Checkpoint) -> None:
+        """Raises: ConfigError if a device is asked for that only torch.save files can go to."""
+        if dict(self.options.map_location) != ONTO_CPU:
+            raise ConfigError(
+                "only torch.save files (.bin, .pt) are read onto a device of their own, "
+                "and others come first here",
+                where=checkpoint.path,
+                fix="leave --pt-load-map-location out, or use --load-format pt",
+            )
 
 
 def _is_consolidated(checkpoint: Checkpoint) -> bool:

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.config.hf import read_json
+from dovetail.config.json_files import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
-from dovetail_plugins.load_formats.pt import Pt, pt_files
+from dovetail_plugins.load_formats.pt import Pt, PtOptions, pt_files
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ class Npcache(LoadFormat):
 
     info = Info(summary="torch.save files, cached as mappable numpy files", requires=("numpy",))
     capabilities = frozenset({"writes_cache", "lazy"})
+    Options = PtOptions
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -49,7 +50,7 @@ class Npcache(LoadFormat):
         folder = cache_folder(checkpoint)
         stamp = _stamp(files)
         if not _is_fresh(folder, stamp):
-            _write(checkpoint, folder, stamp)
+            _write(checkpoint, folder, stamp, Pt(self.options))
         entries = _entries(folder)
         count = ByteCount(checkpoint.progress, sum(e["bytes"] for e in entries.values()))
         for name, entry in entries.items():
@@ -92,21 +93,23 @@ def _is_fresh(folder: Path, stamp: dict[str, list[int]]) -> bool:
     return manifest.is_file() and read_json(manifest).get("sources") == stamp
 
 
-def _write(checkpoint: Checkpoint, folder: Path, stamp: dict[str, list[int]]) -> None:
+def _write(checkpoint: Checkpoint, folder: Path, stamp: dict[str, list[int]], reader: Pt) -> None:
     """Write the cache beside its place and move it there whole, so that no half cache is read."""
     from dovetail_plugins.load_formats._npy import save_tensor
 
     source = Checkpoint(path=checkpoint.path, ignore_patterns=checkpoint.ignore_patterns)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        entries = {}
-        for number, (name, tensor) in enumerate(Pt(None).tensors(source)):
-            entries[name] = save_tensor(fresh, f"{number:05d}.npy", tensor)
-        text = json.dumps({"sources": stamp, "tensors": entries})
-        (fresh / MANIFEST).write_text(text, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.replace(folder)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+            fresh = Path(name, folder.name)
+            fresh.mkdir()
+            entries = {}
+            for number, (tensor_name, tensor) in enumerate(reader.tensors(source)):
+                entries[tensor_name] = save_tensor(fresh, f"{number:05d}.npy", tensor)
+            text = json.dumps({"sources": stamp, "tensors": entries})
+            (fresh / MANIFEST).write_text(text, encoding="utf-8")
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.replace(folder)
     except OSError as error:
         raise ConfigError(
             f"the numpy cache cannot be written: {error}",

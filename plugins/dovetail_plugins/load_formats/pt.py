@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
@@ -25,6 +26,22 @@ PATTERNS = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth")
 NO_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*", "rng_state*", "scaler*")
 
 
+ONTO_CPU: Mapping[str, str] = {"*": "cpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PtOptions:
+    """Where tensors are read to."""
+
+    map_location: Mapping[str, str] = field(
+        default_factory=lambda: dict(ONTO_CPU),
+        metadata={
+            "help": "device in the file -> device to read onto, * for all others; as in "
+            "torch.load, what is not named stays where the file says"
+        },
+    )
+
+
 class Pt(LoadFormat):
     """All tensors of the folder's torch.save files."""
 
@@ -32,6 +49,7 @@ class Pt(LoadFormat):
         summary="torch.save files (.bin, .pt, .pth), tensors only",
         source="https://docs.pytorch.org/docs/stable/notes/serialization.html",
     )
+    Options = PtOptions
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -52,7 +70,7 @@ class Pt(LoadFormat):
         count = ByteCount(checkpoint.progress, sum(check_is_content(p) for p in files))
         for path in files:
             left_bytes = path.stat().st_size
-            for name, tensor in read_tensors(path).items():
+            for name, tensor in read_tensors(path, self.options.map_location).items():
                 yield name, tensor
                 count.add(min(tensor.nbytes, left_bytes))
                 left_bytes -= min(tensor.nbytes, left_bytes)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.hf import read_json
+from dovetail.config.json_files import read_json
 from dovetail.errors import ConfigError
 
 FILE = "params.json"
@@ -83,7 +83,7 @@ def stored_type(path: str | Path) -> str | None:
         try:
             entry = json.loads(text)["tok_embeddings.weight"]
             return _TYPES.get(entry["dtype"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue  # in another file, or damaged: the check of the weights tells of that
     return None
 

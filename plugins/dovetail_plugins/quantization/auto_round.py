@@ -37,7 +37,7 @@ class AutoRound(StoredMethod):
         source="https://github.com/intel/auto-round",
     )
     Options = GroupedOptions
-    stored_as = ("auto-round", "intel/auto-round")
+    stored_as = ("auto-round",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)

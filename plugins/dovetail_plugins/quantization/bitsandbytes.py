@@ -47,6 +47,8 @@ NF4 = (
 )  # fmt: skip
 FP4 = (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
 """Codes 0 to 7; 8 to 15 are the same, negative."""
+_UNREADABLE = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What JSON that is no quantization state raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +223,7 @@ class BitsAndBytes(EitherMethod):
             block, offset = int(state["blocksize"]), float(state.get("nested_offset", 0.0))
             nested_block = int(state.get("nested_blocksize", 1))
             outputs, inputs = (int(size) for size in state["shape"])
-        except (KeyError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
             raise ConfigError(
                 f"the quantization state of {layer} cannot be read: {error}.", where=self.where
             ) from error

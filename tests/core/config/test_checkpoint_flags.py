@@ -355,13 +355,39 @@ def test_the_eager_strategy_reaches_the_load_format(folder: Path) -> None:
     for name in ("pt", "dummy"):
         with pytest.raises(ConfigError, match="--safetensors-load-strategy: the load format"):
             spec_of(folder, **{"load_format": name, **eager})
-    with pytest.raises(ConfigError, match='asks for "lazy", but --model-loader'):
+    with pytest.raises(ConfigError, match='asks for "lazy", but the option reading'):
         spec_of(
             folder,
             load_format="safetensors",
             safetensors_load_strategy="lazy",
             model_loader_extra_config={"reading": "eager"},
         )
+
+
+@pytest.mark.parametrize(
+    ("argv", "places"),
+    [
+        (["--pt-load-map-location", "cuda:1"], {"*": "cuda:1"}),
+        (["--pt-load-map-location", '{"cuda:1": "cpu"}'], {"cuda:1": "cpu"}),
+        (["--pt-load-map-location.cuda:1", "cpu"], {"cuda:1": "cpu"}),
+        (["--pt-load-map-location", "cpu"], None),
+    ],
+)
+def test_where_torch_files_go_reaches_the_load_format(
+    folder: Path, argv: list[str], places: dict[str, str] | None
+) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"tensors")
+    for name in ("pt", "npcache", "auto"):
+        config = parse(str(folder), "--load-format", name, *argv)
+        wanted = {} if places is None else {"map_location": places}
+        assert resolve.resolve(config).run.load_format.options == wanted
+    with pytest.raises(ConfigError, match=r"pt-load-map-location.cuda:1: 3 is no device"):
+        spec_of(folder, pt_load_map_location={"cuda:1": 3})
+
+
+def test_where_torch_files_go_matters_to_formats_that_read_them(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="pt-load-map-location: the load format"):
+        spec_of(folder, pt_load_map_location="cuda:1")
 
 
 def test_limits_of_prompts_in_parts(folder: Path) -> None:

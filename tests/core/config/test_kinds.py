@@ -57,7 +57,6 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "logits_processor_pattern",
         "model",
         "otlp_traces_endpoint",
-        "pt_load_map_location",
         "quantization_param_path",
         "response_role",
         "revision",

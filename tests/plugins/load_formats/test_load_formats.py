@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.registry.options import options_for
-from dovetail_plugins.load_formats.auto import Auto
+from dovetail_plugins.load_formats.auto import Auto, AutoOptions
 from dovetail_plugins.load_formats.dummy import Dummy
 from dovetail_plugins.load_formats.npcache import Npcache
-from dovetail_plugins.load_formats.pt import Pt
+from dovetail_plugins.load_formats.pt import Pt, PtOptions
 from dovetail_plugins.load_formats.safetensors import Safetensors, SafetensorsOptions
 
 TENSORS = {
@@ -61,7 +61,7 @@ def test_an_eager_file_is_in_memory_before_its_first_tensor(tmp_path: Path) -> N
 def test_eager_is_refused_where_no_file_is_of_that_format(tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="only safetensors files are read eager"):
-        read(Auto(SafetensorsOptions(reading="eager")), tmp_path)
+        read(Auto(AutoOptions(reading="eager")), tmp_path)
 
 
 def test_an_unknown_reading_is_refused() -> None:
@@ -81,7 +81,7 @@ def write_sharded(folder: Path) -> None:
 def test_shards_follow_the_index(tmp_path: Path) -> None:
     write_sharded(tmp_path)
     save_file({"stray": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
-    assert_same(read(Auto(SafetensorsOptions()), tmp_path), TENSORS)
+    assert_same(read(Auto(AutoOptions()), tmp_path), TENSORS)
 
 
 def test_an_index_may_not_leave_the_folder(tmp_path: Path) -> None:
@@ -138,43 +138,98 @@ def test_pt_reads_both_layouts_and_skips_other_files(tmp_path: Path, zipped: boo
     file = tmp_path / "pytorch_model.bin"
     torch.save(TENSORS, file, _use_new_zipfile_serialization=zipped)
     (tmp_path / "training_args.bin").write_bytes(b"not weights")
-    assert_same(read(Auto(SafetensorsOptions()), tmp_path), TENSORS)
+    assert_same(read(Auto(AutoOptions()), tmp_path), TENSORS)
+
+
+def save_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch, *, zipped: bool = True) -> None:
+    """Write a file whose tensors say that they were on cuda:1."""
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.serialization.location_tag", lambda storage: "cuda:1")
+        file = folder / "pytorch_model.bin"
+        torch.save(TENSORS, file, _use_new_zipfile_serialization=zipped)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("kind", ["pt", "npcache", "auto"])
+def test_pt_reads_onto_the_device_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, zipped: bool
+) -> None:
+    save_elsewhere(tmp_path, monkeypatch, zipped=zipped)
+    format_class: Any = {"pt": Pt, "npcache": Npcache, "auto": Auto}[kind]
+
+    def onto(places: dict[str, str]) -> dict[str, torch.Tensor]:
+        return read(format_class(options_for(format_class, {"map_location": places})), tmp_path)
+
+    for places, told in (
+        ({"cuda:0": "cpu"}, 'tensors of "cuda:1" cannot be read onto "cuda:1"'),
+        ({"*": "meta"}, "meta keeps no numbers"),
+        ({"cuda:1": "abacus", "*": "cpu"}, 'onto "abacus"'),
+    ):
+        with pytest.raises(ConfigError, match=told) as raised:
+            onto(places)
+        assert raised.value.where == "--pt-load-map-location"
+        assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]
+    for places in ({"cuda:1": "cpu"}, {"cuda:1": "cpu", "*": "meta"}, {"*": "cpu"}):
+        assert_same(onto(places), TENSORS)
+
+
+def test_a_device_asked_for_in_vain_is_told(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="leave --pt-load-map-location out"):
+        read(Auto(AutoOptions(map_location={"*": "cuda:0"})), tmp_path)
 
 
 def test_pt_holds_tensors_only(tmp_path: Path) -> None:
     torch.save({"a": TENSORS["a"], "epoch": 3}, tmp_path / "model.pt")
     with pytest.raises(ConfigError, match='"epoch" is a int'):
-        read(Pt(None), tmp_path)
+        read(Pt(PtOptions()), tmp_path)
     torch.save([TENSORS["a"]], tmp_path / "model.pt")
     with pytest.raises(ConfigError, match="holds a list"):
-        read(Pt(None), tmp_path)
+        read(Pt(PtOptions()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "told"),
+    [
+        (torch.empty(3, device="meta"), "without plain numbers .meta"),
+        (torch.eye(3).to_sparse(), "without plain numbers .torch.sparse.FloatTensor"),
+        (torch.ones(1).expand(2**30, 2**30), "of 4611686018427387904 bytes, for which .* holds 4"),
+    ],
+    ids=["meta", "sparse", "repeated"],
+)
+def test_pt_refuses_tensors_that_the_file_does_not_hold(
+    tmp_path: Path, tensor: torch.Tensor, told: str
+) -> None:
+    torch.save({"a": tensor}, tmp_path / "model.pt")
+    with pytest.raises(ConfigError, match=told):
+        read(Pt(PtOptions()), tmp_path)
 
 
 def test_npcache_is_rebuilt_when_its_source_changes(tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "pytorch_model.bin")
-    assert_same(read(Npcache(None), tmp_path), TENSORS)
+    assert_same(read(Npcache(PtOptions()), tmp_path), TENSORS)
     manifest = tmp_path / "np" / "manifest.json"
     written_ns = manifest.stat().st_mtime_ns
-    assert_same(read(Npcache(None), tmp_path), TENSORS)
+    assert_same(read(Npcache(PtOptions()), tmp_path), TENSORS)
     assert manifest.stat().st_mtime_ns == written_ns
     torch.save({"a": TENSORS["a"] + 1}, tmp_path / "pytorch_model.bin")
-    assert_same(read(Npcache(None), tmp_path), {"a": TENSORS["a"] + 1})
+    assert_same(read(Npcache(PtOptions()), tmp_path), {"a": TENSORS["a"] + 1})
 
 
 def test_npcache_may_lie_elsewhere(tmp_path: Path) -> None:
     source, cache = tmp_path / "model", tmp_path / "cache"
     source.mkdir()
     torch.save(TENSORS, source / "pytorch_model.bin")
-    assert_same(read(Npcache(None), source, download_dir=str(cache)), TENSORS)
+    assert_same(read(Npcache(PtOptions()), source, download_dir=str(cache)), TENSORS)
     assert not (source / "np").exists()
     assert (cache / "np-model" / "manifest.json").is_file()
 
 
 def test_auto_says_why_nothing_fits(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\*\.safetensors.*\*\.bin"):
-        read(Auto(SafetensorsOptions()), tmp_path)
+        read(Auto(AutoOptions()), tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
-        read(Auto(SafetensorsOptions()), tmp_path / "nowhere")
+        read(Auto(AutoOptions()), tmp_path / "nowhere")
 
 
 def test_progress_counts_bytes(tmp_path: Path) -> None:

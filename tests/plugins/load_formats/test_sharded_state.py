@@ -19,8 +19,7 @@ from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.weights import load_parameters, load_weights
 from dovetail.testing.harness import build_model
 from dovetail.testing.tiny_models import write_tiny_checkpoint
-from dovetail_plugins.load_formats.auto import Auto
-from dovetail_plugins.load_formats.safetensors import SafetensorsOptions
+from dovetail_plugins.load_formats.auto import Auto, AutoOptions
 from dovetail_plugins.load_formats.sharded_state import ShardedOptions, ShardedState
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -60,7 +59,7 @@ def loaded(folder: Path, source: Path, rank: RankSpec, *, is_divided: bool) -> n
     if is_divided:
         load_parameters(module, ShardedState(ShardedOptions()).tensors(checkpoint), rank)
     else:
-        tensors = Auto(SafetensorsOptions()).tensors(checkpoint)
+        tensors = Auto(AutoOptions()).tensors(checkpoint)
         load_weights(module, module.weight_map(), tensors, rank)  # type: ignore[operator]
     return module
 
@@ -104,7 +103,7 @@ def test_the_number_of_ranks_is_checked(
     with pytest.raises(ConfigError, match="over 2 ranks, not over 1"):
         loaded(out, source, RankSpec(), is_divided=True)
     with pytest.raises(ConfigError, match="sharded_state") as caught:
-        list(Auto(SafetensorsOptions()).tensors(Checkpoint(path=str(out))))
+        list(Auto(AutoOptions()).tensors(Checkpoint(path=str(out))))
     assert "--load-format sharded_state" in str(caught.value.fix)
     (out / "model-rank-1-part-0.safetensors").unlink()
     with pytest.raises(ConfigError, match="over 2 ranks, not over 1"):

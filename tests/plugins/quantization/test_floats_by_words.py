@@ -398,11 +398,14 @@ def test_blocks_that_run_over_rows() -> None:
     assert torch.equal(weight.dequantize(), meant.view(64, 96))
 
 
-def test_two_ranks_equal_one(tmp_path: Path) -> None:
+def test_two_ranks_equal_one(qwen: Path, tmp_path: Path) -> None:
     """Packed tensors are divided over ranks as full-precision ones are."""
     names = ("aqlm", "bitsandbytes_int8", "hqq_4_axis_0", "modelopt_fp8", "modelopt_nvfp4",
-             "torchao_float8")  # fmt: skip
+             "torchao_float8", "torchao_int8")  # fmt: skip
     models = [(str(DATA / name), "LlamaForCausalLM") for name in names]
+    for name in ("static", "fbgemm"):
+        stored(qwen, tmp_path / name, *FP8[name])
+        models.append((str(tmp_path / name), "Qwen3ForCausalLM"))
     for (folder, _), found in zip(models, divided_logits(models, tmp_path), strict=True):
         whole = PagedModel(load_model(folder)).forward([(0, TOKENS)])[0]
         assert isinstance(found, torch.Tensor), found

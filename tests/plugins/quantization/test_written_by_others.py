@@ -72,6 +72,26 @@ def test_names_of_kernels_read_the_same(name: str, asked: str, tmp_path: Path) -
     assert error(copied(name, tmp_path / "model"), quantization=asked) <= BOUND
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "older"),
+    [
+        ("gptq", "quantize_config.json", {"bits": "bits", "group_size": "group_size"}),
+        ("awq", "quant_config.json", {"bits": "w_bit", "group_size": "q_group_size"}),
+    ],
+)
+def test_settings_in_a_file_of_their_own(
+    name: str, file: str, older: dict[str, str], tmp_path: Path
+) -> None:
+    """As writers had them before transformers took them into config.json."""
+    path = copied(name, tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    stored = config.pop("quantization_config")
+    (path / "config.json").write_text(json.dumps(config))
+    beside = {later: stored[key] for key, later in older.items()} | {"desc_act": False}
+    (path / file).write_text(json.dumps(beside))
+    assert error(path) <= BOUND
+
+
 @pytest.mark.parametrize("quant_method", ["auto-round", "intel/auto-round"])
 def test_auto_round_over_awq(quant_method: str, tmp_path: Path) -> None:
     changes = {"quant_method": quant_method, "packing_format": "auto_round:auto_awq"}
