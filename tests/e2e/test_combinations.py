@@ -157,6 +157,33 @@ def test_free_answers(
     assert cut["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("stop", "content", "num_calls"),
+    [("Let", "I ask.", 2), ("weather", "I ask.", 2), ("ask", "I ", 0), ("\n", "I ask.", 2)],
+)
+def test_stop_strings_end_words_alone(
+    replay: httpx.Client, stop: str, content: str, num_calls: int
+) -> None:
+    """Not the thinking that holds one, nor a call; and usage counts no token behind one."""
+    body = {
+        "messages": [{"role": "user", "content": "Script 3"}],
+        "tools": [{"function": {"name": "weather"}}],
+        "n": 2,
+        "logprobs": True,
+        **THINKING["on"],
+    }
+    asked = replay.post("/v1/chat/completions", json=body | {"stop": [stop]}).json()
+    for choice in asked["choices"]:
+        message = choice["message"]
+        assert message["reasoning_content"] == "Let me see."
+        assert (message["content"], len(message.get("tool_calls") or ())) == (content, num_calls)
+        assert choice["stop_reason"] == (None if num_calls else stop)
+    told = [t["token"] for t in asked["choices"][0]["logprobs"]["content"]]
+    assert asked["usage"]["completion_tokens"] == 2 * len(told)
+    assert ("".join(told).count("I ask") == 1) and (num_calls > 0 or told[-1].endswith("ask"))
+    both(replay, body | {"stop": [stop], "n": 1})
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("number", range(len(SCRIPTS)))
 def test_the_dialects_agree(replay: httpx.Client, number: int, stream: bool) -> None:
