@@ -56,14 +56,17 @@ class Detokenizer:
             self._watch.feed(text, 1, (len(text),))
         return self._matcher.push(text, may_stop=self._may_stop()) if text else ""
 
-    def flush(self) -> str:
-        """Return what is held back at the end; may still complete a stop string."""
+    def flush(self, *, is_cut: bool = False) -> str:
+        """Return what is held back at the end; may still complete a stop string.
+
+        `is_cut`: the text did not end by itself.
+        """
         if self._stream is None:
             return ""
         text = self._stream.flush()
         if self._watch is not None:
             self._watch.feed(text, 0, ())
-            self._watch.finish()
+            self._watch.finish(is_cut=is_cut)
         return self._matcher.push(text, may_stop=self._may_stop()) + self._matcher.flush()
 
     def _may_stop(self) -> bool:

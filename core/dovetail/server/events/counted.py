@@ -45,9 +45,9 @@ class CountedSession:
             events += self.session.feed(piece, may_stop=self._may_stop())
         return joined(events) if num_tokens > 1 else events
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self"""
-        return self.session.finish()
+        return self.session.finish(is_cut=is_cut)
 
     def _may_stop(self) -> bool:
         return self._num_tokens >= self.session.plan.min_tokens

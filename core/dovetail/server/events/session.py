@@ -68,6 +68,7 @@ class Session:
         self._events: list[Event] = []
         self._stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
         self._may_stop = True
+        self._is_cut = False
 
     @property
     def matched(self) -> str | None:
@@ -93,8 +94,12 @@ class Session:
             events += self._run(is_final=False)
         return events
 
-    def finish(self) -> list[Event]:
-        """Return what was held back. Mutates: self"""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return what was held back. Mutates: self
+
+        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
+        """
+        self._is_cut = is_cut
         events = self._run(is_final=True)
         if self._blank:
             self._emit("".join(self._blank))
@@ -260,7 +265,9 @@ class Session:
     def _end_unmarked(self, region: Region, at: int | None) -> bool:
         """Close a region that no marker ended: at this place of its body, or with the text."""
         rest = "" if at is None else region.cut(at)
-        calls = self._parse(region.whole())[0] or self._begun(region.whole())
+        is_open = self._is_cut and at is None
+        calls = None if is_open else self._parse(region.whole())[0]
+        calls = calls or self._begun(region.whole())
         if region.markers.end or calls or region.has_told:
             self._close_region(region, calls, rest)
         else:

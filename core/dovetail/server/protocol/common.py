@@ -77,7 +77,7 @@ REFUSED = {
 }
 """Fields with a meaning that cannot be honoured, other dialects' words for the form of an answer
 among them: refused rather than dropped, where a dialect does not declare them."""
-NEUTRAL = (None, False, [], {}, "none", "auto")
+NEUTRAL: tuple[object, ...] = (None, False, [], {}, "none", "auto")
 """Values of those fields that ask for nothing."""
 
 
