@@ -65,6 +65,8 @@ class _Style:
     def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
         asked = body.structured_outputs or StructuredOutputs.model_construct()
         self.backend = asked.backend or body.guided_decoding_backend
+        if asked.disable_fallback and spec is not None:
+            self.backend = self.backend or spec.backend
         self.closes_early = asked.close_on_length
         self.blanks = spec.blanks if spec else Json().blanks
         if asked.disable_any_whitespace:

@@ -126,6 +126,15 @@ def test_how_it_is_held() -> None:
     )
 
 
+def test_a_request_may_forbid_other_backends() -> None:
+    """A backend that the request names is the only one that is tried; so is the server's then."""
+    spec = cast(GuidedSpec, SimpleNamespace(backend="one", blanks="", closes_objects=False))
+    for outputs, backend in (({}, None), ({"disable_fallback": True}, "one")):
+        found = asked({"structured_outputs": {"regex": "a", **outputs}}, spec)
+        assert found is not None
+        assert found.backend == backend
+
+
 @pytest.mark.parametrize("field", ["response_format", "structured_outputs"])
 def test_tags(field: str) -> None:
     fields: dict[str, Any] = {"response_format": {"type": "structural_tag"} | TAGS}
