@@ -187,6 +187,17 @@ def test_reasoning_can_be_left_out() -> None:
     assert message["content"] == "because"
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "content"), [(0, "go "), (24, "go stop and "), (60, "go stop and stop on")]
+)
+def test_stop_strings_are_looked_for_in_words(min_tokens: int, content: str) -> None:
+    pieces = ["why stop</think>", "go stop and ", "stop on"]
+    fields = {"stop": ["stop"], "chat_template_kwargs": {"enable_thinking": True}}
+    app, _ = app_for(Script(pieces=pieces))
+    message = chat(app, min_tokens=min_tokens, **fields).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("why stop", content)
+
+
 @pytest.mark.parametrize("excludes", [False, True])
 def test_tool_choice_none_reads_no_call(excludes: bool) -> None:
     script = Script(pieces=["[call]add {}[/call]"])
