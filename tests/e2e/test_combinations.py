@@ -69,6 +69,7 @@ SCRIPTS = [
     f"I ask.\n{CALL}\n{CALL}",
     "<think>\nLet me see.\n</think>\n\nGrüße, {world}. <tool>",
     f"<think>\nLet me see.\n</think>\n\nI ask.\n{CALL}\n{CALL}",
+    "<think>\nNo <tool_call> now.\n</think>\n\nDone.",
 ]
 THOUGHT = "\nLet me see.\n</think>"
 
@@ -182,6 +183,13 @@ def test_stop_strings_end_words_alone(
     assert asked["usage"]["completion_tokens"] == 2 * len(told)
     assert ("".join(told).count("I ask") == 1) and (num_calls > 0 or told[-1].endswith("ask"))
     both(replay, body | {"stop": [stop], "n": 1})
+
+
+def test_thinking_may_name_the_tags_of_strict_calls(replay: httpx.Client) -> None:
+    turns = [{"role": "user", "content": "Script 4"}]
+    message = both(replay, {"messages": turns, "tools": TOOLS, **THINKING["on"]})["message"]
+    assert message["reasoning_content"] == "No <tool_call> now."
+    assert (message["content"], message["tool_calls"]) == ("Done.", [])
 
 
 @pytest.mark.parametrize("stream", [False, True])
