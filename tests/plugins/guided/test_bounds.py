@@ -245,3 +245,12 @@ def test_a_request_chooses_among_the_servers_backends_alone() -> None:
     for wish in ("xgrammar", "outlines", "nothing"):
         with pytest.raises(RequestError, match="no backend of this server"):
             choose_backend(spec, [Pattern("a")], wish, "here")
+
+
+def test_a_refusal_points_at_what_is_not_enforced() -> None:
+    part = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"a/b": part}}
+    for wish in (None, "guidance"):
+        with pytest.raises(RequestError) as caught:
+            choose_backend(spec_of("guidance", "xgrammar"), [Json(schema)], wish, "here")
+        assert caught.value.where == "here/properties/a~1b/uniqueItems"
