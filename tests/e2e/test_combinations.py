@@ -69,6 +69,7 @@ SCRIPTS = [
     f"I ask.\n{CALL}\n{CALL}",
     "<think>\nLet me see.\n</think>\n\nGrüße, {world}. <tool>",
     f"<think>\nLet me see.\n</think>\n\nI ask.\n{CALL}\n{CALL}",
+    "<think>\nNo <tool_call> now.\n</think>\n\nDone.",
 ]
 THOUGHT = "\nLet me see.\n</think>"
 
@@ -155,6 +156,40 @@ def test_free_answers(
         assert found["finish_reason"] == "stop"
     cut = both(replay, body | {"max_tokens": 25 if thinking == "on" else 12})
     assert cut["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("stop", "content", "num_calls"),
+    [("Let", "I ask.", 2), ("weather", "I ask.", 2), ("ask", "I ", 0), ("\n", "I ask.", 2)],
+)
+def test_stop_strings_end_words_alone(
+    replay: httpx.Client, stop: str, content: str, num_calls: int
+) -> None:
+    """Not the thinking that holds one, nor a call; and usage counts no token behind one."""
+    body = {
+        "messages": [{"role": "user", "content": "Script 3"}],
+        "tools": [{"function": {"name": "weather"}}],
+        "n": 2,
+        "logprobs": True,
+        **THINKING["on"],
+    }
+    asked = replay.post("/v1/chat/completions", json=body | {"stop": [stop]}).json()
+    for choice in asked["choices"]:
+        message = choice["message"]
+        assert message["reasoning_content"] == "Let me see."
+        assert (message["content"], len(message.get("tool_calls") or ())) == (content, num_calls)
+        assert choice["stop_reason"] == (None if num_calls else stop)
+    told = [t["token"] for t in asked["choices"][0]["logprobs"]["content"]]
+    assert asked["usage"]["completion_tokens"] == 2 * len(told)
+    assert ("".join(told).count("I ask") == 1) and (num_calls > 0 or told[-1].endswith("ask"))
+    both(replay, body | {"stop": [stop], "n": 1})
+
+
+def test_thinking_may_name_the_tags_of_strict_calls(replay: httpx.Client) -> None:
+    turns = [{"role": "user", "content": "Script 4"}]
+    message = both(replay, {"messages": turns, "tools": TOOLS, **THINKING["on"]})["message"]
+    assert message["reasoning_content"] == "No <tool_call> now."
+    assert (message["content"], message["tool_calls"]) == ("Done.", [])
 
 
 @pytest.mark.parametrize("stream", [False, True])

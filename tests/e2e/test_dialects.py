@@ -140,8 +140,9 @@ def test_a_schema_by_responses_and_messages(oa: Any, an: Any, model: str) -> Non
     schema = Capital.model_json_schema() | {"additionalProperties": False}
     config = {"format": {"type": "json_schema", "schema": schema}}
     turns = [{"role": "user", "content": question}]
-    message = say(an, False, model=model, messages=turns, extra_body={"output_config": config})
-    assert Capital.model_validate_json(message.content[0].text) == parsed.output_parsed
+    for fields in ({"output_config": config}, {"output_format": config["format"]}):
+        message = say(an, False, model=model, messages=turns, extra_body=fields)
+        assert Capital.model_validate_json(message.content[0].text) == parsed.output_parsed
 
 
 @pytest.mark.parametrize("stream", [False, True])

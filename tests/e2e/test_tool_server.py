@@ -319,6 +319,15 @@ def test_turns_and_calls_are_bounded(tools: Tools) -> None:
     assert (short["status"], short["output"][-1]["type"]) == ("incomplete", "mcp_call")
 
 
+def test_calls_of_one_turn_beyond_the_bound_are_not_made(tools: Tools) -> None:
+    call = '[call]weather {"city": "Rome"}[/call]'
+    app, _ = app_with(tools, lambda prompt: "Done." if "Rome" in prompt else call * 3)
+    found = ask(app, tools.label, max_tool_calls=2).json()
+    assert [one["status"] for one in calls_of(found)] == ["completed", "completed", "failed"]
+    assert "max_tool_calls" in calls_of(found)[2]["error"]["message"]
+    assert len(tools.calls()) == 2
+
+
 def test_a_call_cut_short_is_not_made(tools: Tools) -> None:
     cut = Script(pieces=["[call]weather ", '{"city": "Rom'], finish_reason="length")
     server = McpServer(tools.label)

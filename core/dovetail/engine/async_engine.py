@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from dovetail.engine.client import EngineHost, EngineProcess, EngineThread, closed, error_of
@@ -39,6 +39,7 @@ from dovetail.engine.messages import (
 from dovetail.engine.output import OutputProcessor, Processed
 from dovetail.engine.outputs import RequestOutput
 from dovetail.engine.rest import asleep_error
+from dovetail.engine.stop import TextWatch
 from dovetail.engine.transport import ClientEnd, ZmqClientEnd
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.guided.compiler import GuideCompiler
@@ -182,9 +183,11 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        watch: Callable[[], TextWatch] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
+        `watch` makes what looks for the stop strings of a completion, and is shown all its text.
         Raises: RequestError when the request is refused, RequestFault when it ends with an error,
         EngineDead when the engine is gone, EngineAsleep, Overloaded while draining.
         """
@@ -194,7 +197,7 @@ class AsyncEngine:
         key = next(self._serials)
         prepared = await self._prepare(prompt, params, request_id, key, priority, cache_salt)
         self._verify_open()
-        mailbox = self._submit(key, prepared)
+        mailbox = self._submit(key, prepared, watch)
         try:
             while True:
                 output = await mailbox.get()
@@ -217,11 +220,13 @@ class AsyncEngine:
             return prepare()
         return await self._loop.run_in_executor(None, prepare)
 
-    def _submit(self, key: int, prepared: PreparedRequest) -> Mailbox:
+    def _submit(
+        self, key: int, prepared: PreparedRequest, watch: Callable[[], TextWatch] | None
+    ) -> Mailbox:
         """Send a request to the engine; return where its outputs will arrive."""
         mailbox = self._mailboxes[key] = Mailbox()
         self._keys.setdefault(prepared.request_id, set()).add(key)
-        self._output.add(key, prepared, CALLER.get())
+        self._output.add(key, prepared, CALLER.get(), watch)
         try:
             self._end.send(AddRequests(prepared.requests))
         except BaseException as error:

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.engine.stop import StopMatcher
+from dovetail.engine.stop import StopMatcher, TextWatch
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 
 
 class Detokenizer:
-    """Text of one completion. `num_tokens` counts the tokens taken so far."""
+    """Text of one completion. `num_tokens` counts the tokens taken so far.
 
-    __slots__ = ("_matcher", "_min_tokens", "_stream", "num_tokens")
+    With a `watch` all text is shown, and that alone says where it ends.
+    """
+
+    __slots__ = ("_matcher", "_min_tokens", "_stream", "_watch", "num_tokens")
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        watch: TextWatch | None = None,
     ) -> None:
         self._stream: TokenStream | None = None
         if params.detokenize:
@@ -29,29 +36,38 @@ class Detokenizer:
                 skip_special_tokens=params.skip_special_tokens,
                 kept_ids=frozenset(params.kept_special_ids),
             )
-        self._matcher = StopMatcher(params.stop, includes_stop=params.include_stop_str_in_output)
+        self._watch = watch
+        self._matcher = StopMatcher(
+            () if watch else params.stop, includes_stop=params.include_stop_str_in_output
+        )
         self._min_tokens = params.min_tokens
         self.num_tokens = 0
 
     @property
     def matched(self) -> str | None:
         """Return the stop string that was found, or None."""
-        return self._matcher.matched
+        return self._matcher.matched if self._watch is None else self._watch.matched
 
     def push(self, token_id: int, *, is_shown: bool = True) -> str:
         """Return the text to emit after this token; `is_shown` False counts it, but silently."""
         self.num_tokens += 1
-        if self._stream is None or not is_shown:
-            return ""
-        text = self._stream.push(token_id)
+        text = self._stream.push(token_id) if self._stream is not None and is_shown else ""
+        if self._watch is not None:
+            self._watch.feed(text, 1, (len(text),))
         return self._matcher.push(text, may_stop=self._may_stop()) if text else ""
 
-    def flush(self) -> str:
-        """Return what is held back at the end; may still complete a stop string."""
+    def flush(self, *, is_cut: bool = False) -> str:
+        """Return what is held back at the end; may still complete a stop string.
+
+        `is_cut`: the text did not end by itself.
+        """
         if self._stream is None:
             return ""
-        text = self._matcher.push(self._stream.flush(), may_stop=self._may_stop())
-        return text + self._matcher.flush()
+        text = self._stream.flush()
+        if self._watch is not None:
+            self._watch.feed(text, 0, ())
+            self._watch.finish(is_cut=is_cut)
+        return self._matcher.push(text, may_stop=self._may_stop()) + self._matcher.flush()
 
     def _may_stop(self) -> bool:
         return self.num_tokens >= self._min_tokens

@@ -7,7 +7,7 @@ end. Knows no transport and no HTTP; AsyncEngine and SyncEngine drive it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.engine.clock import RequestClock
@@ -20,6 +20,7 @@ from dovetail.engine.outputs import (
     PromptLogprobs,
     RequestOutput,
 )
+from dovetail.engine.stop import TextWatch
 from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
 from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
 from dovetail.interfaces.step import TokenLogprobs
@@ -42,7 +43,12 @@ class LiveRequest:
     """One client's request that is not finished. `key` is what the caller knows it by."""
 
     def __init__(
-        self, key: int, prepared: PreparedRequest, tokenizer: Tokenizer, caller: Caller | None
+        self,
+        key: int,
+        prepared: PreparedRequest,
+        tokenizer: Tokenizer,
+        caller: Caller | None,
+        watch: Callable[[], TextWatch] | None,
     ) -> None:
         self.key = key
         self.request_id = prepared.request_id
@@ -54,12 +60,13 @@ class LiveRequest:
         self.error = ""
         self._caller = caller
         self.children = [
-            _Child(request.request_id, index, self._detokenizer(tokenizer))
+            _Child(
+                request.request_id,
+                index,
+                Detokenizer(tokenizer, self.prompt_ids, self.params, watch() if watch else None),
+            )
             for index, request in enumerate(prepared.requests)
         ]
-
-    def _detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
-        return Detokenizer(tokenizer, self.prompt_ids, self.params)
 
     @property
     def is_finished(self) -> bool:
@@ -142,9 +149,16 @@ class OutputProcessor:
         """Return the completions that are not finished."""
         return len(self._owners)
 
-    def add(self, key: int, prepared: PreparedRequest, caller: Caller | None = None) -> LiveRequest:
-        """Expect updates of a request. `key` is the caller's, unique among live requests."""
-        live = LiveRequest(key, prepared, self._tokenizer, caller)
+    def add(
+        self,
+        key: int,
+        prepared: PreparedRequest,
+        caller: Caller | None = None,
+        watch: Callable[[], TextWatch] | None = None,
+    ) -> LiveRequest:
+        """Expect updates of a request. `key` is the caller's, unique among live requests; `watch`
+        makes what finds the ends of its completions, instead of a search in all text."""
+        live = LiveRequest(key, prepared, self._tokenizer, caller, watch)
         self._live[key] = live
         for child in live.children:
             self._owners[child.request_id] = (live, child)
@@ -256,7 +270,7 @@ def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> Comple
         if detokenizer.matched is not None:
             break
     if update.finish_reason is not None and detokenizer.matched is None:
-        rest = detokenizer.flush()
+        rest = detokenizer.flush(is_cut=update.finish_reason == "length")
         pieces[-1:] = [pieces[-1] + rest] if pieces else [rest]
     is_matched = detokenizer.matched is not None
     child.finish_reason = "stop" if is_matched else update.finish_reason

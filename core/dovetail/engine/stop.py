@@ -9,6 +9,24 @@ Source: Knuth, Morris, Pratt, "Fast pattern matching in strings" (1977).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class TextWatch(Protocol):
+    """Reads one completion for a caller to whom not all text counts, and finds its end."""
+
+    @property
+    def matched(self) -> str | None:
+        """Return the stop string that was found, or None."""
+
+    def feed(self, text: str, num_tokens: int, num_chars: Sequence[int]) -> object:
+        """Take the text that so many tokens brought, each its share of it. Mutates: self"""
+
+    def finish(self, *, is_cut: bool) -> object:
+        """Take the end of the text; what was held back may still be a stop string. Mutates: self
+
+        `is_cut`: the text did not end by itself.
+        """
 
 
 class StopMatcher:
@@ -43,8 +61,12 @@ class StopMatcher:
         return held[:num_safe]
 
     def flush(self) -> str:
-        """Return what is held back; the text has ended without the stop string it began."""
+        """Return what is held back: the text ends here, or something else comes between.
+
+        Mutates: self
+        """
         held, self._held = self._held, ""
+        self._states = [0] * len(self._stops)
         return held
 
     def _cut(self, text: str, length: int) -> str:

@@ -75,17 +75,31 @@ class GuideCompiler:
         )
 
     async def triggered(
-        self, parts: Sequence[tuple[str, Form]], *, where: str, backend: str | None = None
+        self,
+        parts: Sequence[tuple[str, Form]],
+        *,
+        where: str,
+        backend: str | None = None,
+        thinking: tuple[str, ...] = (),
+        starts_thinking: bool = False,
     ) -> Guide:
-        """Return the guide of free text in which each of the texts is followed by its form.
+        """Return the guide of free text in which each of the texts is followed by its form, but not
+        in thinking, which the two texts `thinking` open and close.
 
         Raises: RequestError, Overloaded
         """
         forms = [form for _, form in parts]
         name, artifacts = await self._chosen(forms, backend, where)
         triggers = tuple(text for text, _ in parts)
-        key = guide_key(name, *artifacts, *(text.encode() for text in triggers))
-        return Guide(backend=name, key=key, triggers=triggers, artifacts=artifacts)
+        texts = (*triggers, *thinking, str(starts_thinking))
+        return Guide(
+            backend=name,
+            key=guide_key(name, *artifacts, *(text.encode() for text in texts)),
+            triggers=triggers,
+            artifacts=artifacts,
+            thinking=thinking,
+            starts_thinking=starts_thinking,
+        )
 
     async def _chosen(
         self, forms: Sequence[Form], backend: str | None, where: str

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dovetail.guided.closing import WINDOW_TOKENS
+from dovetail.guided.marker import BLANKS
 from dovetail.guided.table import GuideTable, LoadedGuide
 from dovetail.interfaces.guided import Matcher
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
@@ -59,8 +60,16 @@ class _Row:
         self._loaded = loaded
         self._vocabulary = vocabulary
         self._tail = b""
+        self._thinking = tuple(text.encode() for text in loaded.guide.thinking)
+        self._is_thinking = loaded.guide.starts_thinking
+        self._head: bytes | None = b"" if self._thinking else None
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._matcher: Matcher | None = None if loaded.markers else loaded.forms[0].matcher()
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether the form holds here; else text is free."""
+        return self._matcher is not None
 
     def advance(self) -> int:
         """Follow the tokens drawn since; return how many there are. Raises: OutOfForm
@@ -84,15 +93,45 @@ class _Row:
             raise OutOfForm(f"token {token_id} is not allowed by the form")
         if self._loaded.guide.triggers and self._matcher.is_complete():
             self._matcher, self._tail = None, b""
+            self._head = b"" if self._thinking else None
 
     def _look_for_marker(self, token_id: int) -> None:
         markers = self._loaded.markers
-        self._tail += markers[0].bytes_of(token_id)
+        written = markers[0].bytes_of(token_id)
+        if self._is_thinking:
+            self._think(written)
+            return
+        self._tail += written
+        if self._head is not None:
+            self._look_for_thinking(written)
+        if self._is_thinking:
+            return
         for which, marker in enumerate(markers):
             if marker.is_in(self._tail):
                 self._matcher, self._tail = self._loaded.forms[which].matcher(), b""
                 return
         self._tail = max((marker.kept(self._tail) for marker in markers), key=len)
+
+    def _think(self, written: bytes) -> None:
+        """Take a token of the thinking; behind its end words begin, or more thinking."""
+        end = self._thinking[1]
+        self._tail += written
+        if end not in self._tail:
+            self._tail = self._tail[-len(end) :]
+            return
+        self._is_thinking, self._head = False, b""
+        self._tail = self._tail.partition(end)[2]
+        self._look_for_thinking(self._tail)
+
+    def _look_for_thinking(self, written: bytes) -> None:
+        """Take text of which only blanks precede: it may open the thinking."""
+        assert self._head is not None
+        self._head = (self._head + written).lstrip(BLANKS)
+        start = self._thinking[0]
+        if self._head.startswith(start):
+            self._is_thinking, self._tail = True, self._head[len(start) :]
+        elif not start.startswith(self._head):
+            self._head = None
 
     def fill(self) -> None:
         """Follow the tokens drawn since and make the mask of what may follow. Mutates: self
@@ -123,7 +162,7 @@ class _Row:
                 self._close(self._matcher, mask)
             return
         mask[:] = ALL
-        for marker in self._loaded.markers:
+        for marker in () if self._is_thinking else self._loaded.markers:
             over = marker.forbidden(self._tail)
             np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
 

@@ -28,7 +28,9 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     The form counts from the beginning of the answer, or, with `starts_after`, from behind the
     first place where that text was written (the end of the reasoning).
     With `triggers` text is free until one of them was written; then the form that follows it holds
-    until it is complete, and text is free again. `triggers` pairs up with `artifacts`.
+    until it is complete, and text is free again. `triggers` pairs up with `artifacts`. None of them
+    counts in thinking, which `thinking` opens and closes where words have not begun (empty: there
+    is none), and in which an answer begins with `starts_thinking`.
     `closes`: near max_tokens only what leads to the end is allowed.
     """
 
@@ -38,6 +40,8 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     starts_after: str = ""
     triggers: tuple[str, ...] = ()
     artifacts: tuple[bytes, ...] = ()
+    thinking: tuple[str, ...] = ()
+    starts_thinking: bool = False
     closes: bool = False
 
 

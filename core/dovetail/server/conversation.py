@@ -152,10 +152,26 @@ def asked_answer(server: Server, body: ChatRequest, use: ToolUse) -> Asked | Non
     asked = asked_form(body, body.response_format, server.guided_spec)
     if asked is None or body.tool_choice not in (None, "auto", "none"):
         return use.asked or asked
+    if asked.form is None:
+        return _with_strict_calls(asked, use)
     calls = _possible_calls(body, use)
-    if calls is None or asked.form is None:
+    if calls is None:
         return asked
     return replace(asked, form=Choice((asked.form, calls)))
+
+
+def _with_strict_calls(asked: Asked, use: ToolUse) -> Asked:
+    """Return tags in free text, those of strict tools' calls among them. Raises: RequestError"""
+    if use.asked is None:
+        return asked
+    if use.asked.form is not None:
+        raise RequestError(
+            "this model's calls have no tag, so they cannot be held beside others.",
+            where=asked.where,
+            fix="leave strict out of the tools, or the structural tags.",
+            code="unsupported_field",
+        )
+    return replace(asked, tags=(*asked.tags, *use.asked.tags))
 
 
 def _possible_calls(body: ChatRequest, use: ToolUse) -> Form | None:

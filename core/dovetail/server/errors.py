@@ -126,12 +126,17 @@ def _sentence(error: DovetailError) -> str:
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
-    """Return the first thing wrong with a body: unions list one error per branch."""
+    """Return the first thing wrong with a body: unions list one error per branch, and those of
+    branches that are of another type say less."""
     errors = error.errors()
     if not errors:
         return problem(400, "the request body is not valid.")
     first = errors[0]
-    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["loc"] and _is_branch(first["loc"][-1]):
+        at = first["loc"][:-1]
+        branches = [found for found in errors if found["loc"][: len(at)] == at]
+        first = max(branches, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
+    path = [p for p in first["loc"] if p not in ("body", "query", "path") and not _is_branch(p)]
     param = _dotted(path)
     if first["type"] == "json_invalid":
         return problem(400, "the request body is not valid JSON.", code="invalid_json")
@@ -141,11 +146,19 @@ def _of_validation(error: RequestValidationError) -> Problem:
     return problem(400, message, param=param or None, code=first["type"])
 
 
+def _is_branch(part: str | int) -> bool:
+    """Return whether a part of an error's path only names the branch of a union."""
+    if isinstance(part, int):
+        return False
+    names = ("str", "int", "float", "bool", "dict", "none")
+    return part in names or part[:1].isupper() or not part.isidentifier()
+
+
 def _dotted(path: list[str | int]) -> str:
     text = ""
     for part in path:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part.isidentifier():
+        else:
             text += f".{part}" if text else part
     return text

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
-from dovetail.server.protocol.common import REFUSED, WITHOUT_EFFECT, unknown_fields
+from dovetail.server.protocol.common import NEUTRAL, REFUSED, WITHOUT_EFFECT, unknown_fields
 
 HEADER = "x-dovetail-ignored-fields"
 MAX_NAMES = 32
@@ -39,7 +39,7 @@ class FieldReporter:
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
         for name in names:
-            if name in REFUSED and (body.model_extra or {}).get(name) is not None:
+            if name in REFUSED and _asks(name, (body.model_extra or {}).get(name)):
                 raise RequestError(f"{REFUSED[name]}.", where=name, code="unsupported_field")
         self._report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
         return names
@@ -69,6 +69,11 @@ class FieldReporter:
             self._warned.add(name)
             logger.warning("request field %s is not known here and is ignored", name)
         metrics.IGNORED_FIELDS.labels(name).inc()
+
+
+def _asks(name: str, value: object) -> bool:
+    """Return whether a refused field asks for something; many clients write defaults out."""
+    return value not in NEUTRAL and (name, value) != ("best_of", 1)
 
 
 def header_name(name: str) -> str:

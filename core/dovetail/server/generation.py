@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from dovetail.engine.input import truncated
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.observability.logging import shortened
-from dovetail.server.events import SessionPlan
+from dovetail.server.events import CountedSession, SessionPlan
 from dovetail.server.fields import HEADER, header_value
 from dovetail.server.finish import Dialect
 from dovetail.server.logprobs import TokenNames
@@ -66,14 +66,16 @@ class Generation:
 
     def steps(self, server: Server) -> AsyncGenerator[Step, None]:
         """Return the steps of the answer; closing them aborts the request."""
+        plan = self.plan
         outputs = server.engine.generate(
             self.prompt_ids,
             self.params,
             self.request_id,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            watch=(lambda: CountedSession(plan)) if plan.stops else None,
         )
-        steps = event_steps(outputs, self.plan, self.dialect)
+        steps = event_steps(outputs, plan, self.dialect)
         return noted(server, self, steps) if server.frontend.enable_log_requests else steps
 
 
@@ -211,9 +213,21 @@ def generation_for(
         request_id=reply.request_id,
         prompt_ids=kept,
         params=made.params,
-        plan=plan,
+        plan=_with_stops(plan, made.params),
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+    )
+
+
+def _with_stops(plan: SessionPlan, params: SamplingParams) -> SessionPlan:
+    """Return the plan that looks for the stop strings, where not all text is content."""
+    if plan.is_plain or not params.stop:
+        return plan
+    return replace(
+        plan,
+        stops=params.stop,
+        includes_stop=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
     )
 
 

@@ -11,7 +11,13 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.server.protocol.chat import ChatRequest
-from dovetail.server.protocol.messages import Block, CountRequest, MessagesRequest, Turn
+from dovetail.server.protocol.messages import (
+    Block,
+    CountRequest,
+    MessagesRequest,
+    OutputConfig,
+    Turn,
+)
 from dovetail.server.thinking import Switch, switch
 from dovetail.server.translate import as_chat, check_one
 
@@ -173,13 +179,14 @@ def _tool_choice(body: CountRequest) -> dict[str, Any]:
 
 
 def _output(body: CountRequest) -> dict[str, Any]:
-    config = body.output_config
-    if config is None:
-        return {}
+    config = body.output_config or OutputConfig.model_construct()
     fields: dict[str, Any] = {"reasoning_effort": config.effort}
-    if config.format is not None:
-        if config.format.get("type") != "json_schema":
+    if config.format is not None and body.output_format is not None:
+        raise RequestError("says the same as output_config.format.", where="output_format")
+    wanted = body.output_format if config.format is None else config.format
+    if wanted is not None:
+        if wanted.get("type") != "json_schema":
             raise RequestError("json_schema is the only type.", where="output_config.format.type")
-        schema = {"schema": config.format.get("schema")}
+        schema = {"schema": wanted.get("schema")}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields

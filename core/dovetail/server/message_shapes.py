@@ -5,6 +5,8 @@ Source: the Anthropic API reference, streaming messages. Knows no engine.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -89,7 +91,8 @@ class Message:
 def content_block(block: Block) -> dict[str, Any]:
     """Return a block as content of a message; arguments that are no object are cut ones."""
     if block.kind == "reasoning":
-        return {"type": "thinking", "thinking": block.text, "signature": ""}
+        thought = {"type": "thinking", "thinking": block.text}
+        return thought | {"signature": signature(block.text)}
     if block.kind == "text":
         return {"type": "text", "text": block.text}
     return {
@@ -98,6 +101,13 @@ def content_block(block: Block) -> dict[str, Any]:
         "name": block.name,
         "input": _object(block.text),
     }
+
+
+def signature(thought: str) -> str:
+    """Return what stands where Anthropic signs a thought: clients hand thoughts without one back
+    as none. A digest of the text; nobody reads it here."""
+    digest = hashlib.sha256(thought.encode("utf-8", "replace")).digest()
+    return base64.b64encode(digest).decode()
 
 
 def _object(arguments: str) -> dict[str, Any]:
@@ -115,16 +125,21 @@ _EMPTY = {
 }
 
 
-def _event(change: Change) -> dict[str, Any]:
+def _events(change: Change) -> list[dict[str, Any]]:
     block = change.block
-    if change.what == "closed":
-        return {"type": "content_block_stop", "index": block.index}
     if change.what == "grown":
-        delta = _delta(block, change.text)
-        return {"type": "content_block_delta", "index": block.index, "delta": delta}
+        return [_grown(block, _delta(block, change.text))]
+    if change.what == "closed":
+        signed = {"type": "signature_delta", "signature": signature(block.text)}
+        ends = [_grown(block, signed)] if block.kind == "reasoning" else []
+        return [*ends, {"type": "content_block_stop", "index": block.index}]
     call = {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
     start = _EMPTY.get(block.kind, call)
-    return {"type": "content_block_start", "index": block.index, "content_block": start}
+    return [{"type": "content_block_start", "index": block.index, "content_block": start}]
+
+
+def _grown(block: Block, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
 def _delta(block: Block, text: str) -> dict[str, Any]:
@@ -154,7 +169,8 @@ async def message_frames(
         else:
             changes = message.take(step)
         for change in changes:
-            yield _framed(_event(change))
+            for event in _events(change):
+                yield _framed(event)
         if step.finish_reason is not None:
             yield _framed(message.end())
     yield _framed({"type": "message_stop"})

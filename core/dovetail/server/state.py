@@ -132,7 +132,14 @@ class Server:
         guides = self.engine.guides
         assert guides is not None
         if asked.form is None:
-            return await guides.triggered(asked.tags, where=asked.where, backend=asked.backend)
+            thinking = plan.reasoning
+            return await guides.triggered(
+                asked.tags,
+                where=asked.where,
+                backend=asked.backend,
+                thinking=(thinking.start, thinking.end) if thinking else (),
+                starts_thinking=plan.starts_inside,
+            )
         form, starts_after = asked.form, ""
         if plan.reasoning is not None and plan.starts_inside:
             form, starts_after = sequence(BLANKS, form), plan.reasoning.end

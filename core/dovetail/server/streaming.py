@@ -74,7 +74,8 @@ async def event_steps(
                 events = session.feed(delta.text, len(delta.token_ids), delta.num_chars)
                 if delta.finish_reason is not None:
                     _check_end(delta.finish_reason, output.request_id)
-                    events = [*events, *session.finish()]
+                    is_cut = delta.finish_reason == "length"
+                    events = [*events, *session.finish(is_cut=is_cut)]
                 yield Step(
                     index=delta.index,
                     text=delta.text,

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.guided.regex import outside, ranges, whole, without, written
 from dovetail.guided.schema import closed
 from dovetail.interfaces.form import Choice, Form, Free, Grammar, Json, Literal, Pattern, sequence
+from dovetail.interfaces.guided import InvalidForm
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.interfaces.text import Markers
 from dovetail.server.protocol.chat import ResponseFormat
 from dovetail.server.protocol.common import SamplingFields, StructuredOutputs
 
 BLANKS = Pattern(r"[ \n\r\t]{0,8}")
+_NO_BLANKS = outside(ranges(" \n\r\t"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +65,17 @@ class _Style:
     def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
         asked = body.structured_outputs or StructuredOutputs.model_construct()
         self.backend = asked.backend or body.guided_decoding_backend
+        if asked.disable_fallback and spec is not None:
+            self.backend = self.backend or spec.backend
         self.closes_early = asked.close_on_length
         self.blanks = spec.blanks if spec else Json().blanks
-        pattern = asked.whitespace_pattern or body.guided_whitespace_pattern
         if asked.disable_any_whitespace:
             self.blanks = ""
-        elif pattern is not None:
-            self.blanks = pattern
+        elif asked.whitespace_pattern is not None:
+            where = "structured_outputs.whitespace_pattern"
+            self.blanks = _blanks(asked.whitespace_pattern, where)
+        elif body.guided_whitespace_pattern is not None:
+            self.blanks = _blanks(body.guided_whitespace_pattern, "guided_whitespace_pattern")
         self.closes = asked.disable_additional_properties or bool(spec and spec.closes_objects)
 
     def json(self, schema: Any, where: str) -> Json:
@@ -87,6 +94,19 @@ class _Style:
     def asked(self, where: str, form: Form) -> Asked:
         """Return what was asked for."""
         return Asked(where=where, form=form, backend=self.backend, closes=self.closes_early)
+
+
+def _blanks(pattern: str, where: str) -> str:
+    """Return the pattern of the white space of JSON that this one takes. Raises: RequestError"""
+    try:
+        return written(without(whole(pattern), _NO_BLANKS))
+    except InvalidForm as error:
+        raise RequestError(
+            f"{error}.",
+            where=where,
+            fix="white space of JSON is blanks, tabs and line ends.",
+            code="invalid_grammar",
+        ) from error
 
 
 def _response_format(given: ResponseFormat | None, style: _Style) -> list[Asked]:

@@ -32,10 +32,12 @@ def parse_in_pieces(
     starts_inside: bool = False,
     tools: tuple[Tool, ...] = (),
     layout: tuple[str, ...] = (),
+    is_cut: bool = False,
 ) -> Parsed:
     """Return what the server's pipeline makes of a text that comes in these pieces.
 
-    `layout` is a reasoning parser's; the tool parser's own is known.
+    `layout` is a reasoning parser's; the tool parser's own is known. `is_cut`: the text did not end
+    by itself.
     """
     from dovetail.server.events import Collected, Session, SessionPlan
 
@@ -51,7 +53,7 @@ def parse_in_pieces(
     answer = Collected()
     for piece in pieces:
         answer.add(session.feed(piece))
-    answer.add(session.finish())
+    answer.add(session.finish(is_cut=is_cut))
     calls = tuple(ToolCall(name=c.name, arguments=c.arguments) for c in answer.calls)
     return Parsed(content=answer.content, reasoning=answer.reasoning, calls=calls)
 

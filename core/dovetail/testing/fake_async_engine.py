@@ -13,6 +13,7 @@ from typing import Any
 
 from dovetail.engine.input import InputProcessor
 from dovetail.engine.outputs import CompletionDelta, RequestMetrics, RequestOutput
+from dovetail.engine.stop import TextWatch
 from dovetail.errors import EngineDead
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -254,8 +255,9 @@ class FakeAsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        watch: Callable[[], TextWatch] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the script, once per completion."""
+        """Yield the script, once per completion. Stop strings end nothing, watched or not."""
         if not self.is_alive:
             raise EngineDead(self.death_reason or "dead")
         prepared = self._input.prepare(prompt, params, request_id)

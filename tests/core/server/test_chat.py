@@ -94,6 +94,14 @@ def test_finish_reason_tells_the_truth(cause: str, has_call: bool, stream: bool)
     assert choice["finish_reason"] == wanted
 
 
+@pytest.mark.parametrize("cause", ["stop", "length"])
+def test_a_call_is_closed_by_the_model_alone(cause: str) -> None:
+    app, _ = app_for(Script(pieces=['[call]add {"a": 1}'], finish_reason=cause))
+    message = chat(app, tools=TOOLS).json()["choices"][0]["message"]
+    assert len(message.get("tool_calls") or ()) == (cause == "stop")
+    assert message["content"] == (None if cause == "stop" else '[call]add {"a": 1}')
+
+
 def test_usage_in_streams() -> None:
     app, _ = app_for(Script(pieces=["ab", "cd"]), enable_prompt_tokens_details=True)
     assert all("usage" not in e for e in events_of(chat(app, stream=True))[:-1])
@@ -185,6 +193,17 @@ def test_reasoning_can_be_left_out() -> None:
     message = chat(app, include_reasoning=False).json()["choices"][0]["message"]
     assert "reasoning_content" not in message
     assert message["content"] == "because"
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "content"), [(0, "go "), (24, "go stop and "), (60, "go stop and stop on")]
+)
+def test_stop_strings_are_looked_for_in_words(min_tokens: int, content: str) -> None:
+    pieces = ["why stop</think>", "go stop and ", "stop on"]
+    fields = {"stop": ["stop"], "chat_template_kwargs": {"enable_thinking": True}}
+    app, _ = app_for(Script(pieces=pieces))
+    message = chat(app, min_tokens=min_tokens, **fields).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("why stop", content)
 
 
 @pytest.mark.parametrize("excludes", [False, True])

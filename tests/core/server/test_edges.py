@@ -135,7 +135,10 @@ def test_the_key_appears_nowhere(caplog: pytest.LogCaptureFixture) -> None:
         ({"messages": USER * 8193}, "messages"), ({"messages": "hi"}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}] * 513}, "tools"),
-        ({"model": "nope"}, "model"),
+        ({"model": "nope"}, "model"), ({"stop": [""]}, "stop[0]"),
+        ({"messages": [{"role": "user", "content": []}, {"role": "user", "content": 5}]},
+         "messages[1].content"),
+        ({"messages": [{"role": "user", "content": [{"text": 5}]}]}, "messages[0].content[0].text"),
     ],
 )  # fmt: skip
 def test_out_of_bounds(fields: dict[str, Any], param: str) -> None:
@@ -214,6 +217,45 @@ def test_unknown_fields_are_reported() -> None:
     assert 'dovetail:ignored_request_fields_total{field="nope"}' in counted
     stream = chat(app, nope=1, stream=True)
     assert stream.headers["x-dovetail-ignored-fields"] == "nope"
+
+
+FORMS = {
+    "response_format": {"type": "json_object"},
+    "text": {"format": {"type": "json_object"}},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "format": "json",
+    "grammar": "root ::= [0-9]",
+    "nvext": {"guided_json": {}},
+}
+"""Ways of other servers and dialects to ask for a form."""
+DECLARED = {
+    "/v1/chat/completions": {"response_format"},
+    "/v1/completions": {"response_format"},
+    "/v1/responses": {"text"},
+    "/v1/messages": {"output_config"},
+}
+
+
+@pytest.mark.parametrize("path", DECLARED)
+def test_forms_in_the_words_of_others_are_refused(path: str) -> None:
+    app, engine = app_for()
+    asked: dict[str, Any] = {"messages": USER, "max_tokens": 5}
+    asked = {"/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"}}.get(path, asked)
+    for name in FORMS.keys() - DECLARED[path]:
+        answer = send(app, "POST", path, json.dumps(asked | {name: FORMS[name]}).encode())
+        assert answer.status_code == 400, (name, answer.text)
+        error = answer.json()["error"]
+        assert error.get("param", name) == name
+        assert error["message"].startswith(name)
+    assert not engine.asked
+
+
+def test_defaults_written_out_ask_for_nothing() -> None:
+    app, _ = app_for()
+    fields = {"best_of": 1, "use_beam_search": False, "functions": [], "function_call": "none"}
+    assert chat(app, **fields).status_code == 200
+    assert chat(app, use_beam_search=True).json()["error"]["param"] == "use_beam_search"
+    assert chat(app, best_of=2).json()["error"]["param"] == "best_of"
 
 
 def test_unknown_fields_are_errors_when_strict() -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
-from dovetail.server.events import Collected, Session, SessionPlan, ToolCallStart
+from dovetail.server.events import (
+    Collected,
+    CountedSession,
+    Session,
+    SessionPlan,
+    ToolCallStart,
+)
 from dovetail.server.events.matcher import find_first, partial_length
 from dovetail.testing.serving import NameAndJson, Thinks
 
@@ -185,6 +192,50 @@ def test_hostile_text_takes_linear_time(text: str) -> None:
     start_s = time.perf_counter()
     run(text, list(range(0, len(text), 5)))
     assert time.perf_counter() - start_s < 5
+
+
+STOPPED = SessionPlan(
+    reasoning=Thinks.markers, tool_parser=NameAndJson(None), stops=("stop", "\n\n", "op it")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "matched"),
+    [
+        ("<think>stop</think>go stop it", ("go ", "stop", []), "stop"),
+        ("<think>a\n\nb</think>\n\ngo\n\non", ("go", "a\n\nb", []), "\n\n"),
+        ('[call]f {"t": "stop"}[/call]', ("", "", [("f", '{"t": "stop"}')]), None),
+        (f"st{CALL}op", ("stop", "", [("add", '{"a": 1}')]), None),
+        (f"stop{CALL}", ("", "", []), "stop"),
+        ("[call]no stop[/call]", ("[call]no ", "", []), "stop"),
+        (f"a\n\n{CALL}", ("a", "", [("add", '{"a": 1}')]), None),
+        ("to st", ("to st", "", []), None),
+        ("a\n\n", ("a", "", []), "\n\n"),
+    ],
+)
+def test_stop_strings_end_content_and_nothing_else(
+    text: str, expected: tuple[object, ...], matched: str | None
+) -> None:
+    for cuts in ([], list(range(len(text))), *([at] for at in range(len(text)))):
+        assert run(text, cuts, STOPPED) == expected
+        session = Session(STOPPED)
+        session.feed(text)
+        session.finish()
+        assert session.matched == matched
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    counted = CountedSession(replace(STOPPED, min_tokens=3))
+    answer = Collected()
+    for text in ("stop", "s", "top", "stop"):
+        answer.add(counted.feed(text, 1, (len(text),)))
+    assert (answer.content, counted.matched) == ("stop", "stop")
+
+
+def test_blanks_wait_only_where_a_region_may_follow() -> None:
+    session, answer = Session(replace(STOPPED, tool_parser=None)), Collected()
+    answer.add(session.feed("one\n\n"))
+    assert (answer.content, session.matched) == ("one", "\n\n")
 
 
 def test_matcher() -> None:

@@ -64,6 +64,7 @@ def test_streamed_equals_whole(seed: int) -> None:
             "thinking", "text", "tool_use", "tool_use", "text",
         ]  # fmt: skip
         assert whole.content[2].input == {"a": 1}
+        assert len(whole.content[0].signature) == 44  # clients drop thoughts without one
         assert whole.stop_reason == final.stop_reason == "tool_use"
         assert final.usage == whole.usage
         usage = whole.usage

@@ -23,6 +23,7 @@ from dovetail.config.selections import select
 from dovetail.errors import Overloaded, RequestError
 from dovetail.guided import compile_worker
 from dovetail.guided import compiler as compiler_module
+from dovetail.guided.choose import choose_backend
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Form, Json, Literal, Pattern
@@ -236,3 +237,20 @@ def test_members_come_in_the_order_of_the_schema(name: str) -> None:
         )
 
     assert list(json.loads(asyncio.run(body())))[:3] == ["why", "answer", "more"]
+
+
+def test_a_request_chooses_among_the_servers_backends_alone() -> None:
+    spec = spec_of("guidance")
+    assert choose_backend(spec, [Pattern("a")], "guidance", "here") == "guidance"
+    for wish in ("xgrammar", "outlines", "nothing"):
+        with pytest.raises(RequestError, match="no backend of this server"):
+            choose_backend(spec, [Pattern("a")], wish, "here")
+
+
+def test_a_refusal_points_at_what_is_not_enforced() -> None:
+    part = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"a/b": part}}
+    for wish in (None, "guidance"):
+        with pytest.raises(RequestError) as caught:
+            choose_backend(spec_of("guidance", "xgrammar"), [Json(schema)], wish, "here")
+        assert caught.value.where == "here/properties/a~1b/uniqueItems"

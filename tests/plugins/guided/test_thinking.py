@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from dovetail import registry
 from dovetail.config.model_path import DEMO_PATH
+from dovetail.guided.marker import Marker
+from dovetail.guided.rows import _Row
+from dovetail.guided.table import LoadedGuide
 from dovetail.guided.thinking import ThinkingRows
 from dovetail.guided.vocabulary import vocabulary_of
 from dovetail.interfaces.form import Pattern
-from dovetail.interfaces.guided import GuidedBackend, Vocabulary
+from dovetail.interfaces.guided import Guide, GuidedBackend, Vocabulary
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams, ThinkingBudget
 from dovetail.interfaces.text import Markers
@@ -133,3 +138,67 @@ def test_no_more_than_the_budget_for_any_wish() -> None:
         text, ids = written("", (9,), 6, wanted)
         assert b"</think>" in text
         assert b"</think>" in b"".join(PIECES[i] for i in ids[: 6 + 4 + 1])
+
+
+class Exclaimed:
+    """A form of any text up to "!", and its matcher."""
+
+    num_bytes = 0
+
+    def matcher(self) -> Exclaimed:
+        self.is_over = False
+        return self
+
+    def accept(self, token_id: int) -> bool:
+        self.is_over = token_id == self.end_id
+        return True
+
+    def is_complete(self) -> bool:
+        return self.is_over
+
+    end_id = -1
+
+
+@pytest.mark.parametrize("is_spelled", [False, True])
+@pytest.mark.parametrize(
+    ("starts_thinking", "text", "is_held"),
+    [
+        (False, "<tool_call>", True),
+        (False, "<think>a <tool_call>b", False),
+        (False, "\n<think>a <tool_call></think>\n", False),
+        (False, "<think>a</think>\n<tool_call>", True),
+        (False, "x <think><tool_call>", True),
+        (False, "<tool_call>a!<think><tool_call>", False),
+        (True, "a <tool_call>", False),
+        (True, "a <tool_call></think><tool_call>", True),
+        (True, "a</think>\n<think><tool_call>", False),
+    ],
+)
+def test_tags_do_not_count_in_thinking(
+    starts_thinking: bool, text: str, is_held: bool, is_spelled: bool, vocabulary: Vocabulary
+) -> None:
+    guide = Guide(
+        backend="",
+        key="",
+        triggers=("<tool_call>",),
+        artifacts=(b"",),
+        thinking=(MARKERS.start, MARKERS.end),
+        starts_thinking=starts_thinking,
+    )
+    ids = {text: i for i, text in enumerate(vocabulary.tokens) if text}
+    form = Exclaimed()
+    form.end_id = ids[b"!"]
+    marker = Marker("<tool_call>", vocabulary, may_be_blank=False)
+    loaded = LoadedGuide(guide, [form], [marker])  # type: ignore[list-item]
+    parts = re.split(r"(</?think>|<tool_call>)", text)
+    words = [p for p in parts if p.encode() in ids and not is_spelled and len(p) > 1]
+    output: list[int] = []
+    for part in parts:
+        output += (
+            [ids[part.encode()]] if part in words else [ids[bytes([b])] for b in part.encode()]
+        )
+    params = SamplingParams(max_tokens=500)
+    tokens = RowTokens(row=0, params=params, prompt_ids=(), output_ids=np.array(output))
+    row = _Row(tokens, loaded, SimpleNamespace(vocabulary=vocabulary, closing=None))  # type: ignore[arg-type]
+    row.advance()
+    assert row.is_held is is_held

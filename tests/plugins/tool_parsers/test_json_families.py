@@ -5,6 +5,7 @@ The transcripts are written after the families' chat templates and model cards.
 
 from __future__ import annotations
 
+import json
 from types import MappingProxyType
 
 import pytest
@@ -174,3 +175,24 @@ def test_arguments_come_while_they_are_written(name: str) -> None:
     answer.add(session.feed(sample.text + "ris" * 50))
     answer.add(session.feed("ris" * 50))
     assert len(answer.calls[0].arguments) > 150
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": ', "}</tool_call>"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", ""),
+        ("llama3_json", '{"name": "f", "parameters": ', "}"),
+    ],
+)
+def test_line_ends_in_strings_are_escaped(name: str, before: str, after: str) -> None:
+    """Models write them as they are; no client's reader of JSON takes them."""
+    text = before + '{"t":\n "a\nb\\"\t\x01",\t"u": "\\n"}' + after
+    told = '{"t":\n "a\\nb\\"\\t\\u0001",\t"u": "\\n"}'
+    assert json.loads(told) == {"t": 'a\nb"\t\x01', "u": "\n"}
+    for size in (1, 2, 3, 7, len(text)):
+        session, answer = Session(SessionPlan(tool_parser=made(name))), Collected()
+        for at in range(0, len(text), size):
+            answer.add(session.feed(text[at : at + size]))
+        answer.add(session.finish())
+        assert [(call.name, call.arguments) for call in answer.calls] == [("f", told)]

@@ -23,7 +23,13 @@ class CountedSession:
     def __init__(self, plan: SessionPlan) -> None:
         self.session = Session(plan)
         self.num_reasoning_tokens = 0
-        self._counts = plan.reasoning is not None
+        self._num_tokens = 0
+        self._counts = plan.reasoning is not None or bool(plan.stops)
+
+    @property
+    def matched(self) -> str | None:
+        """Return the stop string that ended the content, or None."""
+        return self.session.matched
 
     def feed(self, text: str, num_tokens: int, num_chars: Sequence[int]) -> list[Event]:
         """Return the events of a text that so many tokens brought, each its share of it.
@@ -31,16 +37,20 @@ class CountedSession:
         Mutates: self
         """
         if not self._counts or num_tokens == 0:
-            return self.session.feed(text)
+            return self.session.feed(text, may_stop=self._may_stop())
         events: list[Event] = []
         for piece in _pieces(text, num_tokens, num_chars):
             self.num_reasoning_tokens += self.session.is_reasoning
-            events += self.session.feed(piece)
+            self._num_tokens += 1
+            events += self.session.feed(piece, may_stop=self._may_stop())
         return joined(events) if num_tokens > 1 else events
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self"""
-        return self.session.finish()
+        return self.session.finish(is_cut=is_cut)
+
+    def _may_stop(self) -> bool:
+        return self._num_tokens >= self.session.plan.min_tokens
 
 
 def _pieces(text: str, num_tokens: int, num_chars: Sequence[int]) -> Iterator[str]:

@@ -5,6 +5,8 @@ Knows markers and what has been passed on; the parser says what the text means.
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -16,6 +18,10 @@ LOOK_EVERY_CHARS = 16
 LOOK_EVERY_SHARE = 8
 """A growing body is looked at again after so many characters, or this share of it: every look
 reads all of it, so the looks together stay linear."""
+
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +126,7 @@ class Region:
                     call_id = call.id or self._new_id()
                     events.append(ToolCallStart(index=number, call_id=call_id, name=call.name))
             told = self._told[position]
-            more = call.arguments[told.num_chars :]
+            more = _escaped(call.arguments)[told.num_chars :]
             told.num_chars += len(more)
             if more and told.index is not None:
                 events.append(ToolCallArgsDelta(index=told.index, text=more))
@@ -133,3 +139,16 @@ class Region:
     def num_told(self) -> int:
         """Return how many of its calls were passed on."""
         return sum(told.index is not None for told in self._told)
+
+
+def _escaped(arguments: str) -> str:
+    """Return arguments with the control characters in their strings escaped: models write line
+    ends there as they are, and no client's reader of JSON takes them. The rest is the model's own.
+    """
+    if _CONTROL.search(arguments) is None:
+        return arguments
+    return _STRING.sub(lambda string: _CONTROL.sub(_escape, string[0]), arguments)
+
+
+def _escape(character: re.Match[str]) -> str:
+    return json.dumps(character[0])[1:-1]

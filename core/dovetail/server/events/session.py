@@ -3,13 +3,15 @@
 Reasoning and tool parsers only say their markers and parse one finished region; this file finds
 the regions. What the events come to is a function of the joined text alone. Blanks beside a region
 are layout and are dropped; no other text is lost: a region that is no call comes out as content. A
-call that has begun is passed on as it grows, and stays one even if its text ends badly.
+call that has begun is passed on as it grows, and stays one even if its text ends badly. Stop
+strings are looked for in content alone; what follows one is not read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail.engine.stop import StopMatcher
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.events.matcher import find_first, partial_length
@@ -28,7 +30,8 @@ class SessionPlan:
 
     `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
     of the chat format that are no content but may stand in a call's strings. `max_calls` None is
-    unbounded. `is_forced_call`: the request named the tool to call.
+    unbounded. `is_forced_call`: the request named the tool to call. `stops` are the stop strings,
+    which count from the token `min_tokens` on.
     """
 
     reasoning: Markers | None = None
@@ -38,10 +41,13 @@ class SessionPlan:
     layout: tuple[str, ...] = ()
     max_calls: int | None = None
     is_forced_call: bool = False
+    stops: tuple[str, ...] = ()
+    includes_stop: bool = False
+    min_tokens: int = 0
 
     @property
     def is_plain(self) -> bool:
-        """Return whether text passes through unchanged."""
+        """Return whether text passes through unchanged, but for stop strings."""
         return not (self.reasoning or self.tool_parser or self.layout)
 
 
@@ -60,33 +66,50 @@ class Session:
         self._skips_blank = self._phase == "reasoning"
         self._region: Region | None = None
         self._events: list[Event] = []
+        self._stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
+        self._may_stop = True
+        self._is_cut = False
+
+    @property
+    def matched(self) -> str | None:
+        """Return the stop string that ended the content, or None."""
+        return self._stops.matched
 
     @property
     def is_reasoning(self) -> bool:
         """Return whether the text so far ends inside a reasoning region."""
         return self._phase == "reasoning"
 
-    def feed(self, text: str) -> list[Event]:
-        """Return the events that this text completes. Mutates: self"""
+    def feed(self, text: str, *, may_stop: bool = True) -> list[Event]:
+        """Return the events that this text completes. Mutates: self
+
+        A stop string that becomes complete while `may_stop` is false is ordinary text.
+        """
         if self.plan.is_plain:
             return [ContentDelta(text=text)] if text else []
+        self._may_stop = may_stop
         events: list[Event] = []
         for start in range(0, len(text), FEED_CHARS):
             self._pending += text[start : start + FEED_CHARS]
             events += self._run(is_final=False)
         return events
 
-    def finish(self) -> list[Event]:
-        """Return what was held back. Mutates: self"""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return what was held back. Mutates: self
+
+        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
+        """
+        self._is_cut = is_cut
         events = self._run(is_final=True)
         if self._blank:
             self._emit("".join(self._blank))
             self._blank = []
+        self._say_held()
         return events + self._take()
 
     def _run(self, *, is_final: bool) -> list[Event]:
         more = True
-        while more:
+        while more and self.matched is None:
             if self._phase == "region":
                 more = self._step_region(is_final)
             elif self._phase == "reasoning":
@@ -152,6 +175,7 @@ class Session:
         if self._has_said and not (reasoning and reasoning.may_reopen):
             self._say(marker)
             return
+        self._say_held()
         self._phase = "reasoning"
         self._leave()
 
@@ -184,16 +208,36 @@ class Session:
             return
         self._skips_blank = False
         body = text.rstrip()
+        self._has_said = self._has_said or bool(body)
+        body = text if self._is_settled() else body
         if body:
             self._emit("".join(self._blank) + body)
             self._blank = []
-            self._has_said = True
         if len(body) < len(text):
             self._blank.append(text[len(body) :])
 
+    def _is_settled(self) -> bool:
+        """Return whether nothing but content can follow: then blanks wait for nothing."""
+        if self._phase != "content" or not self._has_said:
+            return self._phase == "verbatim"
+        reasoning = self.plan.reasoning
+        can_think = reasoning is not None and reasoning.may_reopen
+        return not can_think and all(region.opens_answer for region in self._regions)
+
     def _emit(self, text: str) -> None:
-        kind = ReasoningDelta if self._phase == "reasoning" else ContentDelta
-        self._events.append(kind(text=text))
+        if self._phase == "reasoning":
+            self._events.append(ReasoningDelta(text=text))
+            return
+        text = self._stops.push(text, may_stop=self._may_stop)
+        if text:
+            self._events.append(ContentDelta(text=text))
+
+    def _say_held(self) -> None:
+        """Emit what may have been the beginning of a stop string: no stop string goes on behind
+        something that is no content."""
+        text = self._stops.flush()
+        if text:
+            self._events.append(ContentDelta(text=text))
 
     def _step_region(self, is_final: bool) -> bool:
         region = self._region
@@ -221,7 +265,9 @@ class Session:
     def _end_unmarked(self, region: Region, at: int | None) -> bool:
         """Close a region that no marker ended: at this place of its body, or with the text."""
         rest = "" if at is None else region.cut(at)
-        calls = self._parse(region.whole())[0] or self._begun(region.whole())
+        is_open = self._is_cut and at is None
+        calls = None if is_open else self._parse(region.whole())[0]
+        calls = calls or self._begun(region.whole())
         if region.markers.end or calls or region.has_told:
             self._close_region(region, calls, rest)
         else:
@@ -283,6 +329,8 @@ class Session:
 
     def _tell(self, region: Region, calls: list[ToolCall]) -> None:
         before = self.num_calls - region.num_told
+        if calls:
+            self._say_held()
         self._events += region.tell(calls, before, self.plan.max_calls)
         self.num_calls = before + region.num_told
         if region.has_told:

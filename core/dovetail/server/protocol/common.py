@@ -52,8 +52,33 @@ REFUSED = {
     "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
     "mm_processor_kwargs": "only text is built",
     "kv_transfer_params": "KV transfer is not built",
+    "mcp_servers": "servers of tools are offered by /v1/responses, with tools of type mcp",
+    **dict.fromkeys(("tools", "tool_choice"), "tools need a conversation (/v1/chat/completions)"),
+    **dict.fromkeys(
+        (
+            "response_format",
+            "text",
+            "output_config",
+            "output_format",
+            "format",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "grammar",
+            "structural_tag",
+            "guided_json_object",
+            "guided_structural_tag",
+            "nvext",
+        ),
+        "the form of an answer is asked for in other words here: by response_format (chat and "
+        "completions), text.format (responses), output_config.format (messages) or "
+        "structured_outputs (all of them)",
+    ),
 }
-"""Fields with a meaning that cannot be honoured: refused rather than dropped."""
+"""Fields with a meaning that cannot be honoured, other dialects' words for the form of an answer
+among them: refused rather than dropped, where a dialect does not declare them."""
+NEUTRAL: tuple[object, ...] = (None, False, [], {}, "none", "auto")
+"""Values of those fields that ask for nothing."""
 
 
 class Body(BaseModel):

@@ -80,6 +80,7 @@ class CountRequest(SamplingFields):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 

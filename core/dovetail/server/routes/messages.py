@@ -31,8 +31,7 @@ from dovetail.server.translate import in_words_of
 
 async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
     """Answer a conversation in Anthropic's shapes, streamed or whole."""
-    with in_words_of(NAMES):
-        chat, ignored = _translated(server, body)
+    chat, ignored = _translated(server, body)
     async with AsyncExitStack() as owned:
         enter(server, owned, 1)
         prepared = await until_gone(request, _prepare(server, body, chat, request, ignored))
@@ -49,8 +48,8 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
 
 async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     """Return how many tokens the prompt of a message has."""
+    chat, ignored = _translated(server, body)
     with in_words_of(NAMES):
-        chat, ignored = _translated(server, body)
         server.model_name(chat.model)
         wishes = switches_of(chat, switches(body))
         prompt = await render(server, chat, wishes)
@@ -65,7 +64,9 @@ def _translated(server: Server, body: CountRequest) -> tuple[ChatRequest, list[s
     """Return the body in chat's words, and the names of what changes nothing."""
     budgets = server.parsers.reasoning is not None and server.engine.guides is not None
     ignored = server.fields.check(body)
-    return chat_of(body, can_budget=budgets), [*ignored, *ignored_fields(body, can_budget=budgets)]
+    with in_words_of(NAMES):
+        chat = chat_of(body, can_budget=budgets)
+    return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]
 
 
 async def _prepare(

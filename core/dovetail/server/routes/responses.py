@@ -64,8 +64,9 @@ class Plan:
 
 async def create_response(body: ResponsesRequest, request: Request, server: ServerOf) -> Any:
     """Answer input items, streamed, whole or in the background."""
+    unknown = server.fields.check(body)
     with in_words_of(NAMES):
-        plan = _plan(server, body, request)
+        plan = _plan(server, body, request, unknown)
     async with AsyncExitStack() as owned:
         enter(server, owned, 1)
         prepared = await until_gone(request, _prepare(server, plan, request))
@@ -136,9 +137,9 @@ def owner_of(request: Request) -> bytes:
     return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
 
 
-def _plan(server: Server, body: ResponsesRequest, request: Request) -> Plan:
+def _plan(server: Server, body: ResponsesRequest, request: Request, unknown: Sequence[str]) -> Plan:
     offer = offer_of(body, server.tool_servers)
-    ignored = [*server.fields.check(body), *ignored_fields(body)]
+    ignored = [*unknown, *ignored_fields(body)]
     ignored += server.fields.report(offer.ignored)
     owner = owner_of(request)
     is_stored = _is_stored(server, body)

@@ -145,6 +145,20 @@ class TestToolParser:
             for pieces in cuts(sample.text):
                 assert run(parser, pieces, sample) == whole, pieces
 
+    def test_a_cut_answer_holds_the_beginning_of_its_calls(self, parser: ToolParser) -> None:
+        """Wherever max_tokens cuts a sample, its calls are those of the whole so far: names whole,
+        arguments not closed before they are."""
+        for sample in parser.samples:
+            tools = tools_of(sample)
+            whole = run(parser, [sample.text], sample)
+            for at in range(len(sample.text)):
+                pieces = [sample.text[:at]]
+                cut = parse_in_pieces(pieces, tool_parser=parser, tools=tools, is_cut=True)
+                letters_in = [*sample.text[:at]]
+                again = parse_in_pieces(letters_in, tool_parser=parser, tools=tools, is_cut=True)
+                assert cut == again, at
+                assert grows(list(cut.calls), list(whole.calls)), (pieces, cut.calls)
+
     def test_calls_only_grow(self, parser: ToolParser) -> None:
         """What `so_far` says of a beginning holds for every longer one, and for `parse`."""
         for sample in parser.samples:
