@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from gpu_report import machine, table
+from gpu_shapes import SHAPES, TINY
 
 Result = dict[str, Any]
 SECTIONS = ("limits", "ops", "same", "qwen3", "llama", "throughput")
@@ -38,44 +39,6 @@ CACHE_BYTES = 192 << 20
 """Arguments of an op are rotated until this much has been touched: more than any cache holds."""
 MAX_COPIES = 64
 PROMPT_TOKENS, NEW_TOKENS = 128, 128
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
-QWEN3_06B = LLAMA_8B | {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "intermediate_size": 3072,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-}
-TINY = QWEN3_06B | {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "vocab_size": 512,
-}
-SHAPES = {"qwen3": QWEN3_06B, "llama": LLAMA_8B, "tiny": TINY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +143,7 @@ def ops(asked: Asked) -> Result:
                 except Exception as error:
                     row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 rows.append(row)
+        keep("ops", {**found, "rows": rows}, asked)
     return {**found, "rows": rows}
 
 
@@ -338,6 +302,7 @@ def model(asked: Asked, name: str) -> Result:
                 result[part] = run()
             except Exception as error:
                 result[part] = {"error": f"{type(error).__name__}: {error}"}
+            keep(name, result, asked)
     return result
 
 
@@ -398,6 +363,7 @@ def throughput(asked: Asked) -> Result:
             start_s = time.perf_counter()
             generate(llm, prompts, new_tokens)
             result["tokens_per_s"] = count * new_tokens / (time.perf_counter() - start_s)
+        keep("throughput", result, asked)
         try:
             result["transformers_tokens_per_s"] = others(folder, asked, prompts, new_tokens)
             result["ratio"] = result["tokens_per_s"] / result["transformers_tokens_per_s"]
@@ -429,6 +395,11 @@ def others(folder: str, asked: Asked, prompts: list[list[int]], new_tokens: int)
 # ---- sections
 
 
+def keep(section: str, result: Result, asked: Asked) -> None:
+    """Write what a section has found so far: it stays when the rest takes too long."""
+    (asked.out / f"{section}.json").write_text(json.dumps(result, indent=1))
+
+
 def run_section(name: str, asked: Asked) -> Result:
     """Return a section's result, or what stopped it."""
     runs: dict[str, Callable[[], Result]] = {
@@ -454,10 +425,12 @@ def in_a_process(name: str, words: list[str], out: Path) -> Result:
             command, timeout=SECTION_LIMIT_S, capture_output=True, text=True, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"took longer than {SECTION_LIMIT_S:.0f} s"}
-    if path.exists():
-        return json.loads(path.read_text())  # type: ignore[no-any-return]
-    return {"error": f"exit status {ended.returncode}", "trace": ended.stderr[-2000:]}
+        fault: Result = {"error": f"took longer than {SECTION_LIMIT_S:.0f} s"}
+    else:
+        fault = {"error": f"exit status {ended.returncode}", "trace": ended.stderr[-2000:]}
+        fault = fault if ended.returncode else {}
+    found: Result = json.loads(path.read_text()) if path.exists() else {}
+    return found | fault
 
 
 def main(words: list[str] | None = None) -> int:
@@ -481,8 +454,7 @@ def main(words: list[str] | None = None) -> int:
         out=chosen.out,
     )
     if chosen.section:
-        result = run_section(chosen.section, asked)
-        (chosen.out / f"{chosen.section}.json").write_text(json.dumps(result, indent=1))
+        keep(chosen.section, run_section(chosen.section, asked), asked)
         return 0
     results: Result = {"machine": machine(chosen.device)}
     for name in chosen.only or SECTIONS:

@@ -1,4 +1,5 @@
-"""The way of a GPU, interpreted: Triton attention under graphs that are played, steps ahead."""
+"""The way of a GPU, interpreted: tensors that say they lie there, graphs that are played, steps
+ahead. Operations over both devices and waits within a step are faults."""
 
 from __future__ import annotations
 
@@ -8,26 +9,35 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAYED = ROOT / "tests" / "plugins" / "played_cuda.py"
 SCRIPT = """
-import json, sys
+import contextlib, json, sys
 from dovetail import LLM, SamplingParams
-folder, worker = sys.argv[1:]
-wishes = [SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True),
-          SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True)]
+from played_cuda import PlayedCuda, played
+folder, worker, flags, num_tokens = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
+wishes = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
+          SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True, logprobs=2,
+                         prompt_logprobs=1, repetition_penalty=1.2),
+          SamplingParams(temperature=0.9, seed=4, top_p=0.9, max_tokens=3, min_tokens=2,
+                         stop_token_ids=[7, 8], logit_bias={4: 3.0})]
 prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
-flags = dict(model=folder, load_format="dummy", skip_tokenizer_init=True, max_num_seqs=3,
-             max_model_len=32, dtype="float32", num_gpu_blocks_override=32)
-ways = [dict(attention_backend="torch_sdpa", enforce_eager=True),
-        dict(attention_backend="triton", worker_cls=worker, async_scheduling=True,
-             cuda_graph_sizes=["1", "4"])]
+flags |= dict(model=folder, skip_tokenizer_init=True, max_num_seqs=3, max_model_len=32,
+              num_gpu_blocks_override=32)
+play = PlayedCuda()
+ways = [(contextlib.nullcontext(), dict(attention_backend="torch_sdpa", enforce_eager=True)),
+        (played(play), dict(attention_backend="triton", worker_cls=worker, async_scheduling=True,
+                            cuda_graph_sizes=["1", "4"]))]
 found = []
-for way in ways:
-    with LLM(**flags, **way) as llm:
-        outputs = llm.generate(prompts, [wishes[i % 2] for i in range(3)], use_tqdm=False)
+for playing, way in ways:
+    with playing, LLM(**flags, **way) as llm:
+        play.forbids_waits = True
+        outputs = llm.generate(prompts, wishes, use_tqdm=False)
+        play.forbids_waits = False
         found.append([list(o.outputs[0].token_ids) for o in outputs])
         calls = llm._engine.core._executor.worker.runner._calls
         replays = getattr(calls, "num_replays", 0)
@@ -49,21 +59,35 @@ SHAPE = {
 }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_triton_under_graphs_draws_what_torch_does(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    worker = f"{ROOT / 'tests' / 'plugins' / 'test_workers.py'}:AheadOnCpu"
-    paths = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
-    env = {"PYTHONPATH": paths, "TRITON_INTERPRET": "1", "DOVETAIL_CPU_ISA": "none"}
+def drawn(folder: Path, flags: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """Return what a CPU draws and a played GPU, whose steps must not wait."""
+    paths = (*(ROOT / part for part in ("core", "plugins", "kernels")), PLAYED.parent)
+    env = {"TRITON_INTERPRET": "1", "DOVETAIL_CPU_ISA": "none", "OMP_NUM_THREADS": "1"}
+    env |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
+    words = [str(folder), f"{PLAYED}:PlayedWorker", json.dumps(flags), str(num_tokens)]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), worker],
-        env=os.environ | env | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        [sys.executable, "-c", SCRIPT, *words],
+        env=os.environ | env,
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_under_graphs_draws_what_torch_does(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    told = drawn(tmp_path, {"load_format": "dummy", "dtype": "float32"}, num_tokens=5)
     assert told["found"][0] == told["found"][1]
     assert told["replays"] >= 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_packed_weights_reach_the_device(tmp_path: Path) -> None:
+    """A checkpoint's words are unpacked where their tables are, and multiplied where rows are."""
+    told = drawn(ROOT / "tests" / "data" / "quantized" / "gptq", {}, num_tokens=1)
+    assert told["found"][0] == told["found"][1]

@@ -38,10 +38,14 @@ class StoredLinear(MatrixLinear):
         return self._tensors(spec)
 
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
-        """Return the loaded tensors as one matrix, or as several behind one face."""
+        """Return the loaded tensors as one matrix, or as several behind one face.
+
+        What a checkpoint's bits mean is read on the host: matrices go to the device packed.
+        """
         stored = self.stored(spec)
+        here = {name: tensor.cpu() for name, tensor in tensors.items()}
         weights = [
-            self._weight(part_of(tensors, stored, spec, number))
+            self._weight(part_of(here, stored, spec, number))
             for number in range(len(spec.out_sizes))
         ]
         joined = join(weights)

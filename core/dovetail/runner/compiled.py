@@ -147,7 +147,11 @@ class CompiledForward:
         graph = self._calls.graph() if is_captured else None
         if graph is None:
             return lambda: timed(run_one)
-        graph.capture(run_one)
+        try:
+            graph.capture(run_one)
+        except RuntimeError as error:  # steps will not be captured either, and say so
+            log.debug("a pass cannot be captured to be timed", exc_info=error)
+            return lambda: timed(run_one)
         return lambda: timed(graph.replay)
 
 

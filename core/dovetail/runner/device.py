@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -107,14 +108,39 @@ class CudaMoment:
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
+class GraphMemory:
+    """The memory that captured graphs share for as long as one of them lives.
+
+    torch takes no handle again whose graphs are all gone, nor one whose capture failed.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._graphs: WeakSet[CudaGraph] = WeakSet()
+
+    def handle(self) -> Any:
+        """Return where a graph that is captured now takes its memory from. Mutates: self"""
+        if self._handle is None or not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def keep(self, graph: CudaGraph) -> None:
+        """Remember a graph that has been captured. Mutates: self"""
+        self._graphs.add(graph)
+
+    def drop(self) -> None:
+        """Let the next graph begin with memory of its own, after a capture that failed."""
+        self._handle = None
+
+
 class CudaDevice:
-    """One NVIDIA GPU. Graphs are captured on a stream of their own and share one memory pool."""
+    """One NVIDIA GPU. Graphs are captured on a stream of their own and share their memory."""
 
     runs_ahead = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
+        self._memory = GraphMemory()
         self._stream: torch.cuda.Stream | None = None
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
@@ -126,18 +152,17 @@ class CudaDevice:
         return CudaMoment()
 
     def graph(self) -> Graph | None:
-        """Return a CudaGraph in the pool that all of this device's graphs share."""
-        if self._pool is None or self._stream is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        """Return a CudaGraph in the memory that this device's graphs share."""
+        if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
-        return CudaGraph(self._pool, self._stream)
+        return CudaGraph(self._memory, self._stream)
 
 
 class CudaGraph:
-    """A torch.cuda.CUDAGraph. Its result keeps its own place in the pool, so it should be small."""
+    """A torch.cuda.CUDAGraph. Its result keeps its own place in the memory: it should be small."""
 
-    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
-        self._pool = pool
+    def __init__(self, memory: GraphMemory, stream: torch.cuda.Stream) -> None:
+        self._memory = memory
         self._stream = stream
         self._graph = torch.cuda.CUDAGraph()
         self._result: torch.Tensor | None = None
@@ -151,12 +176,21 @@ class CudaGraph:
         with torch.cuda.stream(self._stream):
             function()
             self._stream.synchronize()
-            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                self._result = function()
-            finally:
-                self._graph.capture_end()
+                self._record(function)
+            except Exception:
+                self._memory.drop()
+                raise
         torch.cuda.current_stream().wait_stream(self._stream)
+        self._memory.keep(self)
+
+    def _record(self, function: Callable[[], torch.Tensor]) -> None:
+        """Keep what a function queues. Mutates: self"""
+        self._graph.capture_begin(pool=self._memory.handle(), capture_error_mode="thread_local")
+        try:
+            self._result = function()
+        finally:
+            self._graph.capture_end()
 
     def replay(self) -> torch.Tensor:
         """Launch the graph on the current stream."""

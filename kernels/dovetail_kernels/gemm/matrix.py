@@ -14,6 +14,7 @@ from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm import OP, native
 from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
 from dovetail_kernels.gemm.native import Packed
+from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.reference import reference
 from dovetail_kernels.gemm.weight import FLOATS, Weight, spelled_out
 from dovetail_kernels.gpu import TRITON
@@ -84,6 +85,8 @@ class Matrix:
             )
         elif on_gpu and weight.scales is None:
             weight = replace(weight, values=weight.values.to(device, dtype))
+        else:
+            weight = moved(weight, device)
         self._weight = None if self._packed is not None else weight
         self._is_gated = is_gated
 

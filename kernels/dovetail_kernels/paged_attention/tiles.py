@@ -33,10 +33,17 @@ class Tile:
     num_stages: int
 
 
-def prefill_tile(dtype: torch.dtype, wide: int, group: int, device: torch.device) -> Tile:
-    """Return the tile of a prefill for heads of `wide` numbers."""
+def prefill_tile(
+    dtype: torch.dtype, wide: int, group: int, device: torch.device, *, has_scales: bool = False
+) -> Tile:
+    """Return the tile of a prefill for heads of `wide` numbers; `has_scales`: keys have their own,
+    which take registers."""
     usual = _prefill_tile(dtype, wide, has_room=_has_room(device))
-    tile = best(OP_NAME, _key("prefill", dtype, wide), usual, device)
+    if has_scales and dtype != torch.float32:
+        usual = replace(usual, keys=usual.keys // 2, num_warps=8)
+    tile = best(
+        OP_NAME, _key("prefill scaled" if has_scales else "prefill", dtype, wide), usual, device
+    )
     return replace(tile, lines=max(tile.lines, _power(group)))
 
 
@@ -107,7 +114,7 @@ def _prefill_tile(dtype: torch.dtype, wide: int, *, has_room: bool) -> Tile:
     if dtype == torch.float32:
         lines, keys, warps, stages = 32, 16 if wide > 64 else 32, 8 if wide > 64 else 4, 2
     elif wide > 128:
-        lines, keys, warps, stages = 128 if has_room else 64, 32, 8 if has_room else 4, 2
+        lines, keys, warps, stages = 128 if has_room else 64, 32, 8, 2
     else:
         lines, keys, warps, stages = 128, 64, 8 if wide == 128 else 4, 3 if has_room else 2
     return Tile(

@@ -178,7 +178,8 @@ class _Launch:
     def prefill(self, max_seq_tokens: int) -> None:
         """Attend the rows of several tokens. Mutates: out"""
         (tokens, heads), rows = self.q.shape[:2], self.rows[2].shape[0]
-        tile = prefill_tile(self.dtype, self.own["WIDE"], self.group, self.q.device)
+        has_scales, wide = self.scales is not None, self.own["WIDE"]
+        tile = prefill_tile(self.dtype, wide, self.group, self.q.device, has_scales=has_scales)
         visible = max_seq_tokens
         if self.rules.window and self.rules.is_causal:
             visible = min(visible, self.rules.window + tile.lines + SPAN)
@@ -186,7 +187,7 @@ class _Launch:
         programs = (tokens * self.group // tile.lines + rows) * self.kv_heads
         how = spans_of(programs, spans, 4 * tokens * heads * spans * self.size)
         if how == "next":
-            tile = adding_tile(tile, self.own["WIDE"], self.group)
+            tile = adding_tile(tile, wide, self.group)
         kept = {"one": 0, "next": 1, "each": spans}[how]
         sums = self.q.new_empty((tokens * heads * kept, self.size), dtype=torch.float32)
         levels = self.q.new_empty((tokens * heads * kept, 2), dtype=torch.float32)
@@ -201,7 +202,7 @@ class _Launch:
                 KEYS=tile.keys, SPANS=how, num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
         if how == "each":
-            columns = min(128, self.own["WIDE"])
+            columns = min(128, wide)
             kernels.add_spans[(programs, triton.cdiv(self.size, columns))](
                 self.out, sums, levels, self.sinks, *self.rows[1:], rows, kept, self.out.stride(0),
                 *self.numbers[2:], **{name: self.shared[name] for name in ADDED}, **cut,

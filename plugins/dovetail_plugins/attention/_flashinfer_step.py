@@ -6,9 +6,10 @@ Knows no choice of backend; the package is handed in.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -18,32 +19,62 @@ from dovetail_plugins.attention._paged_write import window_sides, write
 WORKSPACE_BYTES = 128 << 20
 
 
+class Planned:
+    """One of the package's objects. A plan is made in pinned memory and copied from there later, so
+    the next one waits until the device has got so far."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self.wrapper = wrapper
+        self._copied: torch.cuda.Event | None = None
+
+    def plan(self, *args: Any, device: torch.device, **rules: Any) -> None:
+        """Plan a step. Mutates: self"""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self.wrapper.plan(*args, **rules)
+        if device.type == "cuda":
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(device))
+
+
 class Wrappers:
-    """The package's objects, one for each kind of layer, over one workspace."""
+    """The package's objects over one workspace, one for each kind of layer and each group of layers
+    that share blocks: what one is planned for holds for the whole step."""
 
     def __init__(self, package: ModuleType) -> None:
         self._make = package.BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None
-        self._made: dict[AttentionSpec, Any] = {}
+        self._made: dict[tuple[AttentionSpec, int], Planned] = {}
+        self._living: WeakValueDictionary[int, Prepared] = WeakValueDictionary()
 
-    def of(self, kind: AttentionSpec, device: torch.device) -> Any:
+    def prepared(self, layout: BatchLayout) -> Prepared:
+        """Return a group's rows as the package wants them, numbered among those that are in use.
+
+        Mutates: self
+        """
+        number = next(n for n in count() if n not in self._living)
+        made = self._living[number] = Prepared(layout, number)
+        return made
+
+    def of(self, kind: AttentionSpec, number: int, device: torch.device) -> Planned:
         """Return the object of a kind of layer. Mutates: self, when it is the first call"""
         if self._workspace is None:
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        if kind not in self._made:
-            self._made[kind] = self._make(self._workspace, "NHD")
-        return self._made[kind]
+        if (kind, number) not in self._made:
+            self._made[kind, number] = Planned(self._make(self._workspace, "NHD"))
+        return self._made[kind, number]
 
 
 class Prepared:
-    """A step's rows as lists of blocks, and the kinds of layers planned so far.
+    """A step's rows as lists of blocks, and the kinds of layers planned so far. `number` differs
+    from that of every other group of the step.
 
     Shapes: starts [R + 1], block_starts [R + 1] and last_tokens [R] int32 on the host; blocks
     [block_starts[-1]] int32 on the device
     """
 
-    def __init__(self, layout: BatchLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: BatchLayout, number: int) -> None:
+        self.layout, self.number = layout, number
         size = layout.block_tokens
         counts = [-(-length // size) for length in layout.seq_lens_host]
         self.starts = torch.tensor(layout.query_start_host, dtype=torch.int32)
@@ -71,24 +102,24 @@ def forward(
     """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache, prepared"""
     write(spec, k, v, cache, prepared.layout.slots)
     kind = replace(spec, k_scale=1.0, v_scale=1.0)
-    wrapper = wrappers.of(kind, q.device)
+    planned = wrappers.of(kind, prepared.number, q.device)
     if kind not in prepared.planned:
-        _plan(wrapper, kind, prepared, q.dtype, cache.dtype)
+        _plan(planned, kind, prepared, q.dtype, cache.dtype)
         prepared.planned.add(kind)
     scales = {} if kind == spec else {"k_scale": spec.k_scale, "v_scale": spec.v_scale}
-    out: torch.Tensor = wrapper.run(q, (cache[0], cache[1]), **scales)
+    out: torch.Tensor = planned.wrapper.run(q, (cache[0], cache[1]), **scales)
     return out
 
 
 def _plan(
-    wrapper: Any,
+    planned: Planned,
     kind: AttentionSpec,
     prepared: Prepared,
     q_dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> None:
-    """Tell the package of a step's rows. Mutates: wrapper"""
-    wrapper.plan(
+    """Tell the package of a step's rows. Mutates: planned"""
+    planned.plan(
         prepared.starts,
         prepared.block_starts,
         prepared.blocks,
@@ -103,4 +134,5 @@ def _plan(
         logits_soft_cap=kind.soft_cap or 0.0,
         q_data_type=q_dtype,
         kv_data_type=kv_dtype,
+        device=prepared.layout.block_table.device,
     )

@@ -65,7 +65,7 @@ class FlashInfer(AttentionBackend):
 
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the step's blocks as the package lists them; nothing is planned yet."""
-        return self._step.Prepared(layout)
+        return self._wrappers.prepared(layout)
 
     def forward(
         self,

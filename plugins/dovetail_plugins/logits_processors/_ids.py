@@ -1,9 +1,11 @@
-"""What processors over lists of token ids share: the range check, and tensors made once per row."""
+"""What processors over lists of token ids share: the range check, and places in the logits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dovetail.errors import RequestError
 
@@ -22,15 +24,19 @@ def verify_ids(ids: Iterable[int], vocab_size: int, where: str) -> None:
             )
 
 
-def flat_index(
-    ids: Sequence[torch.Tensor], indices: Sequence[int]
+def places(
+    ids: Mapping[int, Sequence[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the row index and token id of every entry of `ids`, rows one after the other.
+    """Return index and token id of every entry, `ids` being each index's; the device is not waited
+    for. Shapes: [sum of ids] int64 twice"""
+    from dovetail.sampling.seen import on_device
 
-    Shapes: ids: one [n] int64 per row, indices: each row's index -> [sum n] int64 twice
-    """
-    import torch
+    at = np.repeat(np.array(list(ids), dtype=np.int64), [len(one) for one in ids.values()])
+    flat = np.array([token_id for one in ids.values() for token_id in one], dtype=np.int64)
+    return on_device(at, device), on_device(flat, device)
 
-    sizes = torch.tensor([len(one) for one in ids], device=ids[0].device)
-    rows = torch.tensor(indices, device=ids[0].device).repeat_interleave(sizes)
-    return rows, torch.cat(list(ids))
+
+def forbid(logits: torch.Tensor, ids: Mapping[int, Sequence[int]]) -> None:
+    """Set the logits of each index's ids to -inf. Shapes: logits [S, V]. Mutates: logits"""
+    if any(ids.values()):
+        logits[places(ids, logits.device)] = float("-inf")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -22,7 +24,7 @@ class AllowedTokenIds(LogitsProcessor):
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)
-        self._ids: dict[int, torch.Tensor] = {}
+        self._ids: dict[int, np.ndarray] = {}
 
     @classmethod
     def wants(cls, params: SamplingParams) -> bool:
@@ -36,9 +38,7 @@ class AllowedTokenIds(LogitsProcessor):
 
     def add_row(self, tokens: RowTokens) -> None:
         """Keep the row's ids."""
-        import torch
-
-        self._ids[tokens.row] = torch.tensor(tokens.params.allowed_token_ids, dtype=torch.int64)
+        self._ids[tokens.row] = np.array(tokens.params.allowed_token_ids, dtype=np.int64)
 
     def remove_row(self, row: int) -> None:
         """Forget the row's ids."""
@@ -46,8 +46,10 @@ class AllowedTokenIds(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Keep the listed ids. Shapes: logits [S, V]. Mutates: logits"""
+        from dovetail.sampling.seen import on_device
+
         for index, row in rows:
-            ids = self._ids[row] = self._ids[row].to(logits.device)
+            ids = on_device(self._ids[row], logits.device)
             kept = logits[index, ids]
             logits[index].fill_(float("-inf"))
             logits[index, ids] = kept

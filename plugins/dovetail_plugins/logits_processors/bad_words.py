@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_plugins.logits_processors._ids import verify_ids
+from dovetail_plugins.logits_processors._ids import forbid, verify_ids
 
 if TYPE_CHECKING:
     import torch
@@ -45,10 +45,7 @@ class BadWords(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Ban what would complete a word. Shapes: logits [S, V]. Mutates: logits"""
-        for index, row in rows:
-            banned = completing_ids(self._rows[row])
-            if banned:
-                logits[index, banned] = float("-inf")
+        forbid(logits, {index: completing_ids(self._rows[row]) for index, row in rows})
 
 
 def completing_ids(tokens: RowTokens) -> list[int]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_plugins.logits_processors._ids import flat_index, verify_ids
+from dovetail_plugins.logits_processors._ids import places, verify_ids
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +24,7 @@ class LogitBias(LogitsProcessor):
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)
-        self._biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._biases: dict[int, dict[int, float]] = {}
 
     @classmethod
     def wants(cls, params: SamplingParams) -> bool:
@@ -36,13 +38,7 @@ class LogitBias(LogitsProcessor):
 
     def add_row(self, tokens: RowTokens) -> None:
         """Keep the row's ids and biases."""
-        import torch
-
-        bias = tokens.params.logit_bias
-        self._biases[tokens.row] = (
-            torch.tensor(list(bias), dtype=torch.int64),
-            torch.tensor(list(bias.values()), dtype=torch.float32),
-        )
+        self._biases[tokens.row] = dict(tokens.params.logit_bias)
 
     def remove_row(self, row: int) -> None:
         """Forget the row's biases."""
@@ -50,11 +46,11 @@ class LogitBias(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Add the biases. Shapes: logits [S, V]. Mutates: logits"""
-        import torch
+        from dovetail.sampling.seen import on_device
 
-        found = [self._biases[row] for _, row in rows]
-        index, ids = flat_index([ids for ids, _ in found], [i for i, _ in rows])
-        values = torch.cat([values for _, values in found])
-        device = logits.device
+        ids = {index: list(self._biases[row]) for index, row in rows}
+        values = [value for _, row in rows for value in self._biases[row].values()]
         # Ids are distinct within a row, so no sum depends on the order of additions.
-        logits[index.to(device), ids.to(device)] += values.to(device)
+        logits[places(ids, logits.device)] += on_device(
+            np.array(values, dtype=np.float32), logits.device
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_plugins.logits_processors._ids import verify_ids
+from dovetail_plugins.logits_processors._ids import forbid, verify_ids
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,12 @@ class MinTokens(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Ban the endings of rows that are still short. Shapes: logits [S, V]. Mutates: logits"""
-        for index, row in rows:
-            tokens, endings = self._rows[row]
-            if len(tokens.output_ids) < tokens.params.min_tokens:
-                logits[index, endings] = float("-inf")
+        found = {index: self._rows[row] for index, row in rows}
+        forbid(
+            logits,
+            {
+                index: endings
+                for index, (tokens, endings) in found.items()
+                if len(tokens.output_ids) < tokens.params.min_tokens
+            },
+        )

@@ -223,7 +223,25 @@ def test_flashinfer_plans_once_for_each_kind_of_layer(doubles: Any) -> None:
         for window in (None, 9, None, 9):
             spec = replace(step.spec, window_tokens=window)
             step.backend.forward(spec, step.arguments["q"], step.k, step.v, step.cache, prepared)
+        del prepared  # as a step's are once it is over
     assert (wrapper.made, wrapper.plans) == (1, 4)  # the plain kind's was made to fill the cache
+
+
+def test_flashinfer_keeps_groups_of_one_kind_apart(doubles: Any) -> None:
+    """Layers of two groups take turns; their rows lie in other blocks, so each has its own plan."""
+    doubles("flashinfer")
+    backend = backend_of("flashinfer")
+    steps = [
+        AttentionStep(backend, CASES[f"{rows}_plain_H4_K2-float32"], CPU)
+        for rows in ("mixed", "prefill")
+    ]
+    wanted = [step.run() for step in steps]
+    groups = [backend.prepare(step.layout) for step in steps]
+    for _ in range(2):
+        for step, prepared, expected in zip(steps, groups, wanted, strict=True):
+            q, cache = step.arguments["q"], step.cache
+            found = backend.forward(step.spec, q, step.k, step.v, cache, prepared)
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
