@@ -27,7 +27,7 @@ _SUFFIXES: dict[str, int] = {
 }
 _HUMAN = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
 _PAIRS = re.compile(r"[\w-]+=[^=,{}\[\]\"]+(,[\w-]+=[^=,{}\[\]\"]+)*")
-_WORD = re.compile(r"[A-Za-z][\w:-]*")
+_WORD = re.compile(r"(?!(true|false)$)[A-Za-z][\w:-]*", re.IGNORECASE)
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 

@@ -39,7 +39,7 @@ AS_TEXT: dict[str, tuple[Any, ...]] = {
     "float": (WRONG, WRONG, ZERO, WRONG, NULL),
     "str": ("true", "false", "0", "", "null"),
     "list": (("true",), ("false",), ("0",), (), ("null",)),
-    "json": (WRONG, WRONG, KEY, WRONG, {}),
+    "json": (WRONG, WRONG, KEY, WRONG, NULL),
 }
 """What each of TEXTS means on the command line and in a variable."""
 
@@ -50,7 +50,7 @@ AS_YAML: dict[str, tuple[Any, ...]] = {
     "float": (WRONG, WRONG, ZERO, WRONG, NULL, WRONG, WRONG),
     "str": (WRONG, WRONG, "0", "", NULL, WRONG, WRONG),
     "list": (WRONG, WRONG, ("0",), (), NULL, WRONG, ()),
-    "json": (WRONG, WRONG, KEY, WRONG, {}, {}, WRONG),
+    "json": (WRONG, WRONG, KEY, WRONG, NULL, {}, WRONG),
 }
 """What each of VALUES means in a file."""
 
