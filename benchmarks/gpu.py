@@ -9,6 +9,13 @@ and `llama` (models of those shapes with random weights: start-up, decode at 1, 
 prefill of 8192 tokens, split of the step time) and `throughput` (256 requests at once, and the same
 through transformers' continuous batching). Results: DIR/gpu.json, a table in DIR/gpu.md and on
 stdout.
+
+Without a GPU every section can be tried, in a few minutes; what it measures then says nothing:
+
+    ... python benchmarks/gpu.py --out DIR --device cpu --shape tiny --quick
+
+`--shape tiny` puts one tiny model in the place of the two. Where the CPU kernels have not been
+compiled yet, the first section that needs them does it, which its time includes.
 """
 
 from __future__ import annotations
@@ -34,6 +41,7 @@ from gpu_shapes import SHAPES, TINY
 
 Result = dict[str, Any]
 SECTIONS = ("limits", "ops", "same", "qwen3", "llama", "throughput")
+TINY_SECTIONS = ("limits", "ops", "same", "tiny", "throughput")
 SECTION_LIMIT_S = 580.0
 CACHE_BYTES = 192 << 20
 """Arguments of an op are rotated until this much has been touched: more than any cache holds."""
@@ -386,7 +394,14 @@ def others(folder: str, asked: Asked, prompts: list[list[int]], new_tokens: int)
     wishes = transformers.GenerationConfig(
         max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    outputs = made.generate_batch(prompts, generation_config=wishes).values()
+    room = None
+    if asked.device == "cpu":  # else it takes nine tenths of the memory and fills it: minutes
+        room = transformers.ContinuousBatchingConfig(
+            num_blocks=2 * len(prompts), max_batch_tokens=4 * PROMPT_TOKENS
+        )
+    outputs = made.generate_batch(
+        prompts, generation_config=wishes, continuous_batching_config=room
+    ).values()
     start_s = min(one.lifespan[0] for one in outputs)
     end_s = max(one.lifespan[1] for one in outputs)
     return sum(len(one.generated_tokens) for one in outputs) / (end_s - start_s)
@@ -457,7 +472,7 @@ def main(words: list[str] | None = None) -> int:
         keep(chosen.section, run_section(chosen.section, asked), asked)
         return 0
     results: Result = {"machine": machine(chosen.device)}
-    for name in chosen.only or SECTIONS:
+    for name in chosen.only or (TINY_SECTIONS if chosen.shape == "tiny" else SECTIONS):
         start_s = time.perf_counter()
         results[name] = in_a_process(name, given, chosen.out)
         results[name]["section_s"] = time.perf_counter() - start_s
