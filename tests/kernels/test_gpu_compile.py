@@ -60,6 +60,21 @@ def test_products_of_a_device_with_less_shared_memory(format: str) -> None:
     assert products(device.found) == [(("HMMA",), 0)]
 
 
+@pytest.mark.parametrize(
+    ("capability", "cached"), [(80, torch.bfloat16), (HOPPER, torch.float8_e4m3fn)]
+)
+def test_prefills_of_large_heads(capability: int, cached: torch.dtype) -> None:
+    from dovetail_kernels.paged_attention import triton as attention
+
+    q = torch.zeros(40, 8, 256, dtype=torch.bfloat16)
+    cache = torch.zeros(2, 4, 16, 2, 256).to(cached)
+    rows = (torch.tensor(one, dtype=torch.int32) for one in ([[0] * 4], [0, 40], [60]))
+    extent = attention.Extent(max_query_tokens=40, max_seq_tokens=60, has_decodes=False)
+    with absent_gpu(capability) as device:
+        attention.attend(q, cache, *rows, attention.Rules(scale=1.0), extent)
+    assert {one.name: one.stack_bytes for one in device.found} == {"prefill": 0}
+
+
 @pytest.mark.parametrize("programs", [0, 10**6])
 def test_spans_of_a_long_past(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail_kernels.paged_attention import triton as attention

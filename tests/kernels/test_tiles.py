@@ -49,7 +49,7 @@ def test_stages_fit_shared_memory(capability: int, rows: int, input_bytes: int) 
 def test_the_table_goes_before_the_rule_on_its_device_only() -> None:
     assert (tiles(3, WORK, CPU).outputs, tiles(3, WORK, CPU).stages) == (32, 5)
     assert tiles(30, WORK, CPU).outputs == 64
-    assert prefill_tile(torch.bfloat16, 128, 4, CPU).keys == 128
+    assert prefill_tile(torch.bfloat16, torch.bfloat16, 128, 4, CPU).keys == 128
     assert decode_tile(torch.bfloat16, 128, 4, CPU).keys == 64
     with standing_for(89):
         assert tiles(3, WORK, CPU).outputs == 64

@@ -22,6 +22,9 @@ TILE_NUMBERS = 8192
 SMALL_SHARED_BYTES = 160 << 10
 """Devices whose blocks have less shared memory get fewer stages."""
 
+GROUP_PRODUCTS = range(90, 120)
+"""Capabilities with products of several warps at once, whose operands lie in shared memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
@@ -34,16 +37,17 @@ class Tile:
 
 
 def prefill_tile(
-    dtype: torch.dtype, wide: int, group: int, device: torch.device, *, has_scales: bool = False
+    dtype: torch.dtype, cached: torch.dtype, wide: int, group: int, device: torch.device
 ) -> Tile:
-    """Return the tile of a prefill for heads of `wide` numbers; `has_scales`: keys have their own,
-    which take registers."""
-    usual = _prefill_tile(dtype, wide, has_room=_has_room(device))
-    if has_scales and dtype != torch.float32:
-        usual = replace(usual, keys=usual.keys // 2, num_warps=8)
-    tile = best(
-        OP_NAME, _key("prefill scaled" if has_scales else "prefill", dtype, wide), usual, device
-    )
+    """Return the tile of a prefill for heads of `wide` numbers, cached as `cached`.
+
+    int8's scales take registers, and so do 8-bit floats beside the sums of large heads.
+    """
+    kind, usual = "prefill", _prefill_tile(dtype, wide, device)
+    is_large = cached == torch.int8 or (cached.itemsize == 1 and wide > 128)
+    if is_large and dtype != torch.float32:
+        kind, usual = "prefill halved", replace(usual, keys=usual.keys // 2, num_warps=8)
+    tile = best(OP_NAME, _key(kind, dtype, wide), usual, device)
     return replace(tile, lines=max(tile.lines, _power(group)))
 
 
@@ -104,19 +108,22 @@ def _key(kind: str, dtype: torch.dtype, wide: int) -> str:
     return f"{kind} {str(dtype).removeprefix('torch.')} {wide}"
 
 
-def _prefill_tile(dtype: torch.dtype, wide: int, *, has_room: bool) -> Tile:
+def _prefill_tile(dtype: torch.dtype, wide: int, device: torch.device) -> Tile:
     """Return the tile that follows from the head size.
 
     In 16 bits: 128 lines are two warp groups of 64, whose sums take 64 registers a thread at 128
-    numbers and 128 at 256. In float32 products run on plain cores, whose operands take registers:
-    larger tiles than these spill.
+    numbers and 128 at 256. Where there are no products of warp groups, both operands take
+    registers too. In float32 products run on plain cores, whose operands do. Larger tiles spill.
     """
     if dtype == torch.float32:
         lines, keys, warps, stages = 32, 16 if wide > 64 else 32, 8 if wide > 64 else 4, 2
+    elif facts_of(device).capability not in GROUP_PRODUCTS:
+        lines, keys, warps = 64 if wide > 128 else 128, 32 if wide > 64 else 64, 8
+        stages = 3 if wide <= 128 and _has_room(device) else 2
     elif wide > 128:
-        lines, keys, warps, stages = 128 if has_room else 64, 32, 8, 2
+        lines, keys, warps, stages = 128, 32, 8, 2
     else:
-        lines, keys, warps, stages = 128, 64, 8 if wide == 128 else 4, 3 if has_room else 2
+        lines, keys, warps, stages = 128, 64, 8 if wide == 128 else 4, 3
     return Tile(
         lines=lines,
         keys=keys,

@@ -178,8 +178,8 @@ class _Launch:
     def prefill(self, max_seq_tokens: int) -> None:
         """Attend the rows of several tokens. Mutates: out"""
         (tokens, heads), rows = self.q.shape[:2], self.rows[2].shape[0]
-        has_scales, wide = self.scales is not None, self.own["WIDE"]
-        tile = prefill_tile(self.dtype, wide, self.group, self.q.device, has_scales=has_scales)
+        wide = self.own["WIDE"]
+        tile = prefill_tile(self.dtype, self.cache.dtype, wide, self.group, self.q.device)
         visible = max_seq_tokens
         if self.rules.window and self.rules.is_causal:
             visible = min(visible, self.rules.window + tile.lines + SPAN)
