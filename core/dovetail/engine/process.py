@@ -67,7 +67,7 @@ def _die_with_parent(boot: Boot) -> None:
     if boot.uses_death_signal and sys.platform == "linux":
         _arm_death_signal(ctypes.CDLL(None))
     if os.getppid() != boot.parent_pid:
-        os._exit(EXIT_PARENT_GONE)
+        _leave(boot.address)
 
 
 def _arm_death_signal(libc: ctypes.CDLL) -> None:
@@ -81,9 +81,14 @@ def _arm_death_signal(libc: ctypes.CDLL) -> None:
 
 
 def _watch_parent(address: str) -> None:
-    """Wait for the end of standard input, then leave at once. Nobody else will tidy up."""
+    """Wait for the end of standard input, then leave at once."""
     while os.read(STDIN, 4096):
         continue
+    _leave(address)
+
+
+def _leave(address: str) -> None:
+    """End this process. The parent is gone: nobody else will tidy up."""
     remove_socket_folder(address)
     os._exit(EXIT_PARENT_GONE)
 

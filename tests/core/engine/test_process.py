@@ -32,9 +32,9 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import fake_spec
 
 async def main(stage):
-    options = {"delay_s": 0.01, "start_delay_s": 60.0 if stage == "loading" else 0.0}
+    options = {"delay_s": 0.01, "start_delay_s": 60.0 if stage in ("begun", "loading") else 0.0}
     spec = fake_spec(options=options)
-    if stage == "loading":
+    if stage in ("begun", "loading"):
         host = EngineProcess(spec)
         print(host.pid, host.address, flush=True)
         await asyncio.sleep(60)
@@ -62,7 +62,7 @@ async def text_of(engine: AsyncEngine, max_tokens: int = 8, seed: int = 1) -> st
     return text
 
 
-@pytest.mark.parametrize("stage", ["loading", "idle", "busy"])
+@pytest.mark.parametrize("stage", ["begun", "loading", "idle", "busy"])
 def test_no_child_and_no_socket_outlive_a_killed_parent(stage: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
@@ -75,7 +75,7 @@ def test_no_child_and_no_socket_outlive_a_killed_parent(stage: str, tmp_path: Pa
         assert parent.stdout is not None
         pid, address = parent.stdout.readline().split()
         child = psutil.Process(int(pid))
-        time.sleep(0.4)
+        time.sleep(0.0 if stage == "begun" else 0.4)
         assert child.is_running()
         parent.kill()
         child.wait(2)
