@@ -28,10 +28,10 @@ class LinearSpec:
     """One linear layer as this rank sees it.
 
     `name` is its dotted path in the checkpoint's naming; `out_sizes` the parts fused along the
-    output (q, k, v or gate, up), already divided by the ranks. `full_in_size` are the input features
-    of all ranks where they are divided (row-parallel), 0 where each rank has them all. `dtype` is
-    that of activations and bias; `weight_dtype` is what the weight may be kept in by a kernel that
-    takes it (see ModelSpec).
+    output (q, k, v or gate, up), already divided by the ranks. `full_in_size` is the inputs of all
+    ranks where they are divided (row-parallel), 0 where each rank has all. `dtype` is that of
+    activations and bias; `weight_dtype` is what the weight may be kept in by a kernel that takes it
+    (see ModelSpec).
     `is_gated` says that only `apply_gated` is ever asked for, with an activation kernels know.
     """
 

@@ -214,12 +214,12 @@ class Float4Layout:
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the packed weight, the groups' scales and the matrix's."""
-        rows, inputs = spec.out_size, spec.in_size
+        rows, inputs, groups = spec.out_size, spec.in_size, spec.num_groups(self.group)
         dtype = "uint8" if self.is_mx else E4M3
         found = (
             StoredTensor(name="weight_packed", shape=(rows, inputs // 2), dtype="uint8",
                          output_axis=0, input_axis=1),
-            StoredTensor(name="weight_scale", shape=(rows, spec.num_groups(self.group)), dtype=dtype,
+            StoredTensor(name="weight_scale", shape=(rows, groups), dtype=dtype,
                          output_axis=0, input_axis=1),
         )  # fmt: skip
         if self.is_mx:

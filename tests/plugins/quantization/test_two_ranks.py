@@ -8,8 +8,8 @@ tensors here are random bits in the shapes that a method says it stores.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from dovetail.layers.moe import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec
 
-DATA = Path(__file__).resolve().parents[2] / "data"
-COMPRESSED = sorted(file.stem for file in (DATA / "compressed_tensors").glob("*.safetensors"))
+DATA = Path(__file__).resolve().parents[2] / "data" / "compressed_tensors"
+RANKS = [RankSpec(rank=r, world_size=2, tensor_rank=r, tensor_size=2) for r in (0, 1)]
 FUSED = {
     **{f"{n}_proj": ("qkv_proj", n) for n in "qkv"},
     **{f"{n}_proj": ("gate_up_proj", n) for n in ("gate", "up")},
@@ -43,6 +43,8 @@ ROUNDED = 0.03
 an output."""
 CROSSED = 0.3
 """What ranks in each other's place are off by, at least."""
+SUMMED = ("o_proj", "down_proj", "experts")
+"""Layers of which ranks have some inputs; of others they have some outputs."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -143,6 +145,11 @@ CASES = {
 }  # fmt: skip
 
 
+def names_of(case: Case) -> list[str]:
+    """Return the layers that a case is tried in."""
+    return ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", *["experts"] * case.has_experts]
+
+
 def made(case: Case) -> Any:
     """Return the case's method."""
     spec = model_spec()
@@ -154,21 +161,25 @@ def made(case: Case) -> Any:
     return cls(cls.Options(**case.options), spec)
 
 
-def layers(case: Case, rank: RankSpec) -> nn.ModuleDict:
-    """Return one rank's empty layers of a block."""
+def layers(case: Case, rank: RankSpec, names: Iterable[str]) -> nn.ModuleDict:
+    """Return one rank's empty layers, those of these names."""
     context = BuildContext(model=model_spec(), quant=made(case), device="cpu", rank=rank)
-    size = case.size
-    heads = {"num_heads": 4, "num_kv_heads": 2, "head_size": size // 4}
-    found: dict[str, nn.Module] = {
-        "qkv_proj": QKVParallelLinear(context, "qkv_proj", size, **heads),
-        "o_proj": RowParallelLinear(context, "o_proj", size, size),
-        "gate_up_proj": GatedLinear(context, "gate_up_proj", size, 2 * size, act="silu"),
-        "down_proj": RowParallelLinear(context, "down_proj", 2 * size, size),
-    }
-    if case.has_experts:
-        sizes = {"num_experts": NUM_EXPERTS, "size": size, "inner": size, "act": "silu"}
-        found["experts"] = Experts(context, "mlp.experts", **sizes)
-    return nn.ModuleDict(found)
+    return nn.ModuleDict({name: layer(case.size, context, name) for name in names})
+
+
+def layer(size: int, context: BuildContext, name: str) -> nn.Module:
+    """Return an empty layer of a block of `size` inputs."""
+    if name == "qkv_proj":
+        return QKVParallelLinear(
+            context, name, size, num_heads=4, num_kv_heads=2, head_size=size // 4
+        )
+    if name == "gate_up_proj":
+        return GatedLinear(context, name, size, 2 * size, act="silu")
+    if name == "experts":
+        return Experts(
+            context, "mlp.experts", num_experts=NUM_EXPERTS, size=size, inner=size, act="silu"
+        )
+    return RowParallelLinear(context, name, size * (2 if name == "down_proj" else 1), size)
 
 
 def random_tensors(case: Case) -> Tensors:
@@ -176,7 +187,7 @@ def random_tensors(case: Case) -> Tensors:
     generator = torch.Generator().manual_seed(7)
     return {
         name: random_tensor(name.rpartition(".")[2], parameter, generator)
-        for name, parameter in layers(case, RankSpec()).named_parameters()
+        for name, parameter in layers(case, RankSpec(), names_of(case)).named_parameters()
         if not vars(parameter).get("is_optional")
     }
 
@@ -185,7 +196,7 @@ def random_tensor(leaf: str, like: torch.Tensor, generator: torch.Generator) -> 
     shape, dtype = like.shape, like.dtype
     if vars(like).get("is_per_part"):
         shape = shape[1:]
-    if leaf.rpartition("down_proj_")[2].rpartition("gate_up_proj_")[2] in GGUF_BLOCKS:
+    if leaf.rpartition("proj_")[2] in GGUF_BLOCKS:
         return gguf_rows(leaf.rpartition("proj_")[2], shape)
     if leaf.endswith("scales") and dtype == torch.uint8:
         return torch.randint(121, 125, shape, generator=generator, dtype=dtype)
@@ -219,45 +230,37 @@ def outputs(
     case: Case, tensors: Mapping[str, torch.Tensor], rank: RankSpec, inputs: RankSpec
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Return what a rank's layers make of the inputs of a rank: parts to join, or one to sum."""
-    block = layers(case, rank)
-    here = nn.ModuleDict(
-        {n: m for n, m in block.items() if any(t.startswith(n) for t in joined_names(tensors))}
-    )
+    here = layers(case, rank, layers_of(tensors))
     quant = made(case)
     load_weights(here, WeightMap(fused=FUSED), tensors.items(), rank, quant.ignored)
     generator = torch.Generator().manual_seed(8)
-    for name, layer in here.items():
-        held: Any = layer
-        is_split = isinstance(layer, RowParallelLinear)
-        size = held.full_in_size if is_split else case.size
+    for name, held in here.items():
+        is_divided = isinstance(held, RowParallelLinear)
+        size = held.full_in_size if is_divided else case.size
         x = torch.randn(ROWS, size, generator=generator)
-        if isinstance(layer, RowParallelLinear):
+        if isinstance(held, RowParallelLinear):
             x = x.chunk(inputs.tensor_size, dim=-1)[inputs.tensor_rank]
-            yield name, [held.method.apply(layer, x, None)]
-        elif isinstance(layer, QKVParallelLinear):
-            yield name, list(layer.forward_split(x))
-        elif isinstance(layer, Experts):
+            yield name, [held.method.apply(held, x, None)]
+        elif isinstance(held, QKVParallelLinear):
+            yield name, list(held.forward_split(x))
+        elif isinstance(held, Experts):
             picked = torch.arange(ROWS * 2).view(ROWS, 2) % NUM_EXPERTS
-            yield name, [layer(x, torch.full((ROWS, 2), 0.5), picked)]
+            yield name, [held(x, torch.full((ROWS, 2), 0.5), picked)]
         else:
-            yield name, [layer(x)]
+            yield name, [held(x)]
 
 
-def joined_names(tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the layers that tensors belong to."""
-    words = {name.partition(".")[0] for name in tensors}
-    return {FUSED.get(word, (word, ""))[0] for word in words}
-
-
-SUMMED = ("o_proj", "down_proj", "experts")
+def layers_of(tensors: Iterable[str]) -> list[str]:
+    """Return the layers that tensors of these names belong to."""
+    words = (name.partition(".")[0] for name in tensors)
+    return list(dict.fromkeys(FUSED.get(word, (word, ""))[0] for word in words))
 
 
 def check(case: Case, tensors: Mapping[str, torch.Tensor]) -> None:
     """Compare two ranks with one, layer by layer; in each other's place they must differ."""
-    ranks = [RankSpec(rank=r, world_size=2, tensor_rank=r, tensor_size=2) for r in (0, 1)]
     whole = dict(outputs(case, tensors, RankSpec(), RankSpec()))
-    parts = [dict(outputs(case, tensors, rank, rank)) for rank in ranks]
-    crossed = [dict(outputs(case, tensors, rank, ranks[1 - rank.rank])) for rank in ranks]
+    parts = [dict(outputs(case, tensors, rank, rank)) for rank in RANKS]
+    crossed = [dict(outputs(case, tensors, rank, RANKS[1 - rank.rank])) for rank in RANKS]
     assert whole
     for name, wanted in whole.items():
         bound = case.bound if name in SUMMED else EXACT
@@ -277,3 +280,45 @@ def distance(name: str, parts: Any, wanted: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_are_the_whole(name: str) -> None:
     check(CASES[name], random_tensors(CASES[name]))
+
+
+def compressed(name: str) -> tuple[Case, Tensors]:
+    """Return a case of tests/data and the tensors of its MLP, written by compressed-tensors."""
+    prefix = "model.layers.0.mlp."
+    tensors = load_file(DATA / f"{name}.safetensors")
+    kept = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    config = json.loads((DATA / f"{name}.json").read_text())
+    bound = ROUNDED if "w8a8" in name else EXACT
+    return Case(method="compressed-tensors", config=config, options=FLOAT, bound=bound), kept
+
+
+WRITTEN = sorted({file.stem for file in DATA.glob("*.safetensors")} - {"act_order"})
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_layers_of_compressed_tensors(name: str) -> None:
+    check(*compressed(name))
+
+
+def test_ordered_groups_across_ranks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the inputs of a group lie on several ranks"):
+        check(*compressed("act_order"))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("gptq", 96), ("awq", 96), ("auto-round", 96), ("hqq", 48), ("torchao int4", 96),
+     ("mxfp4", 96), ("fp8 blocks", 48), ("modelopt nvfp4", 48), ("nf4", 192), ("qqq", 384),
+     ("marlin, a group a rank", 384), ("marlin_24, a group a rank", 384), ("gguf Q8_0", 96)],
+)  # fmt: skip
+def test_groups_across_ranks_are_refused(name: str, size: int) -> None:
+    with pytest.raises(ConfigError, match=r"inputs of a (group lie on several|rank are not whole)"):
+        case = replace(CASES[name], size=size)
+        layers(case, RANKS[0], [n for n in names_of(case) if n in SUMMED])
+
+
+def test_words_across_ranks_are_refused() -> None:
+    """Zero points of 16 outputs a head, 3 bits each: one and a half words of 32."""
+    case = replace(CASES["gptq 3 bits"], size=64)
+    with pytest.raises(ConfigError, match=r"ends inside an entry, after 1\.5\."):
+        check(case, random_tensors(case))
