@@ -136,6 +136,10 @@ CASES = {
     "deepspeedfp 6": Case(method="deepspeedfp", config={"bits": 6, "group_size": 16}),
     "int4": Case(method="int4", options={"group": 32, **FLOAT}, has_experts=True),
     "nf4 while loading": Case(method="bitsandbytes", size=128),
+    "fp4 while loading": Case(method="bitsandbytes", options={"kind": "fp4"}, size=128),
+    "bitsandbytes int8 while loading": Case(
+        method="bitsandbytes", options={"kind": "int8"}, bound=ROUNDED
+    ),
     "int8": Case(method="int8", bound=ROUNDED, has_experts=True),
     "experts_int8": Case(method="experts_int8", bound=ROUNDED, has_experts=True),
     "fp8 while loading": Case(method="fp8", bound=ROUNDED, has_experts=True),
@@ -275,6 +279,12 @@ def distance(name: str, parts: Any, wanted: list[torch.Tensor]) -> float:
     pairs = zip(*(part[name] for part in parts), strict=True)
     joined = [a + b if name in SUMMED else torch.cat([a, b], dim=-1) for a, b in pairs]
     return float((torch.cat(joined, dim=-1) - whole).abs().max() / whole.abs().max())
+
+
+def test_every_method_has_a_case() -> None:
+    (kind,) = (kind for kind in registry.describe() if kind["kind"] == "quantization")
+    built_in = {e["name"] for e in kind["entries"] if e["distribution"] == "dovetail-llm"}
+    assert built_in - {"none"} == {case.method for case in CASES.values()} | {"compressed-tensors"}
 
 
 @pytest.mark.parametrize("name", CASES)
