@@ -83,7 +83,7 @@ until then this is what a plugin or a script that builds the model itself can re
 A rank holds whole groups of inputs, one at least, or one scale that is for all inputs. Refused:
 groups, blocks or tiles that would lie across ranks (GPTQ, AWQ, auto-round, Marlin, qqq, hqq with
 axis 1, torchao, MXFP4, NVFP4, float8 blocks, bitsandbytes' blocks of 64, GGUF's blocks), GPTQ's
-inputs ordered by activation, and parts that end inside a packed word (3 bits and 16 outputs a head).
+inputs ordered by activation, and parts that end inside a packed word (3 bits, 16 outputs a head).
 """
 
 
