@@ -63,6 +63,30 @@ rounded once.
 """
 
 
+RANKS = """
+## Over ranks
+
+Every method of the table divides its layers over ranks, and two of them together answer what one
+does: `tests/plugins/quantization/test_two_ranks.py` compares each method layer by layer, fused ones
+and experts among them, and whole models in two processes are compared beside it. The flag that
+would ask for it, `--tensor-parallel-size`, is refused until workers of several ranks are built;
+until then this is what a plugin or a script that builds the model itself can rely on.
+
+- Stored layers with float activations: equal but for the order of float32 sums.
+- Activations that become 8-bit per token: a rank rounds the inputs it has, so within that rounding.
+- `int4`, `deepspeedfp`, and nf4 and fp4 made while loading: equal where their groups divide the
+  inputs of a rank.
+- `int8`, `experts_int8`, `fp8`, `tpu_int8`, `neuron_quant`, and `bitsandbytes` of kind int8, while
+  loading: layers whose outputs are divided are equal. Where inputs are (`o_proj`, `down_proj`) a
+  rank has scales of its own, never larger than those of one rank: within the weights' rounding.
+
+A rank holds whole groups of inputs, one at least, or one scale that is for all inputs. Refused:
+groups, blocks or tiles that would lie across ranks (GPTQ, AWQ, auto-round, Marlin, qqq, hqq with
+axis 1, torchao, MXFP4, NVFP4, float8 blocks, bitsandbytes' blocks of 64, GGUF's blocks), GPTQ's
+inputs ordered by activation, and parts that end inside a packed word (3 bits, 16 outputs a head).
+"""
+
+
 def quantization_page(note: str) -> str:
     """Return the page. `note` says how it was made."""
     from dovetail import registry
@@ -84,6 +108,7 @@ def quantization_page(note: str) -> str:
     rest = sorted(name for name in built_in if name not in shown)
     if rest:
         parts.append(f"\nWithout figures: {', '.join(f'`{name}`' for name in rest)}.")
+    parts.append(RANKS.rstrip())
     return "\n".join(parts) + "\n"
 
 

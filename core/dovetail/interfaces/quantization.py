@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
@@ -27,9 +28,10 @@ class LinearSpec:
     """One linear layer as this rank sees it.
 
     `name` is its dotted path in the checkpoint's naming; `out_sizes` the parts fused along the
-    output (q, k, v or gate, up), already divided by the ranks. `is_input_split` says that the
-    input features are divided over ranks (row-parallel). `dtype` is that of activations and bias;
-    `weight_dtype` is what the weight may be kept in by a kernel that takes it (see ModelSpec).
+    output (q, k, v or gate, up), already divided by the ranks. `full_in_size` is the inputs of all
+    ranks where they are divided (row-parallel), 0 where each rank has all. `dtype` is that of
+    activations and bias; `weight_dtype` is what the weight may be kept in by a kernel that takes it
+    (see ModelSpec).
     `is_gated` says that only `apply_gated` is ever asked for, with an activation kernels know.
     """
 
@@ -39,7 +41,7 @@ class LinearSpec:
     dtype: str
     device: str
     weight_dtype: str = ""
-    is_input_split: bool = False
+    full_in_size: int = 0
     is_gated: bool = False
 
     @property
@@ -47,13 +49,40 @@ class LinearSpec:
         """Return O."""
         return sum(self.out_sizes)
 
+    @property
+    def is_input_divided(self) -> bool:
+        """Return whether this rank has some of the inputs only."""
+        return self.full_in_size > self.in_size
+
+    def has_groups(self, group: int) -> bool:
+        """Return whether the inputs of all ranks are several groups of this size, not one."""
+        return 0 < group < max(self.full_in_size, self.in_size)
+
+    def num_groups(self, group: int) -> int:
+        """Return how many groups of `group` inputs this rank has, the last maybe shorter; 1 where
+        one group, also by a `group` that is not positive, is all inputs.
+
+        Raises: ConfigError where the inputs of a group lie on several ranks.
+        """
+        if not self.has_groups(group):
+            return 1
+        if self.is_input_divided and self.in_size % group:
+            raise ConfigError(
+                f"{self.name}: the inputs of a group lie on several ranks, which have "
+                f"{self.in_size} each and groups of {group}.",
+                where="--tensor-parallel-size",
+                fix="use fewer ranks, or a checkpoint with smaller groups.",
+            )
+        return -(-self.in_size // group)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
     """A tensor of the checkpoint that a linear layer is stored in, as this rank holds it.
 
     `output_axis` and `input_axis` run along O and I, however many outputs or inputs lie in one
-    entry; None: not divided. `is_per_part`: each of the fused matrices has one of this `shape` (a
+    entry; None: not divided. Where a rank has one entry along `input_axis` the checkpoint may have
+    one for all ranks. `is_per_part`: each of the fused matrices has one of this `shape` (a
     scale of the whole matrix, an order of its inputs). `parts` counts the fused matrices that it
     holds; None: all. `default` fills one that a checkpoint may lack; None: it must be there.
     """

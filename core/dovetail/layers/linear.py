@@ -51,7 +51,7 @@ class Linear(WeightHolder):
             name,
             self.group.share(in_size, f"{name} input") if is_input_split else in_size,
             tuple(p.local for p in parts),
-            is_input_split=is_input_split,
+            full_in_size=in_size if is_input_split else 0,
             is_gated=is_gated,
         )
         self.method = context.quant.linear(self.spec)
@@ -230,7 +230,7 @@ def linear_spec(
     in_size: int,
     out_sizes: tuple[int, ...],
     *,
-    is_input_split: bool = False,
+    full_in_size: int = 0,
     is_gated: bool = False,
 ) -> LinearSpec:
     """Return a matrix of this rank as a quantization method sees it."""
@@ -241,7 +241,7 @@ def linear_spec(
         dtype=context.model.dtype,
         weight_dtype=context.model.weight_dtype,
         device=context.device,
-        is_input_split=is_input_split,
+        full_in_size=full_in_size,
         is_gated=is_gated,
     )
 

@@ -72,7 +72,9 @@ class Experts(WeightHolder):
             "gate_up_proj": linear_spec(
                 context, f"{name}.gate_up_proj", size, (local, local), is_gated=known
             ),
-            "down_proj": linear_spec(context, f"{name}.down_proj", local, (size,)),
+            "down_proj": linear_spec(
+                context, f"{name}.down_proj", local, (size,), full_in_size=inner
+            ),
         }
         self.methods = {leaf: context.quant.linear(spec) for leaf, spec in self.specs.items()}
         self._stored: dict[str, tuple[str, str]] = {}

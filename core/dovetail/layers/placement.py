@@ -6,9 +6,10 @@ other parameter takes its checkpoint tensor whole. Knows no checkpoint names bey
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import cast
 
@@ -22,12 +23,16 @@ from dovetail.layers.dtypes import dtype_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """`size` elements from `start` along `axis` of a checkpoint tensor that has `full` there."""
+    """`size` elements from `start` along `axis` of a checkpoint tensor that has `full` there.
+
+    `may_be_shared`: or one element, which is for all ranks.
+    """
 
     axis: int
     start: int
     size: int
     full: int
+    may_be_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,12 @@ class Placement:
         for cut in self.cuts:
             shape[cut.axis] = cut.full
         return tuple(shape)
+
+    def fitted(self, shape: Sequence[int]) -> Placement:
+        """Return the placement of a tensor of this shape: uncut where it is for all ranks."""
+        cuts = tuple(cut for cut in self.cuts if not cut.may_be_shared)
+        shared = replace(self, cuts=cuts)
+        return shared if math.prod(shape) == math.prod(shared.full_shape) else self
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Copy this placement's piece of `tensor`. Mutates: target"""
@@ -203,11 +214,12 @@ def place_parts(
 def _input_cuts(
     leaf: str, shape: Sequence[int], axis: int | None, input_cut: tuple[int, int, int] | None
 ) -> tuple[Cut, ...]:
-    if input_cut is None or axis is None or shape[axis] == 1:
+    if input_cut is None or axis is None:
         return ()
     per = Fraction(shape[axis], input_cut[1])
     start, size, full = (_whole(leaf, n * per) for n in input_cut)
-    return (Cut(axis=axis, start=start, size=size, full=full),)
+    cut = Cut(axis=axis, start=start, size=size, full=full, may_be_shared=size == 1)
+    return (cut,)
 
 
 def _place_per_part(

@@ -247,7 +247,7 @@ def _fill(
         return None
     if name.endswith(weight_map.transposed):
         tensor = tensor.t()
-    for placement in placements:
+    for placement in (p.fitted(tensor.shape) for p in placements):
         tensor = _in_shape(tensor, placement.full_shape)
         fault = _misfit(placement, tensor)
         if fault:

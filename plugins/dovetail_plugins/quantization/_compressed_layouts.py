@@ -51,6 +51,7 @@ def layout_of(
         return SparseMarlinLayout(
             bits=scheme.bits,
             group=scheme.group or -1,
+            is_grouped=spec.has_groups(scheme.group),
             activations=activations,
             where=where,
             names=SPARSE_TILES,
@@ -88,8 +89,7 @@ def scale_tensor(
     """Return the tensor of scales (or of what lies like them) of a scheme."""
     if scheme.strategy == "tensor":
         return StoredTensor(name=name, shape=(1,), dtype=dtype, is_per_part=True)
-    groups = -(-spec.in_size // scheme.group) if scheme.group > 0 else 1
-    shape = (spec.out_size, groups)
+    shape = (spec.out_size, spec.num_groups(scheme.group))
     return StoredTensor(name=name, shape=shape, dtype=dtype, output_axis=0, input_axis=1)
 
 
@@ -214,12 +214,12 @@ class Float4Layout:
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the packed weight, the groups' scales and the matrix's."""
-        rows, inputs = spec.out_size, spec.in_size
+        rows, inputs, groups = spec.out_size, spec.in_size, spec.num_groups(self.group)
         dtype = "uint8" if self.is_mx else E4M3
         found = (
             StoredTensor(name="weight_packed", shape=(rows, inputs // 2), dtype="uint8",
                          output_axis=0, input_axis=1),
-            StoredTensor(name="weight_scale", shape=(rows, inputs // self.group), dtype=dtype,
+            StoredTensor(name="weight_scale", shape=(rows, groups), dtype=dtype,
                          output_axis=0, input_axis=1),
         )  # fmt: skip
         if self.is_mx:

@@ -84,7 +84,7 @@ class BlockScale:
         Blocks begin anew in every fused matrix. Raises: ConfigError
         """
         rows, columns = self.block
-        across = -(-spec.in_size // columns)
+        across = spec.num_groups(columns)
         down = {-(-size // rows) for size in spec.out_sizes}
         is_even = len(spec.out_sizes) == 1 or all(size % rows == 0 for size in spec.out_sizes)
         if not is_even and len(down) > 1:

@@ -36,12 +36,14 @@ SPARSE_SCALES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarlinLayout:
-    """A layer in dense tiles. `names`: those of the values and their scales."""
+    """A layer in dense tiles. `is_grouped`: its scales lie in the order that several groups have,
+    though a rank may hold one of them. `names`: those of the values and their scales."""
 
     bits: int
     group: int
     activations: str
     where: str
+    is_grouped: bool
     names: tuple[str, ...] = ("B", "s")
     kept_inputs: ClassVar[int] = 1
     allowed_bits: ClassVar[tuple[int, ...]] = (4,)
@@ -49,7 +51,7 @@ class MarlinLayout:
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the values and their scales. Raises: ConfigError for sizes tiles cannot hold."""
         self._check(spec)
-        groups = 1 if self.group < 0 else -(-spec.in_size // self.group)
+        groups = spec.num_groups(self.group)
         inputs = spec.in_size // (self.kept_inputs * TILE_INPUTS)
         shape = (inputs, spec.out_size * self.bits // 2)
         return (
@@ -77,7 +79,7 @@ class MarlinLayout:
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
         stored, scales = (tensors[name] for name in self.names[:2])
-        order = _across(64, 8) if len(scales) > 1 else _single_order()
+        order = _across(64, 8) if self.is_grouped else _single_order()
         return self._grouped(untiled(stored, self.bits, dense_places()), ordered(scales, order))
 
     def _grouped(self, values: torch.Tensor, scales: torch.Tensor) -> Weight:
@@ -109,7 +111,7 @@ class SparseMarlinLayout(MarlinLayout):
         """Return the matrix: two values and their places among four inputs are a vector's code; of
         8 bits, dense."""
         stored, scales, places = (tensors[name] for name in self.names)
-        if len(scales) > 1:
+        if self.is_grouped:
             scales = ordered(scales, torch.tensor(SPARSE_SCALES))
         values, which = untiled(stored, self.bits, sparse_places()), kept_inputs(places)
         group = 2 * values.shape[1] // len(scales)

@@ -36,7 +36,7 @@ class AwqLayout:
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return qweight, qzeros and scales."""
-        groups = 1 if self.group < 0 else spec.in_size // self.group
+        groups = spec.num_groups(self.group)
         words = spec.out_size // 8
         return (
             StoredTensor(name="qweight", shape=(spec.in_size, words), dtype="int32",

@@ -74,8 +74,9 @@ class FourBits:
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the codes, the scales (made float while loading) and the table."""
         rows, inputs = spec.out_size, spec.in_size
-        is_whole = inputs % BLOCK == 0
-        scales = (rows, inputs // BLOCK) if is_whole else (-(-rows * inputs // BLOCK),)
+        blocks = spec.num_groups(BLOCK)
+        is_whole = max(spec.full_in_size, inputs) % BLOCK == 0
+        scales = (rows, blocks) if is_whole else (-(-rows * inputs // BLOCK),)
         return (
             StoredTensor(name="weight", shape=(rows, inputs // 2), dtype="uint8",
                          output_axis=0, input_axis=1),
@@ -91,14 +92,16 @@ class FourBits:
 
         codes = nibbles(tensors["weight"], is_high_first=True)
         outputs, inputs = codes.shape
-        group = gcd(inputs, BLOCK)
+        scales, group = tensors["absmax"], gcd(inputs, BLOCK)
         if group % 8:
             raise ConfigError(f"rows of {inputs} inputs are not read in blocks of {BLOCK}.")
-        scales = tensors["absmax"].reshape(-1).repeat_interleave(BLOCK // group)
+        if scales.dim() == 1:
+            scales = scales.repeat_interleave(BLOCK // group)
+            scales = scales[: outputs * inputs // group].view(outputs, -1)
         return Weight(
             format="table4",
             values=codes,
-            scales=scales[: outputs * inputs // group].view(outputs, -1),
+            scales=scales,
             table=tensors["quant_map"],
             group=group,
         )

@@ -49,7 +49,7 @@ class GptqLayout:
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return qweight, qzeros, scales and g_idx."""
-        groups = 1 if self.group < 0 else -(-spec.in_size // self.group)
+        groups = spec.num_groups(self.group)
         words = self.bits * spec.out_size // 32
         rows = self.bits * spec.in_size // 32
         return (
@@ -142,7 +142,11 @@ class Gptq(StoredMethod):
 
         stored = MarlinLayout if self.format == "marlin" else SparseMarlinLayout
         return stored(
-            bits=layout.bits, group=layout.group, activations=layout.activations, where=self.where
+            bits=layout.bits,
+            group=layout.group,
+            is_grouped=spec.has_groups(layout.group),
+            activations=layout.activations,
+            where=self.where,
         )
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:

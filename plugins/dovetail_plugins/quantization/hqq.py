@@ -56,7 +56,7 @@ class HqqLayout:
         )
         if not self.axis:
             return (values,)
-        shape = (rows, inputs // (self.group or inputs))
+        shape = (rows, spec.num_groups(self.group))
         scale, zero = (
             StoredTensor(name=name, shape=shape, dtype="float32", output_axis=0, input_axis=1)
             for name in PIECES[1:]

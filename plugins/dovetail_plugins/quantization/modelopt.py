@@ -50,7 +50,7 @@ class Nvfp4:
         return (
             StoredTensor(name="weight", shape=(rows, inputs // 2), dtype="uint8",
                          output_axis=0, input_axis=1),
-            StoredTensor(name="weight_scale", shape=(rows, inputs // self.group),
+            StoredTensor(name="weight_scale", shape=(rows, spec.num_groups(self.group)),
                          dtype="float8_e4m3fn", output_axis=0, input_axis=1),
             StoredTensor(name="weight_scale_2", shape=(), dtype="float32", is_per_part=True),
         )  # fmt: skip

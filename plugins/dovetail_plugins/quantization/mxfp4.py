@@ -54,7 +54,7 @@ class Mxfp4(StoredMethod):
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return blocks and scales."""
-        groups = spec.in_size // GROUP
+        groups = spec.num_groups(GROUP)
         return (
             StoredTensor(name="blocks", shape=(spec.out_size, groups, GROUP // 2), dtype="uint8",
                          output_axis=0, input_axis=1),

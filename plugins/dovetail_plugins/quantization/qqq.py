@@ -72,7 +72,7 @@ class Qqq(CheckpointMethod):
             StoredTensor(name="s_channel", shape=(1, rows), dtype="float32", output_axis=1),
         ]  # fmt: skip
         if self.group > 0:
-            shape = (inputs // self.group, rows)
+            shape = (spec.num_groups(self.group), rows)
             found.append(StoredTensor(name="s_group", shape=shape, dtype="float16",
                                       output_axis=1, input_axis=0))  # fmt: skip
         return tuple(found)

@@ -54,7 +54,7 @@ class Bytes:
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return values, scales and zero points."""
         rows, inputs = spec.out_size, spec.in_size
-        shape = () if self.is_whole else (rows, inputs // (self.group or inputs))
+        shape = () if self.is_whole else (rows, spec.num_groups(self.group))
         output, inner = (None, None) if self.is_whole else (0, 1)
         values = StoredTensor(
             name=QDATA, shape=(rows, inputs), dtype=self.dtype, output_axis=0, input_axis=1
@@ -115,7 +115,7 @@ class Nibbles:
             name=QDATA, shape=(rows, inputs // 2), dtype="uint8", output_axis=0, input_axis=1
         )
         scale, zero = (
-            StoredTensor(name=name, shape=(inputs // self.group, rows), dtype="float32",
+            StoredTensor(name=name, shape=(spec.num_groups(self.group), rows), dtype="float32",
                          output_axis=1, input_axis=0)
             for name in (SCALE, ZERO)
         )  # fmt: skip

@@ -400,8 +400,9 @@ def test_blocks_that_run_over_rows() -> None:
 
 def test_two_ranks_equal_one(qwen: Path, tmp_path: Path) -> None:
     """Packed tensors are divided over ranks as full-precision ones are."""
-    names = ("aqlm", "bitsandbytes_int8", "hqq_4_axis_0", "modelopt_fp8", "modelopt_nvfp4",
-             "torchao_float8", "torchao_int8")  # fmt: skip
+    names = ("aqlm", "bitsandbytes_fp4", "bitsandbytes_int8", "bitsandbytes_nf4", "hqq_3", "hqq_4",
+             "hqq_4_axis_0", "modelopt_fp8", "modelopt_nvfp4", "torchao_float8", "torchao_int4",
+             "torchao_int8")  # fmt: skip
     models = [(str(DATA / name), "LlamaForCausalLM") for name in names]
     for name in ("static", "fbgemm"):
         stored(qwen, tmp_path / name, *FP8[name])

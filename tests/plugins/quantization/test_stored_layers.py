@@ -18,11 +18,7 @@ from torch import nn
 
 from dovetail import LLM
 from dovetail.errors import ConfigError
-from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.interfaces.spec import RankSpec
-from dovetail.layers.linear import GatedLinear, RowParallelLinear
-from dovetail.layers.weights import load_weights
 from dovetail.testing.contract import model_spec
 from dovetail.testing.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
@@ -33,9 +29,6 @@ from dovetail_plugins.quantization.gptq import Gptq
 from dovetail_plugins.quantization.marlin import Marlin
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "compressed_tensors"
-CASES = sorted(file.stem for file in DATA.glob("*.safetensors"))
-INT8_INPUTS = {"w8a8", "sparse_w8a8"}
-FUSED = {"gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up")}
 GROUP = 32
 EXACT = 1e-4
 Tensors = dict[str, torch.Tensor]
@@ -315,65 +308,6 @@ def test_groups_choose_layers_by_name_before_class() -> None:
     assert packed("model.layers.0.self_attn.o_proj", 64) == (64, 64)
     assert packed("model.layers.1.mlp.gate", 4) == (4, 64)
     assert packed("lm_head", 320) == (320, 64)
-
-
-def mlp(made: Any, tensors: Tensors, rank: RankSpec) -> nn.ModuleDict:
-    """Return gate_up_proj and down_proj as one rank holds them, loaded."""
-    context = BuildContext(model=model_spec(), quant=made, device="cpu", rank=rank)
-    layers = nn.ModuleDict(
-        {
-            "gate_up_proj": GatedLinear(context, "mlp.gate_up_proj", 64, 128, act="silu"),
-            "down_proj": RowParallelLinear(context, "mlp.down_proj", 128, 64),
-        }
-    )
-    load_weights(layers, WeightMap(fused=FUSED), tensors.items(), rank, made.ignored)
-    return layers
-
-
-def over_two_ranks(made: Any, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what one rank computes, and the sum of what each of two does. Shapes: [5, 64]"""
-    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
-    ranks = [RankSpec()]
-    ranks += [RankSpec(rank=r, world_size=2, tensor_rank=r, tensor_size=2) for r in (0, 1)]
-    outs = []
-    for rank in ranks:
-        layers = mlp(made, tensors, rank)
-        down: Any = layers["down_proj"]
-        outs.append(down.method.apply(down, layers["gate_up_proj"](x), None))
-    return outs[0], outs[1] + outs[2]
-
-
-def case(name: str) -> tuple[Any, Tensors]:
-    """Return the method and the MLP's tensors of a compressed-tensors case."""
-    prefix = "model.layers.0.mlp."
-    tensors = load_file(DATA / f"{name}.safetensors")
-    kept = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    config = json.loads((DATA / f"{name}.json").read_text())
-    return method(CompressedTensors, **config), kept
-
-
-@pytest.mark.parametrize("name", sorted(set(CASES) - INT8_INPUTS - {"act_order"}))
-def test_two_ranks_are_the_whole(name: str) -> None:
-    whole, summed = over_two_ranks(*case(name))
-    assert (whole - summed).abs().max() <= EXACT * whole.abs().max()
-
-
-@pytest.mark.parametrize(("cls", "write"), [(Gptq, as_gptq), (Awq, as_awq)], ids=["gptq", "awq"])
-def test_two_ranks_are_the_whole_in_older_layouts(cls: Any, write: Any) -> None:
-    random = torch.Generator().manual_seed(4)
-    shapes = {"gate_proj": (128, 64), "up_proj": (128, 64), "down_proj": (64, 128)}
-    tensors = {
-        f"{name}.{leaf}": tensor
-        for name, shape in shapes.items()
-        for leaf, tensor in write(torch.randn(shape, generator=random)).items()
-    }
-    whole, summed = over_two_ranks(method(cls, bits=4, group_size=GROUP), tensors)
-    assert (whole - summed).abs().max() <= EXACT * whole.abs().max()
-
-
-def test_groups_across_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the inputs of a group lie on several ranks"):
-        over_two_ranks(*case("act_order"))
 
 
 def test_a_last_group_may_be_shorter() -> None:
