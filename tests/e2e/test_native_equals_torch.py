@@ -289,12 +289,12 @@ def needed_bytes(model: torch.nn.Module, bits: dict[str, float], vectors: dict[s
 
 
 def living_bytes() -> int:
-    """Return the bytes of all tensors that anything in this process still holds."""
+    """Return the bytes of all dense tensors that anything in this process still holds."""
     gc.collect()
     storages = {
         held.untyped_storage().data_ptr(): held.untyped_storage().nbytes()
         for held in gc.get_objects()
-        if issubclass(type(held), torch.Tensor)
+        if issubclass(type(held), torch.Tensor) and held.layout == torch.strided
     }
     return sum(storages.values())
 
