@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -24,7 +22,7 @@ class AllowedTokenIds(LogitsProcessor):
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)
-        self._ids: dict[int, np.ndarray] = {}
+        self._ids: dict[int, torch.Tensor] = {}
 
     @classmethod
     def wants(cls, params: SamplingParams) -> bool:
@@ -38,7 +36,9 @@ class AllowedTokenIds(LogitsProcessor):
 
     def add_row(self, tokens: RowTokens) -> None:
         """Keep the row's ids."""
-        self._ids[tokens.row] = np.array(tokens.params.allowed_token_ids, dtype=np.int64)
+        import torch
+
+        self._ids[tokens.row] = torch.tensor(tokens.params.allowed_token_ids, dtype=torch.int64)
 
     def remove_row(self, row: int) -> None:
         """Forget the row's ids."""
@@ -49,7 +49,9 @@ class AllowedTokenIds(LogitsProcessor):
         from dovetail.sampling.seen import on_device
 
         for index, row in rows:
-            ids = on_device(self._ids[row], logits.device)
+            ids = self._ids[row]
+            if ids.device != logits.device:  # the row's first step: they stay there
+                ids = self._ids[row] = on_device(ids.numpy(), logits.device)
             kept = logits[index, ids]
             logits[index].fill_(float("-inf"))
             logits[index, ids] = kept
