@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.config.engine import flags
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.observability import metrics
@@ -88,7 +89,7 @@ FLAG_ROUTES: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
 )
 """Routes that are there only with a flag: its field, then as in ROUTES."""
 
-_FLAGS = {path: f"--{name.replace('_', '-')}" for name, _, path, _ in FLAG_ROUTES}
+_FLAGS = {path: flags()[name].spelling for name, _, path, _ in FLAG_ROUTES}
 
 OPEN_ENDPOINTS = frozenset({health.health, health.live, health.ready, health.ping})
 """What answers without a key when keys are set. Everything else is closed."""
