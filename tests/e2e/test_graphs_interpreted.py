@@ -61,7 +61,8 @@ SHAPE = {
 
 def drawn(folder: Path, flags: dict[str, Any], num_tokens: int) -> dict[str, Any]:
     """Return what a CPU draws and a played GPU, whose steps must not wait."""
-    paths = (*(ROOT / part for part in ("core", "plugins", "kernels")), PLAYED.parent)
+    parts = ("core", "plugins", "kernels", "tests/core/runner")
+    paths = (*(ROOT / part for part in parts), PLAYED.parent)
     env = {"TRITON_INTERPRET": "1", "DOVETAIL_CPU_ISA": "none", "OMP_NUM_THREADS": "1"}
     env |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
     words = [str(folder), f"{PLAYED}:PlayedWorker", json.dumps(flags), str(num_tokens)]

@@ -16,12 +16,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from doubles import DoubleDevice  # tests/core/runner
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from dovetail.interfaces.plugin import Info
-from dovetail.runner.device import HostDevice
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_plugins.workers.cuda import CudaWorker
 
@@ -258,34 +258,11 @@ class _Event:
         pass
 
 
-class _Graph:
-    """A captured step, which is run again."""
-
-    def __init__(self, device: PlayedDevice) -> None:
-        self._device = device
-
-    def capture(self, function: Any) -> None:
-        self._function = function
-        self._result = function()
-
-    def replay(self) -> torch.Tensor:
-        self._device.num_replays += 1
-        return self._result.copy_(self._function())
-
-
-class PlayedDevice(HostDevice):
+class PlayedDevice(DoubleDevice):
     """The calls of a GPU. `num_replays` counts captured steps that ran."""
-
-    runs_ahead = True
-
-    def __init__(self) -> None:
-        self.num_replays = 0
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def graph(self) -> Any:
-        return _Graph(self)
 
 
 class PlayedWorker(CudaWorker):
