@@ -29,19 +29,23 @@ struct Scratch {
 
 struct alignas(128) Shared {
   // One job at a time. `generation` rises when a job begins and is what workers wait for;
-  // `next` hands out tasks; `busy` counts the workers that have joined and not yet left it.
+  // `busy` counts the workers that have joined and not yet left it.
   volatile int32_t generation = 0;
-  alignas(128) volatile int64_t next = 0;
   alignas(128) volatile int32_t busy = 0;
   alignas(128) volatile int32_t sleepers = 0;
   alignas(128) volatile int32_t caller_sleeps = 0;
   Task fn = nullptr;
   void* context = nullptr;
-  volatile int64_t tasks = 0;
   volatile int32_t stopping = 0;
 };
 
+// A thread's part of a job: tasks from `left >> 32` to `left & 0xffffffff` are not yet begun.
+struct alignas(128) Share {
+  volatile int64_t left;
+};
+
 Shared shared;
+Share shares[kMaxThreads];
 pthread_t workers[kMaxThreads];
 int thread_count = 1;
 int64_t spin_ns = 50000;
@@ -100,11 +104,25 @@ bool spin_while(volatile int32_t* word, int32_t value) {
   return true;
 }
 
-void do_tasks(Task fn, void* context, int64_t tasks) {
+int64_t tasks_from_to(int64_t first, int64_t end) { return first << 32 | end; }
+
+// Returns the first task that is left of a share, or the last when it is another thread's; -1 when
+// there is none.
+int64_t take_task(Share& share, bool is_own) {
+  int64_t left = __atomic_load_n(&share.left, __ATOMIC_RELAXED);
   for (;;) {
-    const int64_t task = __atomic_fetch_add(&shared.next, 1, __ATOMIC_RELAXED);
-    if (task >= tasks) return;
-    fn(context, task);
+    const int64_t first = left >> 32, end = left & 0xffffffff;
+    if (first >= end) return -1;
+    const int64_t rest = is_own ? tasks_from_to(first + 1, end) : tasks_from_to(first, end - 1);
+    if (__atomic_compare_exchange_n(&share.left, &left, rest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return is_own ? first : end - 1;
+  }
+}
+
+void do_tasks(Task fn, void* context) {
+  for (int i = 0; i < thread_count; ++i) {
+    Share& share = shares[(this_thread + i) % thread_count];
+    for (int64_t task; (task = take_task(share, i == 0)) >= 0;) fn(context, task);
   }
 }
 
@@ -130,7 +148,7 @@ void* work(void* index) {
     if (!(seen & 1)) continue;
     __atomic_add_fetch(&shared.busy, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&shared.generation, __ATOMIC_SEQ_CST) == seen)
-      do_tasks(shared.fn, shared.context, shared.tasks);
+      do_tasks(shared.fn, shared.context);
     leave_job();
   }
 }
@@ -194,17 +212,20 @@ void prefer_large_pages(void* start, int64_t bytes) {
 
 void run(int64_t tasks, Task fn, void* context) {
   // Alone when there is no one to share with, or when another thread's call has the pool.
-  if (tasks == 1 || thread_count == 1 || this_thread != 0 || pthread_mutex_trylock(&caller_lock)) {
+  if (tasks == 1 || tasks > INT32_MAX || thread_count == 1 || this_thread != 0 ||
+      pthread_mutex_trylock(&caller_lock)) {
     for (int64_t task = 0; task < tasks; ++task) fn(context, task);
     return;
   }
   shared.fn = fn;
   shared.context = context;
-  shared.tasks = tasks;
-  __atomic_store_n(&shared.next, 0, __ATOMIC_RELAXED);
+  for (int i = 0; i < thread_count; ++i) {
+    const int64_t first = tasks * i / thread_count, end = tasks * (i + 1) / thread_count;
+    __atomic_store_n(&shares[i].left, tasks_from_to(first, end), __ATOMIC_RELAXED);
+  }
   __atomic_add_fetch(&shared.generation, 1, __ATOMIC_SEQ_CST);  // odd: open
   if (__atomic_load_n(&shared.sleepers, __ATOMIC_SEQ_CST)) wake(&shared.generation);
-  do_tasks(fn, context, tasks);
+  do_tasks(fn, context);
   __atomic_add_fetch(&shared.generation, 1, __ATOMIC_SEQ_CST);  // even: nobody joins any more
   for (int32_t left; (left = __atomic_load_n(&shared.busy, __ATOMIC_SEQ_CST)) != 0;) {
     if (!spin_while(&shared.busy, left)) continue;

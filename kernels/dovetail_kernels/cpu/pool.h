@@ -1,7 +1,9 @@
 // The threads that kernels run on: one pool per process, the caller among them.
 //
-// run(tasks, fn, context) calls fn(context, task) once for every task. Tasks are handed out one
-// by one, so a thread that loses its core holds up one task and not its share of the work.
+// run(tasks, fn, context) calls fn(context, task) once for every task. A thread has a share of tasks
+// that follow one another, and does them in order: what they read is one stream to the processor.
+// Whoever is done takes the last ones of the others, so a thread that loses its core holds up one
+// task and not its share of the work.
 // A worker that finds no work spins for a bounded time and then sleeps in the kernel: spinning
 // hides the gap between two calls, sleeping leaves the core to others. Calls from several threads
 // at once are safe: the later one does its work alone.
