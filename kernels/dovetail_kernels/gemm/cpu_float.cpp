@@ -110,10 +110,10 @@ struct Scaled {
 
 // A weight that asks for what is read next while it is multiplied: `bytes` an input, from `next` on.
 template <class Weight>
-struct Ahead : Weight {
+struct Asking : Weight {
   const char* next;
   int64_t bytes;
-  DT_INLINE Ahead(const Weight& weight, const char* next, int64_t bytes)
+  DT_INLINE Asking(const Weight& weight, const char* next, int64_t bytes)
       : Weight(weight), next(next), bytes(bytes) {}
   DT_INLINE typename Weight::Raw raw(int64_t k) const {
     __builtin_prefetch(next + k * bytes);
@@ -267,12 +267,12 @@ DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling&
           if constexpr (kBeside == 1 && !Weight::is_direct)
             piece_of_tiles(args, tiling, a, weight, k0, k0, inputs, to);
           else
-            piece_of_tiles(args, tiling, a, Ahead<Weight>(weight, share - k0 * bytes, bytes), k0, k0,
+            piece_of_tiles(args, tiling, a, Asking<Weight>(weight, share - k0 * bytes, bytes), k0, k0,
                            inputs, to);
           continue;
         }
       }
-      const Ahead<Float32> weight(Float32(wide + p * kWide), share, bytes);
+      const Asking<Float32> weight(Float32(wide + p * kWide), share, bytes);
       piece_of_tiles(args, tiling, a, weight, 0, k0, inputs, to);
     }
   }

@@ -30,6 +30,9 @@ struct Int8 {
   using Wide = int8_t;
 #endif
   static constexpr int64_t kHalf = kLanes * kInt8Step;  // bytes of inputs that lie together
+  static DT_INLINE const int8_t* weights(const GemmArgs& args, int64_t panel, int64_t unit) {
+    return static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) + unit * 2 * kHalf;
+  }
   static DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t unit0, int64_t units,
                               Wide* wide) {
     const int8_t* w = weights(args, panel, unit0);
@@ -41,10 +44,12 @@ struct Int8 {
   static int64_t depth(const GemmArgs&) { return 512 / kInt8Step; }
   static int32_t usual_zero(const GemmArgs&) { return kInt8Offset; }
   static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, kInt8Step); }
+  static int64_t unit_bytes(const GemmArgs&) { return 2 * kHalf; }
   static int64_t panel_bytes(const GemmArgs& args) { return units(args) * kInt8Step * kPanel; }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                             int64_t unit0, int64_t units, float* kept, const Wide* wide) {
+                             int64_t unit0, int64_t units, float* kept, const Wide* wide,
+                             const Ahead& ahead) {
     const auto* a = static_cast<const Kind::T*>(rows.values) + first * rows.inputs +
                     unit0 * R * Kind::step;
     IVec sums[R][2];
@@ -54,12 +59,14 @@ struct Int8 {
         sums[i][j] = unit0 ? iload(kept + i * kPanel + j * kLanes)
                            : iset1(rows.starts[first + i]);
     if (widens && wide) {
-      for (int64_t k = 0; k < units; ++k, a += R * Kind::step, wide += 2 * kHalf)
+      for (int64_t k = 0; k < units; ++k, a += R * Kind::step, wide += 2 * kHalf) {
+        ahead.ask(k);
         add_unit<R>(iload(wide), iload(wide + kHalf), a, sums);
+      }
     } else {
       const int8_t* w = weights(args, panel, unit0);
       for (int64_t k = 0; k < units; ++k, a += R * Kind::step, w += 2 * kHalf) {
-        for (int64_t i = 0; R > 1 && i < 2 * kHalf; i += kLineBytes) __builtin_prefetch(w + kAheadBytes + i);
+        if constexpr (R > 1) ahead.ask<2 * kHalf>(k);
         add_unit<R>(Kind::weights(w), Kind::weights(w + kHalf), a, sums);
       }
     }
@@ -96,9 +103,6 @@ struct Int8 {
   }
 
  private:
-  static DT_INLINE const int8_t* weights(const GemmArgs& args, int64_t panel, int64_t unit) {
-    return static_cast<const int8_t*>(args.weight) + panel * panel_bytes(args) + unit * 2 * kHalf;
-  }
   template <int R>
   static DT_INLINE void add_unit(IVec w0, IVec w1, const Kind::T* a, IVec (&sums)[R][2]) {
 #pragma GCC unroll 12
@@ -115,7 +119,7 @@ template <class Weight>
 DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t row0,
                               const Tiling& tiling, int64_t panel) {
   auto* kept = static_cast<float*>(scratch(2, kBlockRows * kPanel * sizeof(float)));
-  const int64_t units = Weight::units(args), depth = tiling.count < 3 ? units : Weight::depth(args);
+  const int64_t units = Weight::units(args), depth = tiling.count < 2 ? units : Weight::depth(args);
   for (int64_t unit = 0; unit < units; unit += depth) {
     const int64_t some = units - unit < depth ? units - unit : depth;
     typename Weight::Wide* wide = nullptr;
@@ -128,9 +132,13 @@ DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t ro
     }
     for (int64_t t = 0; t < tiling.count; ++t) {
       const int64_t first = tiling.first_row(t);
+      const auto* w = Weight::weights(args, panel, unit);
+      const int64_t bytes = Weight::unit_bytes(args);
+      const Ahead ahead = tiling.count == 1 ? Ahead::along(w, bytes)
+                                            : Ahead::after(w, some, bytes, t, tiling.count);
       with_rows<Weight::kRows>(tiling.rows(t), [&](auto r) {
         Weight::template tile<r.value>(args, rows, first, panel, unit, some, kept + first * kPanel,
-                                          wide);
+                                       wide, ahead);
       });
     }
   }

@@ -10,11 +10,10 @@
 namespace dt {
 namespace DT_ISA {
 
-// How weights lie: four bits. `is_far`: in memory, not in a cache.
+// How weights lie: four bits.
 struct Nibbles {
   using Kind = Bytes;
   static constexpr int kStep = 8, kBits = 4;
-  static constexpr bool is_far = true;
   static constexpr bool widens = false;
   static int32_t usual_zero(bool is_added) { return is_added ? 0 : 8; }
   // The integer sums of one group: 8 inputs a 32-bit lane, the first four in the lower nibbles.
@@ -69,7 +68,6 @@ struct Nibbles {
 struct GroupedBytes {
   using Kind = Int8Rows;
   static constexpr int kStep = kInt8Step, kBits = 8;
-  static constexpr bool is_far = true;
   static constexpr bool widens = false;
   static int32_t usual_zero(bool) { return kInt8Offset; }
   template <int R>
@@ -114,7 +112,6 @@ DT_INLINE void add_quarter(const int8_t* a, const IVec (&v)[2], IVec (&pairs)[R]
 struct Widened {
   using Kind = Bytes;
   static constexpr int kStep = 16, kBits = 8;
-  static constexpr bool is_far = false;
   static constexpr bool widens = false;
   template <int R>
   static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes,
@@ -140,7 +137,6 @@ template <int bits>
 struct Narrow {
   using Kind = Bytes;
   static constexpr int kStep = Planes<bits>::kUnit, kBits = bits;
-  static constexpr bool is_far = true;
   static constexpr bool widens = true;
   static int32_t usual_zero(bool is_added) { return is_added ? 0 : 1 << (bits - 1); }
   static DT_INLINE void widen(const uint8_t* w, int64_t lanes, uint8_t* wide) {
@@ -221,23 +217,26 @@ struct Grouped {
   static int64_t panel_bytes(const GemmArgs& args) {
     return bytes(divide_up(args.in_size, Own::kStep) * Own::kStep);
   }
+  static int64_t unit_bytes(const GemmArgs& args) { return bytes(args.group); }
+  static DT_INLINE const uint8_t* weights(const GemmArgs& args, int64_t panel, int64_t unit) {
+    return static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args) + bytes(unit * args.group);
+  }
   static int64_t wide_bytes(const GemmArgs& args, int64_t units) {
     return units * args.group * kPanel;
   }
   static DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t unit0, int64_t units,
                               Wide* wide) {
-    const auto* w = static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args);
-    const int64_t done = unit0 * args.group, left = args.in_size - done;
+    const int64_t left = args.in_size - unit0 * args.group;
     const int64_t inputs = left < units * args.group ? left : units * args.group;
-    if constexpr (widens) Own::widen(w + bytes(done), divide_up(inputs, Own::kStep), wide);
+    if constexpr (widens) Own::widen(weights(args, panel, unit0), divide_up(inputs, Own::kStep), wide);
   }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                             int64_t unit0, int64_t units, float* kept, const Wide* wide) {
+                             int64_t unit0, int64_t units, float* kept, const Wide* wide,
+                             const Ahead& ahead) {
     if constexpr (widens && R > kRows / 2)  // there are at least three tiles then
-      if (wide) return Grouped<Widened, way>::template piece<R>(args, rows, first, panel, wide, unit0, units, kept);
-    const auto* w = static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args);
-    piece<R>(args, rows, first, panel, w + bytes(unit0 * args.group), unit0, units, kept);
+      if (wide) return Grouped<Widened, way>::template piece<R>(args, rows, first, panel, wide, unit0, units, kept, ahead);
+    piece<R>(args, rows, first, panel, weights(args, panel, unit0), unit0, units, kept, ahead);
   }
   static DT_INLINE void scale(const GemmArgs&, const Rows& rows, int64_t row, int64_t, float* kept) {
     for (int j = 0; j < 2; ++j) {
@@ -249,7 +248,8 @@ struct Grouped {
   // The weights of `unit0` and what follows are at w.
   template <int R>
   static DT_INLINE void piece(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                              const uint8_t* w, int64_t unit0, int64_t units, float* kept) {
+                              const uint8_t* w, int64_t unit0, int64_t units, float* kept,
+                              const Ahead& ahead) {
     const auto* a = static_cast<const typename Kind::T*>(rows.values) + first * rows.inputs;
     const Factors scales(args, args.scales, args.steps, panel);
     const Added added(args, panel);
@@ -266,12 +266,10 @@ struct Grouped {
       const int64_t lanes = divide_up(left < rows.group ? left : rows.group, Own::kStep);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(row_starts[g * R + i]);
-      const uint8_t* at = w + bytes((g - unit0) * rows.group);
-      if constexpr (Own::is_far) {
-        for (int64_t i = 0; i < bytes(rows.group); i += kLineBytes) __builtin_prefetch(at + kAheadBytes + i);
-        scales.ask_for(g);
-      }
-      Own::template add_group<R>(a + done * R, at, lanes, sums);
+      for (int64_t i = 0; i < ahead.bytes; i += kLineBytes)
+        __builtin_prefetch(ahead.next + (g - unit0) * ahead.bytes + i);
+      scales.ask_for(g);
+      Own::template add_group<R>(a + done * R, w + bytes((g - unit0) * rows.group), lanes, sums);
     };
     const auto add_runs = [&](const IVec (&runs)[R][2], const Factors& from, int64_t g)
         __attribute__((always_inline)) {

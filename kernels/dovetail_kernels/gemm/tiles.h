@@ -40,6 +40,27 @@ constexpr int kNibbleOfInput[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 // what is done with a line takes longer than reading it.
 constexpr int64_t kAheadBytes = 4096, kLineBytes = 64;
 
+// What a tile asks for while it multiplies a piece of a panel, `bytes` a unit of it, so that memory is as
+// busy as the arithmetic is.
+struct Ahead {
+  const char* next;
+  int64_t bytes;
+  // The stream that the tile itself reads.
+  static DT_INLINE Ahead along(const void* stream, int64_t unit_bytes) {
+    return {static_cast<const char*>(stream) + kAheadBytes, unit_bytes};
+  }
+  // The piece after this one, a part of it in each of the tiles that share this one.
+  static DT_INLINE Ahead after(const void* piece, int64_t units, int64_t unit_bytes, int64_t tile,
+                               int64_t tiles) {
+    const int64_t bytes = divide_up(unit_bytes, tiles);
+    return {static_cast<const char*>(piece) + units * (unit_bytes + tile * bytes), bytes};
+  }
+  // For one unit; `most` is what a unit has, known to the compiler.
+  template <int64_t most = kLineBytes> DT_INLINE void ask(int64_t unit) const {
+    for (int64_t i = 0; i < most; i += kLineBytes) __builtin_prefetch(next + unit * bytes + i);
+  }
+};
+
 // Rows cut into the fewest tiles of at most `most`, as even as can be; the larger ones come first.
 struct Tiling {
   int64_t count, small, num_large;
