@@ -115,7 +115,6 @@ DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args
 DT_KERNEL(gemm_pack, PackArgs) {
   const int64_t panels = num_panels(args.out_size, args.is_gated), bytes = panel_bytes(args.format, args.in_size);
   if (panels * bytes != args.packed_bytes) return 1;
-  prefer_large_pages(args.packed, args.packed_bytes);
   static constexpr int kInOrder[8] = {0, 1, 2, 3, 4, 5, 6, 7};
   parallel(panels, [&](int64_t panel) {
     uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;

@@ -292,7 +292,6 @@ DT_KERNEL(vectors_pack, PackArgs) {
   const int64_t panels = num_panels(args.out_size, args.is_gated);
   const int64_t bytes = vectors_panel_bytes(args.format, args.vectors, args.in_size);
   if (panels * bytes != args.packed_bytes) return 1;
-  prefer_large_pages(args.packed, args.packed_bytes);
   parallel(panels, [&](int64_t panel) {
     uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;
     memset(to, 0, bytes);

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dovetail_kernels.cpu.blocks import BLOCKS
 from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.gemm.native_vectors import (
     VectorArgs,
@@ -21,9 +22,6 @@ from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits
 from dovetail_kernels.op import Arguments, Implementation
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
-ALIGNMENT_BYTES = 2 << 20
-"""Packed weights start on a large page, so that the system can back them with large pages."""
-MIN_ALIGNED_BYTES = 4 << 20
 KERNELS = {
     "int8": "gemm_int8",
     "int4_int8": "gemm_int8",
@@ -359,7 +357,7 @@ def _pack(
     columns = native.kernel("gemm_panel_columns", PackArgs)(reference)
     rows = _panel_rows(outputs, columns, is_gated)
     num_bytes = len(rows) * native.kernel(_prefix(weight) + "_panel_bytes", PackArgs)(reference)
-    packed = _aligned(num_bytes)
+    packed = BLOCKS.empty(num_bytes, native)
     args.packed, args.packed_bytes = packed.data_ptr(), num_bytes
     if native.kernel(_prefix(weight) + "_pack", PackArgs)(reference):
         raise AssertionError(f"{num_bytes} bytes are not what {outputs} x {inputs} take")
@@ -381,14 +379,6 @@ def _panel_rows(outputs: int, columns: int, is_gated: bool) -> torch.Tensor:
     gate = torch.arange(panels * half).view(panels, half)
     up = (gate + size).masked_fill(gate >= size, -1)
     return torch.cat([gate.masked_fill(gate >= size, -1), up], dim=1)
-
-
-def _aligned(num_bytes: int) -> torch.Tensor:
-    """Return memory that starts on a large page when it is large, on a cache line otherwise."""
-    alignment = ALIGNMENT_BYTES if num_bytes >= MIN_ALIGNED_BYTES else 64
-    memory = torch.empty(num_bytes + alignment, dtype=torch.uint8)
-    start = -memory.data_ptr() % alignment
-    return memory[start : start + num_bytes]
 
 
 def _spread(scales: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:

@@ -1,0 +1,55 @@
+"""Blocks: memory for packed weights, one after the other on large pages.
+
+A matrix of a small model is smaller than a large page, or a few of them and a part of one. Where it
+has memory of its own, what does not fill a large page lies on small ones, and a stream through it
+waits for more address translations. In a block weights share pages. Untouched pages cost nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+
+import numpy as np
+import torch
+
+from dovetail_kernels.cpu.library import Library
+
+LARGE_PAGE_BYTES = 2 << 20
+BLOCK_BYTES = 32 << 20
+START_BYTES = 4096
+"""What lies in a block starts on a small page, so that its pages can be given back alone."""
+
+
+class Blocks:
+    """Hands out memory of one block after the other. A block goes with the last tensor in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._block: weakref.ref[np.ndarray] | None = None
+        self._used = 0
+
+    def empty(self, num_bytes: int, library: Library) -> torch.Tensor:
+        """Return uninitialised memory, uint8 of shape [num_bytes], which starts on a page."""
+        size = -(-num_bytes // START_BYTES) * START_BYTES
+        with self._lock:
+            block = self._block() if self._block is not None else None
+            if block is None or self._used + size > len(block):
+                block, self._used = _new_block(max(size, BLOCK_BYTES), library), 0
+                self._block = weakref.ref(block)
+            lent = (ctypes.c_char * size).from_buffer(block.data, self._used)
+            self._used += size
+        return torch.frombuffer(lent, dtype=torch.uint8, count=num_bytes)
+
+
+def _new_block(num_bytes: int, library: Library) -> np.ndarray:
+    """Return memory that starts on a large page and asks for large pages."""
+    memory = np.empty(num_bytes + LARGE_PAGE_BYTES, dtype=np.uint8)
+    start = -memory.ctypes.data % LARGE_PAGE_BYTES
+    library.prefer_large_pages(memory.ctypes.data + start, num_bytes)
+    return memory[start : start + num_bytes]
+
+
+BLOCKS = Blocks()
+"""Those of this process."""
