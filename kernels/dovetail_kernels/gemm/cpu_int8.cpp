@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose quantized copy is held at once
 
-// A format: `units` of inputs (lanes for int8, groups for int4) of one panel for one tile, added to
-// or begun in `sums` [R, kPanel] of 32 bits each; and how finished sums become floats. One row is
-// multiplied by `beside` panels at once.
+// A format: `units` of inputs (lanes for int8, groups of lanes for int4) of one panel for one tile,
+// added to or begun in `sums` [R, kPanel] of 32 bits each; and how finished sums become floats. A lane
+// is what a step of the innermost loop multiplies. One row is multiplied by `beside` panels at once.
 struct Int8 {
   using Kind = Int8Rows;
   static constexpr int kRows = kTileRows, beside = kBeside;
@@ -44,7 +44,8 @@ struct Int8 {
   static int64_t depth(const GemmArgs&) { return 512 / kInt8Step; }
   static int32_t usual_zero(const GemmArgs&) { return kInt8Offset; }
   static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, kInt8Step); }
-  static int64_t unit_bytes(const GemmArgs&) { return 2 * kHalf; }
+  static constexpr int64_t kLaneBytes = 2 * kHalf;
+  static int64_t lanes(const GemmArgs&) { return 1; }
   static int64_t panel_bytes(const GemmArgs& args) { return units(args) * kInt8Step * kPanel; }
   template <int R>
   static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
@@ -66,7 +67,7 @@ struct Int8 {
     } else {
       const int8_t* w = weights(args, panel, unit0);
       for (int64_t k = 0; k < units; ++k, a += R * Kind::step, w += 2 * kHalf) {
-        if constexpr (R > 1) ahead.ask<2 * kHalf>(k);
+        if constexpr (R > 1) ahead.ask<kLaneBytes>(k);
         add_unit<R>(Kind::weights(w), Kind::weights(w + kHalf), a, sums);
       }
     }
@@ -133,9 +134,10 @@ DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t ro
     for (int64_t t = 0; t < tiling.count; ++t) {
       const int64_t first = tiling.first_row(t);
       const auto* w = Weight::weights(args, panel, unit);
-      const int64_t bytes = Weight::unit_bytes(args);
-      const Ahead ahead = tiling.count == 1 ? Ahead::along(w, bytes)
-                                            : Ahead::after(w, some, bytes, t, tiling.count);
+      const Ahead ahead = tiling.count == 1
+                              ? Ahead::along(w, Weight::kLaneBytes)
+                              : Ahead::after(w, some * Weight::lanes(args), Weight::kLaneBytes, t,
+                                             tiling.count);
       with_rows<Weight::kRows>(tiling.rows(t), [&](auto r) {
         Weight::template tile<r.value>(args, rows, first, panel, unit, some, kept + first * kPanel,
                                        wide, ahead);

@@ -18,7 +18,7 @@ struct Nibbles {
   static int32_t usual_zero(bool is_added) { return is_added ? 0 : 8; }
   // The integer sums of one group: 8 inputs a 32-bit lane, the first four in the lower nibbles.
   template <int R>
-  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes,
+  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
                                   IVec (&sums)[R][2]) {
     const IVec low = iset1(0x0f0f0f0f);
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -28,8 +28,8 @@ struct Nibbles {
     for (int64_t l0 = 0; l0 < lanes; l0 += kFlush) {
       IVec pairs[R][2];
       for (int i = 0; i < R; ++i) pairs[i][0] = pairs[i][1] = iset1(0);
-      const int64_t stop = l0 + kFlush < lanes ? l0 + kFlush : lanes;
-      for (int64_t l = l0; l < stop; ++l, a += R * 8, w += kPanel * 4) {
+      const auto add_lane = [&](int64_t l) __attribute__((always_inline)) {
+        ahead.ask<kPanel * 4>(l);
         const IVec p0 = iload(w), p1 = iload(w + 4 * kLanes);
         const IVec w00 = iand(p0, low), w01 = iand(p1, low);
         const IVec w10 = iand(shift_right<4>(p0), low), w11 = iand(shift_right<4>(p1), low);
@@ -41,6 +41,13 @@ struct Nibbles {
           pairs[i][0] = _mm256_add_epi16(pairs[i][0], _mm256_maddubs_epi16(w10, y));
           pairs[i][1] = _mm256_add_epi16(pairs[i][1], _mm256_maddubs_epi16(w11, y));
         }
+        a += R * 8, w += kPanel * 4;
+      };
+      if (R == 1 && lanes - l0 >= kFlush) {
+#pragma GCC unroll 4
+        for (int l = 0; l < kFlush; ++l) add_lane(l0 + l);
+      } else {
+        for (int64_t l = l0; l < lanes && l < l0 + kFlush; ++l) add_lane(l);
       }
       for (int i = 0; i < R; ++i)
         for (int j = 0; j < 2; ++j)
@@ -48,6 +55,7 @@ struct Nibbles {
     }
 #else
     for (int64_t l = 0; l < lanes; ++l, a += R * 8, w += kPanel * 4) {
+      ahead.ask<kPanel * 4>(l);
       const IVec p0 = iload(w), p1 = iload(w + 4 * kLanes);
       const IVec w00 = iand(p0, low), w01 = iand(p1, low);
       const IVec w10 = iand(shift_right<4>(p0), low), w11 = iand(shift_right<4>(p1), low);
@@ -71,9 +79,10 @@ struct GroupedBytes {
   static constexpr bool widens = false;
   static int32_t usual_zero(bool) { return kInt8Offset; }
   template <int R>
-  static DT_INLINE void add_group(const Kind::T* a, const uint8_t* w, int64_t lanes,
+  static DT_INLINE void add_group(const Kind::T* a, const uint8_t* w, int64_t lanes, Ahead ahead,
                                   IVec (&sums)[R][2]) {
     for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += kPanel * kStep) {
+      ahead.ask<kPanel * kStep>(l);
       const IVec w0 = Kind::weights(w), w1 = Kind::weights(w + kLanes * kStep);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) {
@@ -114,9 +123,10 @@ struct Widened {
   static constexpr int kStep = 16, kBits = 8;
   static constexpr bool widens = false;
   template <int R>
-  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes,
+  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
                                   IVec (&sums)[R][2]) {
     for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += kStep * kPanel) {
+      ahead.ask(l);
       IVec pairs[R][2];
       add_quarters<R, 0>(a, w, pairs, sums);
     }
@@ -151,9 +161,10 @@ struct Narrow {
     }
   }
   template <int R>
-  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes,
+  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
                                   IVec (&sums)[R][2]) {
     for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += Planes<bits>::kUnitBytes) {
+      ahead.ask<Planes<bits>::kUnitBytes>(l);
       IVec pairs[R][2];
       add_quarters<R, 0>(a, w, pairs, sums);
     }
@@ -198,6 +209,8 @@ struct Grouped {
   // of a rare type get few, which compiles faster.
 #if defined(__AVX512F__)
   static constexpr int kMost = has_codes ? 4 : 6;
+#elif defined(__AVX2__)
+  static constexpr int kMost = Own::kBits == 8 ? 3 : 4;
 #else
   static constexpr int kMost = 4;
 #endif
@@ -217,7 +230,8 @@ struct Grouped {
   static int64_t panel_bytes(const GemmArgs& args) {
     return bytes(divide_up(args.in_size, Own::kStep) * Own::kStep);
   }
-  static int64_t unit_bytes(const GemmArgs& args) { return bytes(args.group); }
+  static constexpr int64_t kLaneBytes = Own::kStep * Own::kBits * kPanel / 8;
+  static int64_t lanes(const GemmArgs& args) { return args.group / Own::kStep; }
   static DT_INLINE const uint8_t* weights(const GemmArgs& args, int64_t panel, int64_t unit) {
     return static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args) + bytes(unit * args.group);
   }
@@ -266,10 +280,9 @@ struct Grouped {
       const int64_t lanes = divide_up(left < rows.group ? left : rows.group, Own::kStep);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(row_starts[g * R + i]);
-      for (int64_t i = 0; i < ahead.bytes; i += kLineBytes)
-        __builtin_prefetch(ahead.next + (g - unit0) * ahead.bytes + i);
       scales.ask_for(g);
-      Own::template add_group<R>(a + done * R, w + bytes((g - unit0) * rows.group), lanes, sums);
+      Own::template add_group<R>(a + done * R, w + bytes((g - unit0) * rows.group), lanes,
+                                 ahead.from((g - unit0) * (rows.group / Own::kStep)), sums);
     };
     const auto add_runs = [&](const IVec (&runs)[R][2], const Factors& from, int64_t g)
         __attribute__((always_inline)) {

@@ -55,6 +55,7 @@ struct Ahead {
     const int64_t bytes = divide_up(unit_bytes, tiles);
     return {static_cast<const char*>(piece) + units * (unit_bytes + tile * bytes), bytes};
   }
+  DT_INLINE Ahead from(int64_t unit) const { return {next + unit * bytes, bytes}; }
   // For one unit; `most` is what a unit has, known to the compiler.
   template <int64_t most = kLineBytes> DT_INLINE void ask(int64_t unit) const {
     for (int64_t i = 0; i < most; i += kLineBytes) __builtin_prefetch(next + unit * bytes + i);
