@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from dovetail_kernels.cpu.blocks import BLOCKS
+from dovetail_kernels.cpu.library import library
 from dovetail_kernels.op import Arguments, Case, Op
 
 MIN_TIME_S = 0.2
@@ -85,9 +87,18 @@ def time_case(op: Op, case: Case, name: str, device: torch.device) -> float | No
 def _copied(arguments: Arguments) -> Arguments:
     """Return the arguments with tensors of their own."""
     return {
-        name: value.clone() if isinstance(value, torch.Tensor) else value
+        name: _copy(value) if isinstance(value, torch.Tensor) else value
         for name, value in arguments.items()
     }
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy, on a CPU in large pages, as an engine's weights and caches are."""
+    native = library()
+    if native is None or tensor.device.type != "cpu" or not tensor.numel():
+        return tensor.clone()
+    memory = BLOCKS.empty(tensor.nbytes, native)
+    return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _wait(device: torch.device) -> None:

@@ -374,7 +374,7 @@ int attend(const AttentionArgs& args) {
   int32_t has_failed = 0;
   parallel(plan.num_pieces, [&](int64_t task) {
     Room room;
-    const int64_t next = task + num_threads();
+    const int64_t next = task + 1;
     const Piece* after = next < plan.num_pieces ? &plan.pieces[next] : nullptr;
     if (get_room(plan, &room)) run_piece<F>(plan, plan.pieces[task], after, room);
     else __atomic_store_n(&has_failed, 1, __ATOMIC_RELAXED);
