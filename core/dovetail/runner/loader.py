@@ -30,6 +30,7 @@ from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import divert
+from dovetail.layers.placement import WeightHolder
 from dovetail.layers.weights import (
     Finish,
     checkpoint_shapes,
@@ -41,6 +42,9 @@ from dovetail.layers.weights import (
 from dovetail.runner.offload import Offload
 
 log = logging.getLogger(__name__)
+
+GIVE_BACK_BYTES = 64 << 20
+"""Repacked since memory was last returned to the system; doing so takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,8 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     with offload.building() if offload is not None else nullcontext():
         model = _build(run, device, quant)
     built_s = time.perf_counter()
-    _fill(model, run, device, quant, finish=own_finish if offload is None else offload.finish)
+    finish = GivingBack(own_finish if offload is None else offload.finish)
+    _fill(model, run, device, quant, finish=finish)
     if offload is not None:
         offload.attach(model)
     filled_s = time.perf_counter()
@@ -107,9 +112,30 @@ def load_unpacked(run: RunSpec) -> nn.Module:
     return model
 
 
+class GivingBack:
+    """A Finish that now and then returns to the system what layers have freed by repacking."""
+
+    def __init__(self, finish: Finish) -> None:
+        self._finish = finish
+        self._freed_bytes = 0
+
+    def __call__(self, holder: WeightHolder) -> None:
+        """Let a layer repack its filled parameters. Mutates: holder"""
+        self._freed_bytes += num_bytes(holder)
+        self._finish(holder)
+        if self._freed_bytes >= GIVE_BACK_BYTES:
+            self._freed_bytes = 0
+            trim_heap()
+
+
 def give_memory_back() -> None:
-    """Return to the system what loading has freed; glibc would keep it for later."""
+    """Return to the system what loading has freed."""
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return what is free to the system; glibc would keep it for later."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
