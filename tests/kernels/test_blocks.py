@@ -7,16 +7,17 @@ import gc
 import pytest
 
 from dovetail_kernels.cpu.blocks import BLOCK_BYTES, LARGE_PAGE_BYTES, START_BYTES, Blocks
-from dovetail_kernels.cpu.library import Library, library
+from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.native import Packed
+
+pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
 
 @pytest.fixture
 def native() -> Library:
     found = library()
-    if found is None:
-        pytest.skip("no native library")
+    assert found is not None
     return found
 
 

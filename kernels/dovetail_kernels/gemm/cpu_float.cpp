@@ -108,15 +108,13 @@ struct Scaled {
   }
 };
 
-// A weight that asks for what is read next while it is multiplied: `bytes` an input, from `next` on.
+// A weight that asks for what is read next while it is multiplied; a unit is an input.
 template <class Weight>
 struct Asking : Weight {
-  const char* next;
-  int64_t bytes;
-  DT_INLINE Asking(const Weight& weight, const char* next, int64_t bytes)
-      : Weight(weight), next(next), bytes(bytes) {}
+  Ahead ahead;
+  DT_INLINE Asking(const Weight& weight, Ahead ahead) : Weight(weight), ahead(ahead) {}
   DT_INLINE typename Weight::Raw raw(int64_t k) const {
-    __builtin_prefetch(next + k * bytes);
+    ahead.ask(k);
     return Weight::raw(k);
   }
 };
@@ -260,19 +258,19 @@ DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling&
     next += inputs * bytes * P;
     for (int p = 0; p < P; ++p) {
       float* to = c + p * kBlockRows * kPanel;
-      const char* share = next + p * inputs * bytes;
+      const Ahead share{next + p * inputs * bytes, bytes};
       if constexpr (!Weight::is_scaled) {
         if (is_direct) {
           const Weight weight(args, panel + p);
           if constexpr (kBeside == 1 && !Weight::is_direct)
             piece_of_tiles(args, tiling, a, weight, k0, k0, inputs, to);
           else
-            piece_of_tiles(args, tiling, a, Asking<Weight>(weight, share - k0 * bytes, bytes), k0, k0,
+            piece_of_tiles(args, tiling, a, Asking<Weight>(weight, share.from(-k0)), k0, k0,
                            inputs, to);
           continue;
         }
       }
-      const Asking<Float32> weight(Float32(wide + p * kWide), share, bytes);
+      const Asking<Float32> weight(Float32(wide + p * kWide), share);
       piece_of_tiles(args, tiling, a, weight, 0, k0, inputs, to);
     }
   }

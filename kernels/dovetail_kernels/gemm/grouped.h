@@ -282,7 +282,7 @@ struct Grouped {
       for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(row_starts[g * R + i]);
       scales.ask_for(g);
       Own::template add_group<R>(a + done * R, w + bytes((g - unit0) * rows.group), lanes,
-                                 ahead.from((g - unit0) * (rows.group / Own::kStep)), sums);
+                                 ahead.from((g - unit0) * Grouped::lanes(args)), sums);
     };
     const auto add_runs = [&](const IVec (&runs)[R][2], const Factors& from, int64_t g)
         __attribute__((always_inline)) {
