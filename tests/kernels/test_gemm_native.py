@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,16 @@ from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.cases_vectors import VectorKind, make_vectors
 from dovetail_kernels.gemm.matrix import Matrix, multiply_groups
 from dovetail_kernels.gemm.native import Packed, multiply_beside
-from dovetail_kernels.gemm.weight import FORMATS, join, quantize_int4, quantize_int8, spelled_out
+from dovetail_kernels.gemm.weight import (
+    FORMATS,
+    Weight,
+    join,
+    quantize_int4,
+    quantize_int8,
+    rounded_inputs,
+    rounds_to_int8,
+    spelled_out,
+)
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
@@ -41,6 +51,76 @@ def test_a_row_is_the_same_in_any_batch(format: str) -> None:
     whole = packed(x)
     for size in (1, 2, 3, 7, 12, 13, 25, 48):
         assert torch.equal(packed(x[:size].contiguous()), whole[:size])
+
+
+INTEGERS = [f for f in FORMATS if rounds_to_int8(f)]
+HAS_WORDS = library() is not None and library().isa == "avx2"  # type: ignore[union-attr]
+"""Whether 8-bit weights meet activations of 16 bits: AVX2 multiplies those as fast as bytes."""
+GROUPED: list[tuple[str, dict[str, Any]]] = [
+    (format, options)
+    for format in INTEGERS
+    for options in (
+        {},
+        {"group": 48, "is_symmetric": False},
+        {"group": 128, "is_symmetric": False},
+        {"group": 32, "run": 256},
+        {"group": 16, "run": 256},
+    )
+    if not (options and format == "int8")
+    and options.get("group", 32) % (32 if format[0] == "t" else 16 if format[0] == "v" else 1) == 0
+]
+
+
+def rounded(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return rows rounded to 127 levels of the largest of every `size` inputs (0: of a row)."""
+    size = size or x.shape[1]
+    parts = torch.nn.functional.pad(x, (0, -x.shape[1] % size)).view(len(x), -1, size)
+    peaks = parts.abs().amax(dim=2, keepdim=True)
+    levels = (parts * torch.where(peaks > 0, 127.0 / peaks, 0.0)).round()
+    return (levels * (peaks / 127.0)).view(len(x), -1)[:, : x.shape[1]]
+
+
+def with_outlier(rows: int, size: int) -> torch.Tensor:
+    x = inputs(rows, size)
+    x[:, 5] *= 60
+    return x
+
+
+@pytest.mark.parametrize(("format", "options"), GROUPED, ids=str)
+def test_activations_are_rounded_in_groups(format: str, options: dict[str, Any]) -> None:
+    """An input sixty times as large as the others costs only those it shares a scale with."""
+    weight = make_weight(format, 70, 616, **options)
+    matrix = weight.dequantize().double().T
+    for rows in (1, 2, 7, 40):
+        x = with_outlier(rows, 616)
+        found = Packed(weight)(x)
+        if HAS_WORDS and format in ("int8", "int8_int8"):
+            assert torch.allclose(found, (x.double() @ matrix).float(), rtol=1e-3, atol=5e-3)
+            continue
+        expected = (rounded(x, rounded_inputs(weight)).double() @ matrix).float()
+        assert torch.allclose(found, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("format", [f for f in INTEGERS if not f.startswith(("vec", "trits"))])
+def test_activations_of_a_row_share_a_scale_where_the_weight_says_so(format: str) -> None:
+    weight = replace(make_weight(format, 70, 616), has_token_scales=True)
+    for rows in (1, 7, 40):
+        x = with_outlier(rows, 616)
+        expected = (rounded(x, 0).double() @ weight.dequantize().double().T).float()
+        assert torch.allclose(Packed(weight)(x), expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("format", ["int8", "int8_int8"])
+def test_sums_of_the_largest_numbers_fit(format: str) -> None:
+    """Every weight and every input at its limit, in one group that is all of a long row."""
+    size = 1 << 14
+    values = torch.full((40, size), 127, dtype=torch.int8)
+    scales = torch.ones(40) if format == "int8" else torch.ones(40, 1)
+    weight = Weight(
+        format=format, values=values, scales=scales, group=0 if format == "int8" else size
+    )
+    found = Packed(weight)(torch.full((3, size), 2.0))
+    assert torch.allclose(found, torch.full((3, 40), 127.0 * 2 * size), rtol=1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)

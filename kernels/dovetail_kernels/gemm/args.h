@@ -31,7 +31,8 @@ struct GemmArgs {
   const float* residual;  // like out, may be out itself; or null
   int64_t x_stride, out_stride;
   int64_t rows, in_size, out_size;  // M, K, N
-  int64_t group;                    // inputs that share a scale
+  int64_t group;                    // inputs that share a scale of the weight
+  int64_t rounded_inputs;           // integer products: inputs that share a scale of a row; 0: all
   int32_t format;                   // a Format
   int32_t activation;               // an Activation (activations.h)
   int32_t is_gated;

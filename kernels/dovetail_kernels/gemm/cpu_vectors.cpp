@@ -1,5 +1,5 @@
-// Products of matrices of vectors and of trits (vectors.h): activations int8 as for other integers, or
-// float32. A piece of a panel becomes bytes or floats once for all rows, however many there are.
+// Products of matrices of vectors and of trits (vectors.h): activations as other integer products have
+// them (integer_rows.h), or float32. A piece of a panel becomes bytes or floats once for all rows, however many there are.
 //
 // The pieces are the same for any number of rows, so a row's result does not depend on those beside it.
 
@@ -14,119 +14,97 @@ namespace {
 constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose sums are held at once
 constexpr int64_t kByteUnits = 8, kFloatUnits = 2;  // units of a piece
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kIntegerRows = 6;  // sums of a group and of a run, two registers each
+constexpr int kIntegerRows = 6;  // sums of a segment and totals, two registers each
 #else
 constexpr int kIntegerRows = 4;
 #endif
 
-// Which inputs share what. A run shares a scale; of a span the inputs' sums are known.
-struct Spans {
-  int64_t run, span;
-  explicit Spans(const GemmArgs& args) {
-    run = args.steps ? args.group << args.run_shift : args.group;
-    const int64_t even = run & -run;
-    span = args.steps ? args.group : even < kByteUnits * kUnit ? even : kByteUnits * kUnit;
-  }
-};
+// total += a segment's sums times the row's scale and the group's.
+DT_INLINE void add_segment(IVec sums, float row_scale, Vec scale, Vec& total) {
+  total = fma(mul(to_float(sums), set1(row_scale)), scale, total);
+}
 
-// Inputs k0 .. k1 for one tile: exact sums of a run, or of as much of it as is in the piece, become
-// floats.
+// Inputs k0 .. k1 for one tile.
 template <int R>
-DT_INLINE void integer_tile(const GemmArgs& args, const Rows& rows, const Spans& spans, int64_t first,
-                            int64_t panel, int64_t k0, int64_t k1, const uint8_t* wide, float* kept) {
+DT_INLINE void integer_tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
+                            int64_t k0, int64_t k1, const uint8_t* wide, float* kept) {
   const auto* a = static_cast<const int8_t*>(rows.values) + first * rows.inputs;
-  const int32_t* starts = rows.starts + first * rows.groups;
+  const int32_t* starts = rows.starts + first * rows.segments;
+  const float* row_scales = rows.scales + first * rows.segments;
   const GroupScales scales(args, panel);
-  if (!k0) memset(kept, 0, R * kPanel * sizeof(float));
-  for (int64_t k = k0; k < k1;) {
-    const int64_t run = k / spans.run, end = (run + 1) * spans.run, stop = end < k1 ? end : k1;
-    IVec runs[R][2];
-    for (int i = 0; i < R; ++i) runs[i][0] = runs[i][1] = iset1(0);
-    for (; k < stop; k += spans.span) {
-      const int64_t g = k / spans.span, left = k1 - k;
-      const int64_t quarters = (left < spans.span ? left : spans.span) / 4;
-      const int8_t* x = a + k * R;
-      const uint8_t* w = wide + (k - k0) * kPanel;
-      IVec sums[R][2];
+  Vec totals[R][2];
 #pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(starts[g * R + i]);
-      for (int64_t q = 0; q < quarters; ++q, x += R * 4, w += kPanel * 4) {
-        const IVec w0 = iload(w), w1 = iload(w + kLanes * 4);
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < 2; ++j) totals[i][j] = k0 ? load(kept + i * kPanel + j * kLanes) : zero();
+  for (int64_t k = k0; k < k1; k += rows.segment) {
+    const int64_t s = k / rows.segment, left = k1 - k;
+    const int64_t quarters = (left < rows.segment ? left : rows.segment) / 4;
+    const int8_t* x = a + k * R;
+    const uint8_t* w = wide + (k - k0) * kPanel;
+    IVec sums[R][2];
 #pragma GCC unroll 12
-        for (int i = 0; i < R; ++i) {
-          const IVec four = broadcast(x + i * 4);
-          sums[i][0] = dot4(sums[i][0], w0, four);
-          sums[i][1] = dot4(sums[i][1], w1, four);
-        }
-      }
-      for (int j = 0; j < 2; ++j) {
-        const IVec code = scales.has_codes() ? scales.code(g, j * kLanes) : iset1(1);
+    for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(starts[s * R + i]);
+    for (int64_t q = 0; q < quarters; ++q, x += R * 4, w += kPanel * 4) {
+      const IVec w0 = iload(w), w1 = iload(w + kLanes * 4);
 #pragma GCC unroll 12
-        for (int i = 0; i < R; ++i) runs[i][j] = iadd(runs[i][j], imul(sums[i][j], code));
+      for (int i = 0; i < R; ++i) {
+        const IVec four = broadcast(x + i * 4);
+        sums[i][0] = dot4(sums[i][0], w0, four);
+        sums[i][1] = dot4(sums[i][1], w1, four);
       }
     }
     for (int j = 0; j < 2; ++j) {
-      const Vec scale = scales.shared(run, j * kLanes);
+      const Vec scale = scales.load(k / rows.group, j * kLanes);
 #pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) {
-        float* at = kept + i * kPanel + j * kLanes;
-        store(at, fma(to_float(runs[i][j]), scale, load(at)));
-      }
+      for (int i = 0; i < R; ++i) add_segment(sums[i][j], row_scales[s * R + i], scale, totals[i][j]);
     }
   }
+#pragma GCC unroll 12
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < 2; ++j) store(kept + i * kPanel + j * kLanes, totals[i][j]);
 }
 
 // The same for a whole panel and all rows there are, R: bytes are multiplied as they come.
 template <int R>
-void integer_panel(const GemmArgs& args, const Rows& rows, const Spans& spans, int64_t panel, float* kept) {
+void integer_panel(const GemmArgs& args, const Rows& rows, int64_t panel, float* kept) {
   const auto* a = static_cast<const int8_t*>(rows.values);
   const GroupScales scales(args, panel);
-  IVec sums[R][2][2], runs[R][2];  // of even and of odd lanes, so that one need not wait for the other
-  int64_t span = 0, run = 0, span_left = 0, run_left = 0, piece_left = 0;
-  memset(kept, 0, R * kPanel * sizeof(float));
+  IVec sums[R][2][2];  // of even and of odd lanes, so that one need not wait for the other
+  Vec totals[R][2];
+  int64_t segment = 0, left = 0;
+  for (int i = 0; i < R; ++i) totals[i][0] = totals[i][1] = zero();
   const auto begin = [&]() __attribute__((always_inline)) {
     for (int i = 0; i < R; ++i)
       for (int j = 0; j < 2; ++j) {
-        sums[i][j][0] = iset1(rows.starts[span * R + i]);
+        sums[i][j][0] = iset1(rows.starts[segment * R + i]);
         sums[i][j][1] = iset1(0);
-        if (!run_left || !piece_left) runs[i][j] = iset1(0);
       }
-    span_left = spans.span;
-    if (!run_left) run_left = spans.run;
-    if (!piece_left) piece_left = kByteUnits * kUnit;
+    left = rows.segment;
   };
-  const auto end = [&](bool is_last) __attribute__((always_inline)) {
+  const auto end = [&]() __attribute__((always_inline)) {
+    const int64_t g = segment * rows.segment / rows.group;
     for (int j = 0; j < 2; ++j) {
-      const IVec code = scales.has_codes() ? scales.code(span, j * kLanes) : iset1(1);
+      const Vec scale = scales.load(g, j * kLanes);
       for (int i = 0; i < R; ++i)
-        runs[i][j] = iadd(runs[i][j], imul(iadd(sums[i][j][0], sums[i][j][1]), code));
+        add_segment(iadd(sums[i][j][0], sums[i][j][1]), rows.scales[segment * R + i], scale, totals[i][j]);
     }
-    ++span;
-    run_left -= spans.span;
-    piece_left -= spans.span;
-    if (run_left && piece_left && !is_last) return;
-    for (int j = 0; j < 2; ++j) {
-      const Vec scale = scales.shared(run, j * kLanes);
-      for (int i = 0; i < R; ++i) {
-        float* at = kept + i * kPanel + j * kLanes;
-        store(at, fma(to_float(runs[i][j]), scale, load(at)));
-      }
-    }
-    run += !run_left;
+    ++segment;
   };
   const int64_t quarters = rows.inputs / 4;
   each_register(args, panel, 0, num_units(args.in_size), [&](int64_t q, auto half, auto parity, IVec bytes)
                 __attribute__((always_inline)) {
     if (q >= quarters) return;
-    if (half.value == 0 && parity.value == 0 && !span_left) begin();
+    if (half.value == 0 && parity.value == 0 && !left) begin();
     for (int i = 0; i < R; ++i) {
       IVec& sum = sums[i][half.value][parity.value];
       sum = dot4(sum, bytes, broadcast(a + (q * R + i) * 4));
     }
     if (half.value == 0 || parity.value == 0) return;
-    span_left -= 8;
-    if (!span_left || q + 1 == quarters) end(q + 1 == quarters);
+    left -= 8;
+    if (!left || q + 1 == quarters) end();
   });
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < 2; ++j) store(kept + i * kPanel + j * kLanes, totals[i][j]);
 }
 
 // One chain of multiply-adds over the inputs, in their order.
@@ -179,29 +157,24 @@ DT_INLINE float* kept_sums() {
 DT_INLINE void scale(float* at, Vec by) { store(at, mul(load(at), by)); }
 
 int multiply_integers(const GemmArgs& args) {
-  const Spans spans(args);
-  GemmArgs own = args;
-  own.group = spans.span;
   return each_block<kIntegerRows>(args, [&](int64_t row0, const Tiling& tiling) {
     const int64_t count = tiling.first_row(tiling.count);
     Rows rows;
-    if (!quantize<Bytes>(own, row0, count, tiling, zero_of(args.format), rows)) return 1;
+    if (!round_rows<Bytes>(args, row0, count, tiling, zero_of(args.format), rows)) return 1;
     each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
       float* kept = kept_sums();
-      if (count == 1) integer_panel<1>(args, rows, spans, panel, kept);
-      else if (count == 2) integer_panel<2>(args, rows, spans, panel, kept);
+      if (count == 1) integer_panel<1>(args, rows, panel, kept);
+      else if (count == 2) integer_panel<2>(args, rows, panel, kept);
       else each_piece<uint8_t>(args, kByteUnits, [&](int64_t unit, int64_t units, uint8_t* wide) {
         widen_bytes(args, panel, unit, units, wide);
         const int64_t end = (unit + units) * kUnit, k1 = end < rows.inputs ? end : rows.inputs;
         for (int64_t t = 0; t < tiling.count; ++t)
           with_rows<kIntegerRows>(tiling.rows(t), [&](auto r) {
             const int64_t first = tiling.first_row(t);
-            integer_tile<r.value>(args, rows, spans, first, panel, unit * kUnit, k1, wide,
+            integer_tile<r.value>(args, rows, first, panel, unit * kUnit, k1, wide,
                                   kept + first * kPanel);
           });
       });
-      for (int64_t row = 0; row < count; ++row)
-        for (int j = 0; j < 2; ++j) scale(kept + row * kPanel + j * kLanes, set1(rows.scales[row]));
       finish(args, kept, static_cast<int>(count), row0, panel);
     });
     return 0;
@@ -273,7 +246,7 @@ void pack_trits(const PackArgs& args, int64_t row, int column, uint8_t* to) {
 
 }  // namespace
 
-// Returns 0, or 1 when memory for the quantized rows cannot be had.
+// Returns 0, or 1 when memory for the rounded rows cannot be had.
 DT_KERNEL(gemm_vectors, GemmArgs) { return multiply_any(args); }
 
 // The same for several; stops at the first that fails.

@@ -1,7 +1,7 @@
-// Integer products of weights whose groups of inputs have a scale each: what a tile does.
+// Integer products in segments of inputs: what a tile does.
 //
-// The sums of a group are exact integers. They become floats with the group's scale, or, where scales
-// are small integers times a step that a run of groups shares, with the run's step.
+// The sums of a segment (integer_rows.h) are exact integers. They become floats with the row's scale and
+// that of the weight's group.
 #pragma once
 
 #include "gemm/integer_rows.h"
@@ -10,64 +10,77 @@
 namespace dt {
 namespace DT_ISA {
 
-// How weights lie: four bits.
+// How weights lie: `kStep` inputs of a panel in a lane of `kBits` each. What they stand for is kZero less,
+// unless they have zero points or offsets, which row sums make up for; kStart less still, which is in what
+// sums begin at: add_segment() adds to that, or where kStart is 0 begins itself.
+//
+// Four bits.
 struct Nibbles {
   using Kind = Bytes;
   static constexpr int kStep = 8, kBits = 4;
   static constexpr bool widens = false;
-  static int32_t usual_zero(bool is_added) { return is_added ? 0 : 8; }
-  // The integer sums of one group: 8 inputs a 32-bit lane, the first four in the lower nibbles.
+  static constexpr int kZero = 8, kStart = 0;
+  // The integer sums of a segment: 8 inputs a 32-bit lane, the first four in the lower nibbles.
   template <int R>
-  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
-                                  IVec (&sums)[R][2]) {
-    const IVec low = iset1(0x0f0f0f0f);
+  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+                                    IVec (&sums)[R][2]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // 16-bit sums hold 8 steps of two products below 15 * 127 each: 4 lanes between the flushes.
-    const IVec ones = _mm256_set1_epi16(1);
-    constexpr int kFlush = 4;
-    for (int64_t l0 = 0; l0 < lanes; l0 += kFlush) {
+    constexpr int64_t kFlush = 4;
+    const auto add_pairs = [&](int64_t l, int64_t some, auto is_first) __attribute__((always_inline)) {
       IVec pairs[R][2];
       for (int i = 0; i < R; ++i) pairs[i][0] = pairs[i][1] = iset1(0);
-      const auto add_lane = [&](int64_t l) __attribute__((always_inline)) {
-        ahead.ask<kPanel * 4>(l);
-        const IVec p0 = iload(w), p1 = iload(w + 4 * kLanes);
-        const IVec w00 = iand(p0, low), w01 = iand(p1, low);
-        const IVec w10 = iand(shift_right<4>(p0), low), w11 = iand(shift_right<4>(p1), low);
-#pragma GCC unroll 12
-        for (int i = 0; i < R; ++i) {
-          const IVec x = broadcast(a + i * 4), y = broadcast(a + (R + i) * 4);
-          pairs[i][0] = _mm256_add_epi16(pairs[i][0], _mm256_maddubs_epi16(w00, x));
-          pairs[i][1] = _mm256_add_epi16(pairs[i][1], _mm256_maddubs_epi16(w01, x));
-          pairs[i][0] = _mm256_add_epi16(pairs[i][0], _mm256_maddubs_epi16(w10, y));
-          pairs[i][1] = _mm256_add_epi16(pairs[i][1], _mm256_maddubs_epi16(w11, y));
-        }
-        a += R * 8, w += kPanel * 4;
-      };
-      if (R == 1 && lanes - l0 >= kFlush) {
-#pragma GCC unroll 4
-        for (int l = 0; l < kFlush; ++l) add_lane(l0 + l);
-      } else {
-        for (int64_t l = l0; l < lanes && l < l0 + kFlush; ++l) add_lane(l);
-      }
+      add_lanes<R>(a + l * R * 8, w + l * kPanel * 4, some, ahead.from(l), pairs);
       for (int i = 0; i < R; ++i)
-        for (int j = 0; j < 2; ++j)
-          sums[i][j] = iadd(sums[i][j], _mm256_madd_epi16(pairs[i][j], ones));
-    }
+        for (int j = 0; j < 2; ++j) {
+          const IVec two = _mm256_madd_epi16(pairs[i][j], _mm256_set1_epi16(1));
+          sums[i][j] = is_first.value ? two : iadd(sums[i][j], two);
+        }
+    };
+    if (lanes == kFlush) return add_pairs(0, kFlush, Constant<1>{});
+    for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(0);
+    for (int64_t l = 0; l < lanes; l += kFlush)
+      add_pairs(l, lanes - l < kFlush ? lanes - l : kFlush, Constant<0>{});
 #else
-    for (int64_t l = 0; l < lanes; ++l, a += R * 8, w += kPanel * 4) {
+    for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(0);
+    add_lanes<R>(a, w, lanes, ahead, sums);
+#endif
+  }
+
+ private:
+  template <int R>
+  static DT_INLINE void add_lanes(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+                                  IVec (&sums)[R][2]) {
+    const auto add_lane = [&](int64_t l) __attribute__((always_inline)) {
+      const IVec low = iset1(0x0f0f0f0f);
       ahead.ask<kPanel * 4>(l);
-      const IVec p0 = iload(w), p1 = iload(w + 4 * kLanes);
-      const IVec w00 = iand(p0, low), w01 = iand(p1, low);
-      const IVec w10 = iand(shift_right<4>(p0), low), w11 = iand(shift_right<4>(p1), low);
-#pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) {
-        const IVec x = broadcast(a + i * 4), y = broadcast(a + (R + i) * 4);
-        sums[i][0] = dot4(sums[i][0], w00, x);
-        sums[i][1] = dot4(sums[i][1], w01, x);
-        sums[i][0] = dot4(sums[i][0], w10, y);
-        sums[i][1] = dot4(sums[i][1], w11, y);
-      }
+      add_half<R>(a, iand(iload(w), low), iand(iload(w + 4 * kLanes), low), sums);
+      add_half<R>(a + R * 4, iand(shift_right<4>(iload(w)), low),
+                  iand(shift_right<4>(iload(w + 4 * kLanes)), low), sums);
+      a += R * 8, w += kPanel * 4;
+    };
+    if (R == 1 && lanes == 4) {
+#pragma GCC unroll 4
+      for (int l = 0; l < 4; ++l) add_lane(l);
+    } else {
+      for (int64_t l = 0; l < lanes; ++l) add_lane(l);
     }
+  }
+  template <int R>
+  static DT_INLINE void add_half(const int8_t* a, IVec w0, IVec w1, IVec (&sums)[R][2]) {
+#pragma GCC unroll 12
+    for (int i = 0; i < R; ++i) {
+      const IVec x = broadcast(a + i * 4);
+      add(sums[i][0], w0, x);
+      add(sums[i][1], w1, x);
+    }
+  }
+  static DT_INLINE void add(IVec& sum, IVec w, IVec x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+    keep_here(sum);
+#else
+    sum = dot4(sum, w, x);
 #endif
   }
 };
@@ -77,10 +90,12 @@ struct GroupedBytes {
   using Kind = Int8Rows;
   static constexpr int kStep = kInt8Step, kBits = 8;
   static constexpr bool widens = false;
-  static int32_t usual_zero(bool) { return kInt8Offset; }
+  static constexpr int kZero = 0, kStart = kInt8Offset;
   template <int R>
-  static DT_INLINE void add_group(const Kind::T* a, const uint8_t* w, int64_t lanes, Ahead ahead,
-                                  IVec (&sums)[R][2]) {
+  static DT_INLINE void add_segment(const Kind::T* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+                                    IVec (&sums)[R][2]) {
+    if (!kStart)
+      for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(0);
     for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += kPanel * kStep) {
       ahead.ask<kPanel * kStep>(l);
       const IVec w0 = Kind::weights(w), w1 = Kind::weights(w + kLanes * kStep);
@@ -96,9 +111,9 @@ struct GroupedBytes {
 
 // What of four inputs' bytes is added to sums when. On AVX2 two products' sums are of 16 bits, which
 // hold four times two products below 31 * 127, twice two below 63 * 127, before they are flushed.
-template <int R, int bits, int q>
-DT_INLINE void add_quarter(const int8_t* a, const IVec (&v)[2], IVec (&pairs)[R][2],
-                           IVec (&sums)[R][2]) {
+template <int R, int bits, int q, bool is_first>
+DT_INLINE void add_quarter(const int8_t* a, IVec v0, IVec v1, IVec (&pairs)[R][2], IVec (&sums)[R][2]) {
+  const IVec v[2] = {v0, v1};
 #pragma GCC unroll 12
   for (int i = 0; i < R; ++i) {
     const IVec x = broadcast(a + (q * R + i) * 4);
@@ -107,38 +122,46 @@ DT_INLINE void add_quarter(const int8_t* a, const IVec (&v)[2], IVec (&pairs)[R]
       constexpr int kFlush = bits == 6 ? 2 : 4;
       const IVec two = _mm256_maddubs_epi16(v[j], x);
       pairs[i][j] = q % kFlush == 0 ? two : _mm256_add_epi16(pairs[i][j], two);
-      if (q % kFlush == kFlush - 1)
-        sums[i][j] = iadd(sums[i][j], _mm256_madd_epi16(pairs[i][j], _mm256_set1_epi16(1)));
+      keep_here(pairs[i][j]);
+      if (q % kFlush < kFlush - 1) continue;
+      const IVec four = _mm256_madd_epi16(pairs[i][j], _mm256_set1_epi16(1));
+      sums[i][j] = is_first && q < kFlush ? four : iadd(sums[i][j], four);
 #else
       (void)pairs;
-      sums[i][j] = dot4(sums[i][j], v[j], x);
+      sums[i][j] = dot4(is_first && q == 0 ? iset1(0) : sums[i][j], v[j], x);
 #endif
     }
   }
+}
+// The same for a lane of 16 inputs: bytes(constant q, half) are four of them.
+template <int R, int bits, bool is_first, class Bytes>
+DT_INLINE void add_quarters(const int8_t* a, IVec (&sums)[R][2], const Bytes& bytes) {
+  IVec pairs[R][2];
+  const auto add = [&](auto q) __attribute__((always_inline)) {
+    add_quarter<R, bits, q.value, is_first>(a, bytes(q, 0), bytes(q, 1), pairs, sums);
+  };
+  add(Constant<0>{});
+  add(Constant<1>{});
+  add(Constant<2>{});
+  add(Constant<3>{});
 }
 
 // A piece of a panel of planes, made bytes.
 struct Widened {
   using Kind = Bytes;
   static constexpr int kStep = 16, kBits = 8;
-  static constexpr bool widens = false;
   template <int R>
-  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
-                                  IVec (&sums)[R][2]) {
-    for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += kStep * kPanel) {
+  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+                                    IVec (&sums)[R][2]) {
+    const auto add_lane = [&](int64_t l, auto is_first) __attribute__((always_inline)) {
       ahead.ask(l);
-      IVec pairs[R][2];
-      add_quarters<R, 0>(a, w, pairs, sums);
-    }
-  }
-
- private:
-  template <int R, int q>
-  static DT_INLINE void add_quarters(const int8_t* a, const uint8_t* w, IVec (&pairs)[R][2],
-                                     IVec (&sums)[R][2]) {
-    const IVec v[2] = {iload(w + q * kPanel * 4), iload(w + (q * kPanel + kLanes) * 4)};
-    add_quarter<R, 6, q>(a, v, pairs, sums);
-    if constexpr (q < 3) add_quarters<R, q + 1>(a, w, pairs, sums);
+      add_quarters<R, 6, is_first.value>(a, sums, [&](auto q, int j) __attribute__((always_inline)) {
+        return iload(w + (q.value * kPanel + j * kLanes) * 4);
+      });
+      a += R * kStep, w += kStep * kPanel;
+    };
+    add_lane(0, Constant<1>{});
+    for (int64_t l = 1; l < lanes; ++l) add_lane(l, Constant<0>{});
   }
 };
 
@@ -148,7 +171,7 @@ struct Narrow {
   using Kind = Bytes;
   static constexpr int kStep = Planes<bits>::kUnit, kBits = bits;
   static constexpr bool widens = true;
-  static int32_t usual_zero(bool is_added) { return is_added ? 0 : 1 << (bits - 1); }
+  static constexpr int kZero = 1 << (bits - 1), kStart = 0;
   static DT_INLINE void widen(const uint8_t* w, int64_t lanes, uint8_t* wide) {
     for (int64_t l = 0; l < lanes; ++l, w += Planes<bits>::kUnitBytes, wide += kStep * kPanel) {
       for (int j = 0; j < 2; ++j) {
@@ -161,227 +184,173 @@ struct Narrow {
     }
   }
   template <int R>
-  static DT_INLINE void add_group(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
-                                  IVec (&sums)[R][2]) {
-    for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += Planes<bits>::kUnitBytes) {
+  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+                                    IVec (&sums)[R][2]) {
+    const auto add_lane = [&](int64_t l, auto is_first) __attribute__((always_inline)) {
       ahead.ask<Planes<bits>::kUnitBytes>(l);
-      IVec pairs[R][2];
-      add_quarters<R, 0>(a, w, pairs, sums);
+      add_quarters<R, bits, is_first.value>(a, sums, [&](auto q, int j) __attribute__((always_inline)) {
+        return Planes<bits>::template bytes<q.value>(w, j);
+      });
+      a += R * kStep, w += Planes<bits>::kUnitBytes;
+    };
+    add_lane(0, Constant<1>{});
+    for (int64_t l = 1; l < lanes; ++l) add_lane(l, Constant<0>{});
+  }
+};
+
+constexpr int64_t kPieceInputs = 512;  // inputs of a panel that all tiles multiply before the next
+constexpr int64_t kWideInputs = 256;   // the same where they become bytes first
+constexpr int64_t kAloneInputs = 4096;  // the same of one tile
+
+// The scales of the groups first .. first + count of a panel as floats [count, kPanel], and what the
+// sums of their inputs are multiplied by: offsets, or minus zero points times scales.
+struct SpelledFactors {
+  int64_t first, count;
+  float *scales, *offsets;  // offsets is null where nothing is added
+  DT_INLINE SpelledFactors(const GemmArgs& args, int64_t panel, int64_t first, int64_t count, int zero_point)
+      : first(first), count(count) {
+    const Added added(args, panel);
+    scales = static_cast<float*>(scratch(0, 2 * count * kPanel * sizeof(float)));
+    offsets = added.is_there() || zero_point ? scales + count * kPanel : nullptr;
+    spell(Factors(args, args.scales, args.steps, panel), scales);
+    if (added.offsets.own.at) {
+      spell(added.offsets, offsets);
+    } else if (offsets) {
+      if (added.zeros.own.at) spell(added.zeros, offsets);
+      for (int64_t i = 0; i < count * kPanel; i += kLanes) {
+        const Vec point = added.zeros.own.at ? load(offsets + i) : set1(static_cast<float>(zero_point));
+        store(offsets + i, sub(zero(), mul(point, load(scales + i))));
+      }
     }
   }
 
  private:
-  template <int R, int q>
-  static DT_INLINE void add_quarters(const int8_t* a, const uint8_t* w, IVec (&pairs)[R][2],
-                                     IVec (&sums)[R][2]) {
-    const IVec v[2] = {Planes<bits>::template bytes<q>(w, 0), Planes<bits>::template bytes<q>(w, 1)};
-    add_quarter<R, bits, q>(a, v, pairs, sums);
-    if constexpr (q < 3) add_quarters<R, q + 1>(a, w, pairs, sums);
+  // Loads of the usual kinds are known to the compiler.
+  DT_INLINE void spell(const Factors& from, float* to) const {
+    const bool has_halves = from.steps.format == kFloat16;
+    if (from.steps.at && has_halves && from.own.format == kInt8) return spell_each<kInt8, true>(from, to);
+    if (!from.steps.at && from.own.format == kBfloat16) return spell_each<kBfloat16, false>(from, to);
+    if (!from.steps.at && from.own.format == kFloat16) return spell_each<kFloat16, false>(from, to);
+    each(from, to, [&](int64_t g, int column) { return from.load(g, column); });
+  }
+  template <int32_t format, bool has_steps>
+  DT_INLINE void spell_each(const Factors& from, float* to) const {
+    each(from, to, [&](int64_t g, int column) __attribute__((always_inline)) {
+      const Vec x = from.template plain<format>(g, column);
+      return has_steps ? mul(x, from.step(g >> from.shift, column)) : x;
+    });
+  }
+  template <class Load>
+  DT_INLINE void each(const Factors& from, float* to, const Load& one) const {
+    for (int64_t g = 0; g < count; ++g, to += kPanel) {
+      from.ask_for(first + g);
+      store(to, one(first + g, 0));
+      store(to + kLanes, one(first + g, kLanes));
+    }
   }
 };
 
-// How a group's scale is found: among floats of any kind; among those of one, zero points or offsets
-// too; as a small integer times a half that its run of groups shares, offsets likewise; or so, in one
-// byte with the offset.
-enum Way { kAnyScale, kBfloat16Scale, kFloat16Scale, kCodes, kCodePairs };
-
-constexpr int64_t kMostInputsARun = 512;    // integer sums of so many inputs fit into 32 bits
-constexpr int64_t kMostInputsAGroup = 256;  // sums of so many quantized inputs fit into 16 bits
-constexpr int64_t kWideInputs = 256;        // inputs of a panel that are bytes at a time
-
-// acc[lane] += the products of two numbers of 16 bits.
-DT_INLINE IVec dot2_16(IVec acc, IVec a, IVec b) {
-#if defined(__AVX512F__)
-  return _mm512_dpwssd_epi32(acc, a, b);
-#elif defined(__AVX2__)
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
-#else
-  const auto low = [](IVec x) { return (x << 16) >> 16; };
-  return acc + low(a) * low(b) + (a >> 16) * (b >> 16);
-#endif
-}
-
-template <class Own, Way way>
+template <class Own>
 struct Grouped {
   using Kind = typename Own::Kind;
-  static constexpr bool has_codes = way == kCodes || way == kCodePairs;
-  // Integer sums of the group and float totals: fewer rows fit into the registers. Planes with scales
-  // of a rare type get few, which compiles faster.
 #if defined(__AVX512F__)
-  static constexpr int kMost = has_codes ? 4 : 6;
+  static constexpr int kRows = 6;  // a segment's sums and totals, two registers each
 #elif defined(__AVX2__)
-  static constexpr int kMost = Own::kBits == 8 ? 3 : 4;
+  static constexpr int kRows = Own::kBits == 8 ? 3 : 4;
 #else
-  static constexpr int kMost = 4;
+  static constexpr int kRows = 4;
 #endif
-  static constexpr int kRows = Own::widens && way == kAnyScale && kMost > 4 ? 4 : kMost;
-  static constexpr bool widens = Own::widens;
-  static constexpr int beside = 1;
-  using Wide = uint8_t;
-  static int64_t depth(const GemmArgs& args) {
-    const int64_t some = widens ? divide_up(kWideInputs, args.group) : 8;
-    const int64_t run = int64_t{1} << args.run_shift;
-    return divide_up(some, run) * run;
-  }
-  static int32_t usual_zero(const GemmArgs& args) { return Own::usual_zero(args.zeros || args.offsets); }
-  static int64_t units(const GemmArgs& args) { return divide_up(args.in_size, args.group); }
+  static constexpr int kStep = Own::kStep, kStart = Own::kStart, beside = 1;
+  static constexpr int64_t kLaneBytes = kStep * Own::kBits * kPanel / 8;
   // Bytes of so many inputs, a multiple of kStep.
   static int64_t bytes(int64_t inputs) { return inputs * Own::kBits * kPanel / 8; }
   static int64_t panel_bytes(const GemmArgs& args) {
-    return bytes(divide_up(args.in_size, Own::kStep) * Own::kStep);
+    return bytes(divide_up(args.in_size, kStep) * kStep);
   }
-  static constexpr int64_t kLaneBytes = Own::kStep * Own::kBits * kPanel / 8;
-  static int64_t lanes(const GemmArgs& args) { return args.group / Own::kStep; }
-  static DT_INLINE const uint8_t* weights(const GemmArgs& args, int64_t panel, int64_t unit) {
-    return static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args) + bytes(unit * args.group);
-  }
-  static int64_t wide_bytes(const GemmArgs& args, int64_t units) {
-    return units * args.group * kPanel;
-  }
-  static DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t unit0, int64_t units,
-                              Wide* wide) {
-    const int64_t left = args.in_size - unit0 * args.group;
-    const int64_t inputs = left < units * args.group ? left : units * args.group;
-    if constexpr (widens) Own::widen(weights(args, panel, unit0), divide_up(inputs, Own::kStep), wide);
-  }
-  template <int R>
-  static DT_INLINE void tile(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                             int64_t unit0, int64_t units, float* kept, const Wide* wide,
-                             const Ahead& ahead) {
-    if constexpr (widens && R > kRows / 2)  // there are at least three tiles then
-      if (wide) return Grouped<Widened, way>::template piece<R>(args, rows, first, panel, wide, unit0, units, kept, ahead);
-    piece<R>(args, rows, first, panel, weights(args, panel, unit0), unit0, units, kept, ahead);
-  }
-  static DT_INLINE void scale(const GemmArgs&, const Rows& rows, int64_t row, int64_t, float* kept) {
-    for (int j = 0; j < 2; ++j) {
-      float* at = kept + j * kLanes;
-      store(at, mul(load(at), set1(rows.scales[row])));
-    }
+  static int64_t depth(const Rows& rows, int64_t tiles) {
+    const int64_t most = tiles < 2 ? kAloneInputs : Own::widens ? kWideInputs : kPieceInputs;
+    const int64_t unit = rows.group <= most ? rows.group : rows.segment;
+    return divide_up(most, unit) * unit;
   }
 
-  // The weights of `unit0` and what follows are at w.
-  template <int R>
-  static DT_INLINE void piece(const GemmArgs& args, const Rows& rows, int64_t first, int64_t panel,
-                              const uint8_t* w, int64_t unit0, int64_t units, float* kept,
-                              const Ahead& ahead) {
-    const auto* a = static_cast<const typename Kind::T*>(rows.values) + first * rows.inputs;
-    const Factors scales(args, args.scales, args.steps, panel);
-    const Added added(args, panel);
-    const bool is_added = added.is_there();
-    const int32_t* row_sums = rows.sums + first * rows.groups;
-    const int32_t* row_starts = rows.starts + first * rows.groups;
-    Vec totals[R][2];
+  // Inputs k0 .. k1 of a panel.
+  struct Piece {
+    const GemmArgs& args;
+    const Rows& rows;
+    int64_t k0, k1;
+    const uint8_t* w;
+    const uint8_t* wide = nullptr;
+    SpelledFactors factors;
+    DT_INLINE Piece(const GemmArgs& args, const Rows& rows, int64_t panel, int64_t k0, int64_t k1, bool may_widen)
+        : args(args), rows(rows), k0(k0), k1(k1),
+          w(static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args) + bytes(k0)),
+          factors(args, panel, k0 / rows.group, divide_up(k1, rows.group) - k0 / rows.group, Own::kZero) {
+      if constexpr (Own::widens)
+        if (may_widen) {
+          auto* to = static_cast<uint8_t*>(scratch(1, divide_up(k1 - k0, 16) * 16 * kPanel));
+          Own::widen(w, divide_up(k1 - k0, kStep), to);
+          wide = to;
+        }
+    }
+    template <int R>
+    DT_INLINE void multiply(int64_t first, float* kept, const Ahead& ahead) const {
+      if constexpr (Own::widens && R > kRows / 2)  // there are at least three tiles then
+        if (wide) return add<Widened, R>(wide, first, kept, ahead);
+      add<Own, R>(w, first, kept, ahead);
+    }
+
+   private:
+    template <class Lying, int R>
+    DT_INLINE void add(const uint8_t* w, int64_t first, float* kept, const Ahead& ahead) const {
+      const auto* a = static_cast<const typename Kind::T*>(rows.values) + first * rows.inputs;
+      const float* row_scales = rows.scales + first * rows.segments;
+      const int32_t* starts = rows.starts + first * rows.segments;
+      const float* row_sums = rows.sums + first * rows.groups;
+      int64_t segment = divide_up(k0, rows.segment);
+      Vec totals[R][2];
 #pragma GCC unroll 12
-    for (int i = 0; i < R; ++i)
-      for (int j = 0; j < 2; ++j)
-        totals[i][j] = unit0 ? load(kept + i * kPanel + j * kLanes) : zero();
-    const auto sum_group = [&](int64_t g, IVec (&sums)[R][2]) __attribute__((always_inline)) {
-      const int64_t done = g * rows.group, left = args.in_size - done;
-      const int64_t lanes = divide_up(left < rows.group ? left : rows.group, Own::kStep);
+      for (int i = 0; i < R; ++i)
+        for (int j = 0; j < 2; ++j) totals[i][j] = k0 ? load(kept + i * kPanel + j * kLanes) : zero();
+      int64_t k = k0;
+      for (int64_t g = 0; g < factors.count; ++g) {
+        const int64_t group = factors.first + g, next = (group + 1) * rows.group;
+        const int64_t last = next < k1 ? next : k1;
+        const Vec scale[2] = {load(factors.scales + g * kPanel), load(factors.scales + g * kPanel + kLanes)};
+        for (; k < last; k += rows.segment, ++segment) {
+          const int64_t left = last - k;
+          const int64_t lanes = divide_up(left < rows.segment ? left : rows.segment, Lying::kStep);
+          IVec sums[R][2];
 #pragma GCC unroll 12
-      for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(row_starts[g * R + i]);
-      scales.ask_for(g);
-      Own::template add_group<R>(a + done * R, w + bytes((g - unit0) * rows.group), lanes,
-                                 ahead.from((g - unit0) * Grouped::lanes(args)), sums);
-    };
-    const auto add_runs = [&](const IVec (&runs)[R][2], const Factors& from, int64_t g)
-        __attribute__((always_inline)) {
-      for (int j = 0; j < 2; ++j) {
-        const Vec step = from.step(g >> args.run_shift, j * kLanes);
+          for (int i = 0; i < R && Own::kStart; ++i)
+            sums[i][0] = sums[i][1] = iset1(starts[segment * R + i]);
+          Lying::template add_segment<R>(a + k * R, w + (k - k0) * Lying::kBits * kPanel / 8, lanes,
+                                         ahead.from((k - k0) / Lying::kStep), sums);
 #pragma GCC unroll 12
-        for (int i = 0; i < R; ++i) totals[i][j] = fma(to_float(runs[i][j]), step, totals[i][j]);
-      }
-    };
-    const int64_t last = unit0 + units;
-    if constexpr (has_codes) {
-      for (int64_t g = unit0; g < last; g += int64_t{1} << args.run_shift) {
-        const int64_t full = g + (int64_t{1} << args.run_shift), stop = full < last ? full : last;
-        IVec runs[R][2], sums[R][2];
-        for (int i = 0; i < R; ++i) runs[i][0] = runs[i][1] = iset1(0);
-        for (int64_t h = g; h < stop; ++h) {
-          sum_group(h, sums);
-          for (int j = 0; j < 2; ++j) {
-            IVec code = scales.code(h, j * kLanes);
-            if constexpr (way == kCodePairs) code = iand(code, iset1(15));
-#pragma GCC unroll 12
-            for (int i = 0; i < R; ++i) runs[i][j] = iadd(runs[i][j], imul(sums[i][j], code));
+          for (int i = 0; i < R; ++i) {
+            const Vec x = set1(row_scales[segment * R + i]);
+            for (int j = 0; j < 2; ++j)
+              totals[i][j] = fma(mul(to_float(sums[i][j]), x), scale[j], totals[i][j]);
           }
         }
-        add_runs(runs, scales, g);
-        if (!is_added) continue;
-        for (int i = 0; i < R; ++i) runs[i][0] = runs[i][1] = iset1(0);
-        for (int64_t h = g; h < stop; h += 2) {  // two groups' sums and codes at a time
-          const int32_t* low = row_sums + h * R;
-          const bool has_next = h + 1 < stop;
-          for (int j = 0; j < 2; ++j) {
-            const IVec first = offset_code(added.offsets, h, j * kLanes);
-            const IVec next = has_next ? offset_code(added.offsets, h + 1, j * kLanes) : iset1(0);
-            const IVec both = put(first, iset1(0xffff), shift_left<16>(next));
-#pragma GCC unroll 12
-            for (int i = 0; i < R; ++i) {
-              const uint32_t high = has_next ? static_cast<uint32_t>(low[R + i]) << 16 : 0;
-              const IVec pair = iset1(static_cast<int32_t>(high | (low[i] & 0xffff)));
-              runs[i][j] = dot2_16(runs[i][j], both, pair);
-            }
-          }
-        }
-        add_runs(runs, added.offsets, g);
+        if (factors.offsets && (k >= next || k1 == args.in_size))
+          add_sums<R>(factors.offsets + g * kPanel, row_sums + group * R, totals);
       }
-    } else {
-      for (int64_t g = unit0; g < last; ++g) {
-        IVec sums[R][2];
-        sum_group(g, sums);
-        for (int j = 0; j < 2; ++j) {
-          const Vec scale = scale_of(scales, g, j * kLanes);
 #pragma GCC unroll 12
-          for (int i = 0; i < R; ++i) totals[i][j] = fma(to_float(sums[i][j]), scale, totals[i][j]);
-          if (!is_added) continue;
-          const Vec more = more_of(added, g, j * kLanes, scale);
+      for (int i = 0; i < R; ++i)
+        for (int j = 0; j < 2; ++j) store(kept + i * kPanel + j * kLanes, totals[i][j]);
+    }
+    template <int R>
+    static DT_INLINE void add_sums(const float* offsets, const float* row_sums, Vec (&totals)[R][2]) {
+      const Vec offset[2] = {load(offsets), load(offsets + kLanes)};
 #pragma GCC unroll 12
-          for (int i = 0; i < R; ++i)
-            totals[i][j] = fma(to_float(iset1(row_sums[g * R + i])), more, totals[i][j]);
-        }
+      for (int i = 0; i < R; ++i) {
+        const Vec sum = set1(row_sums[i]);
+        for (int j = 0; j < 2; ++j) totals[i][j] = fma(sum, offset[j], totals[i][j]);
       }
     }
-#pragma GCC unroll 12
-    for (int i = 0; i < R; ++i)
-      for (int j = 0; j < 2; ++j) store(kept + i * kPanel + j * kLanes, totals[i][j]);
-  }
-
- private:
-  static DT_INLINE IVec offset_code(const Factors& offsets, int64_t g, int column) {
-    const IVec code = offsets.code(g, column);
-    return way == kCodePairs ? iand(shift_right<4>(code), iset1(15)) : code;
-  }
-  static DT_INLINE Vec scale_of(const Factors& scales, int64_t g, int column) {
-    if constexpr (way == kBfloat16Scale) return scales.template plain<kBfloat16>(g, column);
-    else if constexpr (way == kFloat16Scale) return scales.template plain<kFloat16>(g, column);
-    else return scales.load(g, column);
-  }
-  static DT_INLINE Vec more_of(const Added& added, int64_t g, int column, Vec scale) {
-    if constexpr (way == kAnyScale) return added.load(g, column, scale, zero());
-    else if (added.offsets.own.at) return scale_of(added.offsets, g, column);
-    else return sub(zero(), mul(scale, scale_of(added.zeros, g, column)));
-  }
+  };
+  static DT_INLINE void scale(const GemmArgs&, const Rows&, int64_t, int64_t, float*) {}
 };
-
-// Calls body(Grouped) for the way that fits the arguments best.
-template <class Own, class Body>
-int with_way(const GemmArgs& args, const Body& body) {
-  const bool has_halves = args.steps && args.step_format == kFloat16 && !args.zeros &&
-                          !args.offsets == !args.offset_steps &&
-                          args.group <= kMostInputsAGroup &&
-                          args.group << args.run_shift <= kMostInputsARun;
-  if (has_halves && args.scale_format == kInt8) return body(Grouped<Own, kCodes>{});
-  if constexpr (Own::kBits == 2)
-    if (has_halves && args.scale_format == kLowCodes) return body(Grouped<Own, kCodePairs>{});
-  if (!args.steps && !args.offset_steps) {
-    if constexpr (!Own::widens)
-      if (args.scale_format == kBfloat16) return body(Grouped<Own, kBfloat16Scale>{});
-    if (args.scale_format == kFloat16) return body(Grouped<Own, kFloat16Scale>{});
-  }
-  return body(Grouped<Own, kAnyScale>{});
-}
 
 }  // namespace DT_ISA
 }  // namespace dt

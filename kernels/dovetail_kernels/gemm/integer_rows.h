@@ -1,5 +1,9 @@
-// Rows of activations as int8 with a scale each, in the order in which integer products read them, and
-// the product of four bytes.
+// Rows of activations as integers, in the order in which integer products read them, and the product of
+// four bytes.
+//
+// Bytes share a scale in segments of a few inputs, because a channel tens of times larger than the rest,
+// as trained models have them, would leave the others of its row no levels. Words have levels enough for
+// a whole row. A row has one scale of bytes only where the checkpoint says so.
 #pragma once
 
 #include "gemm/tiles.h"
@@ -11,8 +15,9 @@
 namespace dt {
 namespace DT_ISA {
 
+constexpr int64_t kMostSegment = 256;      // inputs; a piece of a panel has some segments
 constexpr int kInputs = 16;                // rows are padded with zeros to a multiple of it
-constexpr int64_t kAloneInputs = 1 << 13;  // fewer inputs than this are not worth sharing out
+constexpr int64_t kInlineInputs = 1 << 13;  // fewer inputs than this are not worth sharing out
 
 // acc[lane] += sum of four products of weight bytes and activation bytes.
 DT_INLINE IVec dot4(IVec acc, IVec weight, IVec x) {
@@ -35,11 +40,22 @@ DT_INLINE IVec dot4(IVec acc, IVec weight, IVec x) {
 #endif
 }
 
+// Holds the compiler to the order in which sums are written: another one needs more registers than there
+// are.
+DT_INLINE void keep_here(IVec& sum) {
+#if defined(__x86_64__)
+  asm("" : "+x"(sum));
+#else
+  (void)sum;
+#endif
+}
+
 // How activations lie: [inputs / step][R][step] elements of T in a tile of R rows. A register of weight
 // bytes becomes what is multiplied by them, and their products are added to lanes of 32 bits.
 struct Bytes {
   using T = int8_t;
   static constexpr int step = 4;
+  static constexpr bool is_wide = false;
   static DT_INLINE IVec weights(const void* w) { return iload(w); }
   static DT_INLINE IVec dot(IVec acc, IVec weight, IVec x) { return dot4(acc, weight, x); }
 };
@@ -47,6 +63,7 @@ struct Bytes {
 struct Words {  // two 16-bit halves a lane: products of full bytes would saturate otherwise
   using T = int16_t;
   static constexpr int step = 2;
+  static constexpr bool is_wide = true;
   static DT_INLINE IVec weights(const void* w) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(w)));
   }
@@ -59,15 +76,18 @@ using Int8Rows = Words;
 using Int8Rows = Bytes;
 #endif
 
-// The quantized rows of a block.
+// The rounded rows of a block. A segment is a run of inputs whose products are summed as integers; a
+// group is what shares a scale of the weight, some segments.
 struct Rows {
   void* values;     // tiles, one after the other
-  float* scales;    // [rows]
-  int32_t* sums;    // [groups, R] for a tile, as the values lie: sums of the quantized inputs
-  int32_t* starts;  // likewise: what the sums of products begin at, minus the zero point times these
+  float* scales;    // [segments, R] for a tile, as the values lie: what a segment's integers stand for
+  int32_t* starts;  // likewise: what the sums of products begin at, minus the zero point times the inputs
+  float* sums;      // [groups, R] for a tile: sums of the rounded inputs
   int64_t inputs;   // K padded
-  int64_t groups;
-  int64_t group;
+  int64_t segment, segments;
+  int64_t group, groups;
+  bool has_row_scales;  // all segments of a row have one scale
+  float largest;        // the magnitude that a scale's largest input becomes
 };
 
 struct RowScale {
@@ -78,9 +98,9 @@ DT_INLINE Vec load_up_to(const float* x, int64_t left) {
   return left >= kLanes ? load(x) : left > 0 ? load_some(x, static_cast<int>(left), 0.0f) : zero();
 }
 
-// The scale that maps a row's largest magnitude to 127; NaN when the row holds a number that is not
-// finite, so that it shows in every output.
-DT_INLINE RowScale row_scale(const float* x, int64_t size) {
+// The scale that maps the largest magnitude of some inputs to `largest`; NaN when one is not finite, so
+// that it shows in every output.
+DT_INLINE RowScale row_scale(const float* x, int64_t size, float largest) {
   Vec most[4], finite[4];
   for (int j = 0; j < 4; ++j) most[j] = finite[j] = zero();
   for (int64_t k = 0; k < size; k += 4 * kLanes)
@@ -89,12 +109,12 @@ DT_INLINE RowScale row_scale(const float* x, int64_t size) {
       most[j] = max(most[j], max(v, sub(zero(), v)));
       finite[j] = fma(v, zero(), finite[j]);
     }
-  const float peak = largest(max(max(most[0], most[1]), max(most[2], most[3])));
+  const float peak = DT_ISA::largest(max(max(most[0], most[1]), max(most[2], most[3])));
   const float broken = sum(add(add(finite[0], finite[1]), add(finite[2], finite[3])));
-  return {peak / 127.0f + broken, peak > 0 ? 127.0f / peak : 0.0f};
+  return {peak / largest + broken, peak > 0 ? largest / peak : 0.0f};
 }
 
-// kLanes integers of -127 .. 127 as bytes or 16-bit words.
+// kLanes integers as bytes or 16-bit words, which hold them.
 DT_INLINE void narrow(IVec x, int8_t* to) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
@@ -119,54 +139,93 @@ DT_INLINE int32_t isum(IVec x) {
   return total;
 }
 
-// One row of x becomes row `row` of a tile of `rows` rows, with its scale and its groups' sums;
-// `sums` and `starts` are the tile's, `zero` the weights' zero point.
+// Where a row of a tile of `rows` rows goes: what Rows has, from the tile's own on.
+struct RowPlace {
+  void* values;
+  float* scales;
+  int32_t* starts;
+  float* sums;
+  int rows, row;
+};
+
+// Inputs k .. stop of a row become integers, those from `end` on zeros; returns their sum.
 template <class Kind>
-DT_INLINE void quantize_row(const float* x, int64_t size, int rows, int row, const Rows& to,
-                            float* scale, int32_t* sums, int32_t* starts, int32_t zero,
-                            typename Kind::T* values) {
+DT_INLINE int32_t round_inputs(const float* x, int64_t k, int64_t end, int64_t stop, float inverse,
+                               const RowPlace& to) {
   constexpr int step = Kind::step;
-  const RowScale found = row_scale(x, size);
-  *scale = found.scale;
-  const Vec inverse = set1(found.inverse);
-  for (int64_t g = 0; g < to.groups; ++g) {
-    const int64_t stop = (g + 1) * to.group < to.inputs ? (g + 1) * to.group : to.inputs;
-    const int64_t end = stop < size ? stop : size;  // a register may reach into the next group
-    IVec total = iset1(0);
-    for (int64_t k = g * to.group; k < stop; k += kLanes) {
-      const IVec q = to_int(mul(load_up_to(x + k, end - k), inverse));
-      total = iadd(total, q);
-      typename Kind::T narrowed[kLanes];
-      narrow(q, narrowed);
-      for (int i = 0; i < kLanes && k + i < stop; i += step)
-        memcpy(values + ((k + i) / step * rows + row) * step, narrowed + i,
-               step * sizeof(typename Kind::T));
+  auto* values = static_cast<typename Kind::T*>(to.values);
+  IVec total = iset1(0);
+  for (; k < stop; k += kLanes) {
+    const IVec q = to_int(mul(load_up_to(x + k, end - k), set1(inverse)));
+    total = iadd(total, q);
+    typename Kind::T narrowed[kLanes];
+    narrow(q, narrowed);
+    for (int i = 0; i < kLanes && k + i < stop; i += step)
+      memcpy(values + ((k + i) / step * to.rows + to.row) * step, narrowed + i,
+             step * sizeof(typename Kind::T));
+  }
+  return isum(total);
+}
+
+// One row of x; `zero` is the weights' zero point.
+template <class Kind>
+DT_INLINE void round_row(const float* x, int64_t size, int32_t zero, const Rows& rows, const RowPlace& to) {
+  const RowScale whole = rows.has_row_scales ? row_scale(x, size, rows.largest) : RowScale{};
+  int64_t s = 0;
+  for (int64_t g = 0; g < rows.groups; ++g) {
+    float sum = 0.0f;
+    const int64_t last = (g + 1) * rows.group < rows.inputs ? (g + 1) * rows.group : rows.inputs;
+    for (int64_t k = g * rows.group; k < last; k += rows.segment, ++s) {
+      const int64_t stop = k + rows.segment < last ? k + rows.segment : last;
+      const int64_t end = stop < size ? stop : size;  // a register may reach beyond
+      const RowScale own = rows.has_row_scales ? whole : row_scale(x + k, end - k, rows.largest);
+      const int32_t total = round_inputs<Kind>(x, k, end, stop, own.inverse, to);
+      to.scales[s * to.rows + to.row] = own.scale;
+      to.starts[s * to.rows + to.row] = -zero * total;
+      sum += own.scale * static_cast<float>(total);
     }
-    const int32_t sum = isum(total);
-    sums[g * rows + row] = sum;
-    starts[g * rows + row] = -zero * sum;
+    to.sums[g * to.rows + to.row] = sum;
   }
 }
 
+// How the rows of a product are rounded.
 template <class Kind>
-bool quantize(const GemmArgs& args, int64_t row0, int64_t rows, const Tiling& tiling, int32_t zero,
-              Rows& to) {
+Rows rows_of(const GemmArgs& args) {
+  Rows to{};
   to.inputs = divide_up(args.in_size, kInputs) * kInputs;
-  to.group = args.format == kInt8 ? to.inputs : args.group;
+  to.group = args.group && args.group < to.inputs ? args.group : to.inputs;
   to.groups = divide_up(to.inputs, to.group);
+  to.has_row_scales = Kind::is_wide || !args.rounded_inputs;
+  to.segment = to.has_row_scales || args.rounded_inputs > to.group ? to.group : args.rounded_inputs;
+  if (args.format != kInt8 && to.segment > kMostSegment && to.group % kMostSegment == 0)
+    to.segment = kMostSegment;
+  to.segments = (to.groups - 1) * divide_up(to.group, to.segment) +
+                divide_up(to.inputs - (to.groups - 1) * to.group, to.segment);
+  to.largest = 127.0f;
+  if (Kind::is_wide && args.rounded_inputs) {  // sums of products with bytes fit into 32 bits
+    const int64_t most = ((int64_t{1} << 31) - 1) / (128 * to.segment);
+    to.largest = static_cast<float>(most < 32767 ? most : 32767);
+  }
+  return to;
+}
+
+template <class Kind>
+bool round_rows(const GemmArgs& args, int64_t row0, int64_t rows, const Tiling& tiling, int32_t zero,
+                Rows& to) {
+  to = rows_of<Kind>(args);
   to.values = scratch(3, rows * to.inputs * sizeof(typename Kind::T));
-  to.scales = static_cast<float*>(scratch(4, rows * (1 + 2 * to.groups) * 4));
+  to.scales = static_cast<float*>(scratch(4, rows * (2 * to.segments + to.groups) * 4));
   if (!to.values || !to.scales) return false;
-  to.sums = reinterpret_cast<int32_t*>(to.scales + rows);
-  to.starts = to.sums + rows * to.groups;
+  to.starts = reinterpret_cast<int32_t*>(to.scales + rows * to.segments);
+  to.sums = to.scales + 2 * rows * to.segments;
   const auto one = [&](int64_t t, int i) {
-    const int64_t row = tiling.first_row(t) + i;
-    quantize_row<Kind>(args.x + (row0 + row) * args.x_stride, args.in_size, tiling.rows(t), i, to,
-                       to.scales + row, to.sums + (row - i) * to.groups,
-                       to.starts + (row - i) * to.groups, zero,
-                       static_cast<typename Kind::T*>(to.values) + (row - i) * to.inputs);
+    const int64_t first = tiling.first_row(t);
+    auto* values = static_cast<typename Kind::T*>(to.values) + first * to.inputs;
+    round_row<Kind>(args.x + (row0 + first + i) * args.x_stride, args.in_size, zero, to,
+                    {values, to.scales + first * to.segments, to.starts + first * to.segments,
+                     to.sums + first * to.groups, tiling.rows(t), i});
   };
-  if (rows * args.in_size < kAloneInputs) {
+  if (rows * args.in_size < kInlineInputs) {
     for (int64_t t = 0; t < tiling.count; ++t)
       for (int i = 0; i < tiling.rows(t); ++i) one(t, i);
   } else if (tiling.count < 4) {

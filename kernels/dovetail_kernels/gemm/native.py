@@ -18,7 +18,7 @@ from dovetail_kernels.gemm.native_vectors import (
     is_of_vectors,
     vector_args,
 )
-from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits
+from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits, rounded_inputs
 from dovetail_kernels.op import Arguments, Implementation
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
@@ -69,6 +69,7 @@ class GemmArgs(ctypes.Structure):
         ("in_size", _int64),
         ("out_size", _int64),
         ("group", _int64),
+        ("rounded_inputs", _int64),
         ("format", _int32),
         ("activation", _int32),
         ("is_gated", _int32),
@@ -170,6 +171,7 @@ class Packed:
             in_size=inputs,
             out_size=outputs,
             group=weight.group,
+            rounded_inputs=rounded_inputs(weight),
             format=FORMATS.index(weight.format),
             is_gated=int(is_gated),
             scale_format=_scale_format(self.scales) if codes is None else LOW_CODES,

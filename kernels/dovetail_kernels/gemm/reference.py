@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import Weight, rounds_to_int8
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -48,8 +48,8 @@ def _plain(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Return x W^T; integer formats multiply exactly what the integers say."""
-    if weight.format == "int8" or weight.format.endswith("_int8"):
+    """Return x W^T; int8 activations with a scale a row are multiplied exactly as rounded."""
+    if weight.has_token_scales and rounds_to_int8(weight.format):
         scale = x.abs().amax(dim=1, keepdim=True) / 127.0
         inverse = torch.where(scale > 0, 127.0 / x.abs().amax(dim=1, keepdim=True), 0.0)
         x = (x * inverse).round()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
 import torch
@@ -38,15 +39,23 @@ FORMATS = (
 )
 """The weight's format, and after an underscore the activations' if they are not float32.
 
-int8: a scale per output, activations made int8 per row. int8_float32: a scale per output and group
-of inputs, float activations; int8_int8: the same, activations made int8 per row. int4 and
-int4_int8: as these two, in 4 bits; so are int2, int3, int5 and int6. bfloat16_bfloat16: activations
+int8: a scale per output, activations made int8. int8_float32: a scale per output and group of
+inputs, float activations; int8_int8: the same, activations made int8. int4 and int4_int8: as these
+two, in 4 bits; so are int2, int3, int5 and int6. bfloat16_bfloat16: activations
 rounded to bfloat16, which some instruction sets multiply at twice the rate. float8: e4m3 with a
 scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise. vectors: a
 code stands for 4 or 8 values that follow one another, a scale per output and group; vectors_int8:
-the same, activations made int8 per row. trits and trits_int8: as int4 and int4_int8, of 0, 1 and 2.
+the same, activations made int8. trits and trits_int8: as int4 and int4_int8, of 0, 1 and 2.
+
+Activations made int8 have a scale for every few inputs of a row (`rounded_inputs`), or are integers
+at least as fine where an instruction set multiplies wider ones as fast. Such a product is the
+float product within that rounding. A row has one scale, and products are exactly those of the
+integers, only where a weight says so (`has_token_scales`).
 """
 PART_VALUES = 1 << 17
+ROUNDED_INPUTS = 32
+"""Activations that share a scale when they become int8, where the weight's groups do not ask for
+fewer: an outlier costs its neighbours their levels and nobody else."""
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SCALES = FLOATS | {"float8": torch.float8_e4m3fn, "int8": torch.int8}
 """The types that scales, zero points and offsets may have."""
@@ -82,6 +91,8 @@ class Weight:
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     `has_float8_activations`: products of float8 on a GPU make activations e4m3, a scale a row; then
     G is a multiple of 32, if there are several groups.
+    `has_token_scales`: products of int8 activations have one scale a row, as the checkpoint's
+    format defines them (W8A8); of formats whose values are integers.
     """
 
     format: str
@@ -99,6 +110,7 @@ class Weight:
     group: int = 0
     order: torch.Tensor | None = None
     has_float8_activations: bool = False
+    has_token_scales: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -157,6 +169,18 @@ def integer_format(bits: int, activations: str) -> str:
     if activations == "int8":
         return f"int{bits}_int8"
     return "int8_float32" if bits == 8 else f"int{bits}"
+
+
+def rounds_to_int8(format: str) -> bool:
+    """Return whether a format's products make activations int8."""
+    return format == "int8" or format.endswith("_int8")
+
+
+def rounded_inputs(weight: Weight) -> int:
+    """Return how many inputs of a row share a scale when activations become int8; 0 for all."""
+    if weight.has_token_scales:
+        return 0
+    return gcd(weight.group, ROUNDED_INPUTS) if weight.group else ROUNDED_INPUTS
 
 
 def narrow_bits(format: str) -> int:
@@ -252,7 +276,8 @@ def join(weights: Sequence[Weight]) -> Weight | None:
 def _kind(weight: Weight) -> tuple[Any, ...]:
     """Return what matrices must have in common to be one."""
     there = (getattr(weight, name) is not None for name in _PER_OUTPUT)
-    return (weight.format, weight.group, weight.run, weight.has_float8_activations, *there)
+    rounding = (weight.has_float8_activations, weight.has_token_scales)
+    return (weight.format, weight.group, weight.run, *rounding, *there)
 
 
 def _picked(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
