@@ -1,4 +1,4 @@
-"""Interpreted dots: sums in the order of the inputs, whatever BLAS numpy has and whatever the shape.
+"""Interpreted dots: sums in the order of the inputs, whatever the shape and the BLAS of numpy.
 
 Whether kernels are interpreted is decided when Triton is imported, so this file is also a script.
 """
