@@ -1,4 +1,5 @@
-# Two commands do everything on a fresh machine: `make serve` and `make test`.
+# Two commands do everything on a fresh machine: `make serve` and `make test`. CI runs `make test-isa`
+# as well.
 # PYTHON picks the interpreter (3.11 or newer), VENV the environment's folder.
 
 PYTHON ?= python3
@@ -7,8 +8,16 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 # Tests run on one thread a process; two processes share the two cores of a small machine.
 WORKERS ?= 2
+# What computes numbers on a CPU, by ways that differ between instruction sets.
+ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_rounded.py \
+  kernels/test_gemm_gpu.py kernels/test_interpreter.py kernels/test_ops.py kernels/test_paged_attention.py \
+  kernels/test_program.py kernels/test_sample.py kernels/test_small_ops_native.py \
+  core/layers core/sampling plugins/quantization plugins/quantizers plugins/gguf plugins/models \
+  plugins/attention/test_native_cpu.py plugins/attention/test_triton_paged.py::test_scenes[bits] \
+  plugins/test_inspect_kept.py plugins/test_torch_sdpa.py plugins/test_concurrent_equals_alone.py \
+  e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
-.PHONY: serve test test-quick test-gpu lint docs bench clean
+.PHONY: serve test test-isa test-gpu lint docs bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -22,6 +31,12 @@ test: $(VENV)/.test lint
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/dovetail plugins check
+
+# The tests of numbers once more for each instruction set below this machine's best (AVX2, any
+# x86-64): dovetail's kernels, torch and numpy are held to it (core/dovetail/testing/isa.py says how).
+test-isa: $(VENV)/.test
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m dovetail.testing.isa lower \
+	  $(BIN)/python -m pytest $(ISA_TESTS) -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
 # tests that need the device. WORKERS does not matter here: one process has the GPU.

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from dovetail_kernels.cpu import recipe
-from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
+from dovetail_kernels.cpu.library import ISA_VARIABLE, Library, library, missing_reason
+from dovetail_kernels.gemm.cases import make_weight
+from dovetail_kernels.gemm.native import Packed
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = str(ROOT / "kernels")
@@ -40,6 +42,20 @@ def test_every_instruction_set_passes_the_cases(isa: str) -> None:
 def test_the_best_instruction_set_passes_the_cases() -> None:
     done = run("-m", "dovetail_kernels", "test", "--device", "cpu")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_panels_are_as_wide_as_it_says() -> None:
+    native = library()
+    if native is None:
+        pytest.skip(str(missing_reason()))
+    told = {}
+    for isa in native.isas():
+        source = Library(native.path, isa)
+        packed = Packed(make_weight("int8", 24, 16), source=source)
+        assert packed.scales is not None
+        told[isa] = source.panel_outputs()
+        assert packed.scales.shape[-1] == told[isa], isa
+    assert len(set(told.values())) == len(told) - ("avx512bf16" in told), "all the same"
 
 
 def test_a_set_this_machine_lacks_is_named() -> None:

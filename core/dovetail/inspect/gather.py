@@ -219,10 +219,11 @@ def _method(parts: Parts) -> QuantMethod | None:
 
 
 def _how(parts: Parts, method: QuantMethod | None) -> How:
+    native = library() if parts.device == "cpu" else None
     return How(
         model=parts.model,
         method=method,
-        packs=parts.device == "cpu" and library() is not None,
+        panel_outputs=0 if native is None else native.panel_outputs(),
         is_tied=bool(parts.model.hf_config.get("tie_word_embeddings", False)),
         is_own=parts.model_plugin is None or parts.model_plugin.name != TRANSFORMERS,
     )

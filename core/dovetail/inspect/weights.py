@@ -29,8 +29,6 @@ from dovetail.interfaces.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
-PANEL_OUTPUTS = 32
-"""Outputs of packed matrices are filled up to a multiple of it."""
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 HEAD_NAME = "lm_head"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -43,7 +41,8 @@ _PICKED = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a model keeps its weights. `packs`: the native library multiplies them packed.
+    """How a model keeps its weights. `panel_outputs`: what outputs are filled up to a multiple of
+    where the native library multiplies them packed; 0: nothing is packed.
 
     `method` None: nothing is known of quantized layers. `is_tied`: the head is the token table.
     `is_own`: a model plugin builds all layers; else head and tables are transformers' own.
@@ -51,9 +50,14 @@ class How:
 
     model: ModelSpec
     method: QuantMethod | None
-    packs: bool
+    panel_outputs: int
     is_tied: bool
     is_own: bool = True
+
+    @property
+    def packs(self) -> bool:
+        """Return whether matrices are packed."""
+        return self.panel_outputs > 0
 
     def matrix_dtype(self, purpose: str) -> str:
         """Return the type of matrices in full precision. A table that is no head stays as it is
@@ -98,7 +102,7 @@ def groups_of(layers: Iterable[StoredLayer], how: How) -> tuple[Group, ...]:
         one = _weighed(layer, how)
         fused.setdefault((_fused_name(layer.name, how), one.kept), []).append(one)
     for parts in fused.values():
-        for one in _as_one(parts, fills=how.packs):
+        for one in _as_one(parts, how.panel_outputs):
             by_purpose.setdefault(one.purpose, []).append(one)
     experts, picked = experts_of(how.model.hf_config)
     share = (picked, experts) if experts else (1, 1)
@@ -227,14 +231,14 @@ def _fused_name(name: str, how: How) -> str:
     return f"{holder}.{_FUSED_AS.get(leaf, leaf)}" if how.is_own else name
 
 
-def _as_one(parts: list[_Weighed], *, fills: bool) -> list[_Weighed]:
+def _as_one(parts: list[_Weighed], panel_outputs: int) -> list[_Weighed]:
     """Return the parts of one matrix: what they share is counted once, and with the first of them
     what fills its last panel up."""
     first, rest = parts[0], parts[1:]
     rest = [replace(one, num_bytes=one.num_bytes - one.shared_bytes) for one in rest]
     outputs = sum(one.outputs for one in parts)
-    if fills and all(one.outputs for one in parts):
-        more = -outputs % PANEL_OUTPUTS * first.row_bytes
+    if panel_outputs and all(one.outputs for one in parts):
+        more = -outputs % panel_outputs * first.row_bytes
         first = replace(first, num_bytes=first.num_bytes + more)
     return [first, *rest]
 

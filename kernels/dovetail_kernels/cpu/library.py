@@ -85,8 +85,7 @@ class Library:
 
     def kernel(self, name: str, args: type[ctypes.Structure]) -> Kernel:
         """Return a kernel. Raises: OSError when it takes another struct than `args`."""
-        isas = self.isas()
-        isa = next(i for i in reversed(isas[: isas.index(self.isa) + 1]) if self._has(name, i))
+        isa = self._isa_of(name)
         expected = ctypes.c_int64.in_dll(self._handle, f"dt_{name}_bytes_{isa}").value
         if expected != ctypes.sizeof(args):
             raise OSError(
@@ -109,6 +108,16 @@ class Library:
         runner.restype = ctypes.c_int64
         runner.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         return runner
+
+    def panel_outputs(self) -> int:
+        """Return the multiple that the outputs of packed matrices are filled up to."""
+        name = "panel_outputs"
+        return ctypes.c_int64.in_dll(self._handle, f"dt_{name}_{self._isa_of(name)}").value
+
+    def _isa_of(self, name: str) -> str:
+        """Return the instruction set that serves a name: ours, or the best one before it."""
+        isas = self.isas()
+        return next(i for i in reversed(isas[: isas.index(self.isa) + 1]) if self._has(name, i))
 
     def _has(self, name: str, isa: str) -> bool:
         try:

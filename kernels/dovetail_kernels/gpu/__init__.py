@@ -2,7 +2,8 @@
 
 An op's kernel lies in its folder's `triton.py`, beside `run`, which takes what the reference takes.
 TRITON_INTERPRET=1, set before the start, runs kernels on CPU tensors, one program after the other:
-for checking them, never for speed. Knows no op.
+for checking them, never for speed; their dots are then the same bits on every machine
+(interpreter.py). Knows no op.
 
 A rule for all kernels: numbers are made float32 as soon as they are loaded, and become what is
 stored last. (The interpreter is wrong in bfloat16 and 8-bit floats, and so is a sum in them.)
@@ -87,3 +88,7 @@ class _Late:
         if self._run is None:
             self._run = import_module(self._module).run
         return self._run(*args, **named)
+
+
+if interprets() and missing_reason() is None:
+    import_module("dovetail_kernels.gpu.interpreter").sum_in_order()
