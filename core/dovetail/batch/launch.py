@@ -184,7 +184,7 @@ def _send(path: Path, flags: BatchFlags) -> None:
     try:
         send(path, flags.output_file)
     except TransferError as error:
-        error.fix = f"nothing is lost: give the command again with --output-tmp-dir {path.parent}"
+        error.fix = f"nothing is lost: give the command again with --output-tmp-dir {path.parent}."
         raise
     path.unlink()
     logger.info("results are sent to %s", shown(flags.output_file))

@@ -218,7 +218,7 @@ def _wrong(flag: Flag, value: Any) -> ConfigError:
     return ConfigError(
         f"{shown} is not {wanted(flag)}.",
         where=flag.spelling,
-        fix=f"see dovetail serve --help={flag.name.replace('_', '-')}",
+        fix=f"see `dovetail serve --help={flag.name.replace('_', '-')}`.",
     )
 
 

@@ -236,5 +236,5 @@ def check_source(run: RunSpec) -> None:
         raise ConfigError(
             "its matrices are stored inputs first, and no quantized copy of it would be read.",
             where=str(folder),
-            fix="quantize it while loading: dovetail serve --quantization int8",
+            fix="quantize it while loading: `dovetail serve --quantization int8`.",
         )
