@@ -41,18 +41,9 @@ def choose_backends(
     """
     classes = {s.name: backend_class(s.name) for s in spec.backends}
     if not classes:
-        raise RequestError(
-            "no backend for structured output is installed.",
-            where=where,
-            fix='run `pip install "dovetail-llm[guided]"` where the server runs.',
-            code="unsupported_field",
-        )
+        raise none_installed(where)
     wish = asked or spec.backend
-    if wish != "auto" and wish not in classes:
-        raise RequestError(
-            f'"{wish}" is no backend of this server; there are: auto, {", ".join(classes)}.',
-            where="guided_decoding_backend",
-        )
+    check_backend(spec, wish, where)
     if wish != "auto":
         found = _refusals(classes[wish], forms)
         is_final = bool(asked) or not spec.falls_back
@@ -72,6 +63,27 @@ def choose_backends(
     if len(answers) == len(ranked):
         least = min(ranked, key=lambda name: len(answers[name]))
         raise _refused(least, answers[least], where)
+
+
+def none_installed(where: str | None = None) -> RequestError:
+    """Return the error for structured output where no backend is installed."""
+    return RequestError(
+        "no backend for structured output is installed.",
+        where=where,
+        fix='run `pip install "dovetail-llm[guided]"` where the server runs.',
+        code="unsupported_field",
+    )
+
+
+def check_backend(spec: GuidedSpec, name: str, where: str) -> None:
+    """Raise RequestError for a backend that is not loaded; `where` is the field that named it."""
+    names = ["auto", *(selection.name for selection in spec.backends)]
+    if name not in names:
+        raise RequestError(
+            f'this server has no structured-output backend "{name}".',
+            where=where,
+            fix=f"use one of: {', '.join(names)}.",
+        )
 
 
 def backend_class(name: str) -> type[GuidedBackend]:
