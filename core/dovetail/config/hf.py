@@ -12,8 +12,8 @@ from typing import Any
 
 from dovetail.config.convert import merge_deep
 from dovetail.config.formats import read_settings
-from dovetail.config.hf_defaults import CLASS_DEFAULTS
 from dovetail.config.json_files import read_json
+from dovetail.config.model_facts import facts_of
 from dovetail.config.quant_files import add_quantization
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -110,7 +110,7 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     own = dict(raw) if nested is None else dict(nested)
     if nested is not None:
         own = {key: raw[key] for key in _INHERITED if key in raw} | own
-    return {**CLASS_DEFAULTS.get(str(own.get("model_type")), {}), **own}
+    return {**facts_of(own).defaults, **own}
 
 
 def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:
