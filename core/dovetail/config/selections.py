@@ -322,13 +322,11 @@ def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]
 
 
 def select_executor(config: Config) -> Selection:
-    """Return the executor; one rank runs inside the engine process unless told otherwise."""
+    """Return the executor that is named, or the kind's default: there is one rank to run."""
     spec = config.parallel.distributed_executor_backend
+    name = registry.KINDS["executor"].default if spec in _NO_CHOICE else spec
     options = config.plugin.options_of("executor")
-    where = "--distributed-executor-backend"
-    return select(
-        "executor", "uni" if spec in _NO_CHOICE else str(spec), where=where, options=options
-    )
+    return select("executor", str(name), where="--distributed-executor-backend", options=options)
 
 
 def select_worker(config: Config, device: str) -> Selection:

@@ -114,7 +114,7 @@ _TABLE = (
           "--speculative-config"),
     _kind("executor", "executor:Executor", "calls the workers of every rank",
           "--distributed-executor-backend", default="uni",
-          auto="by the number of ranks and where they run"),
+          auto="the default, uni: one rank, in the engine process"),
     _kind("worker", "worker:Worker", "one rank's life on one device",
           "--worker-cls", default="auto", auto="by the device type"),
     _kind("model", "model:Model", "one family of checkpoints; the name is the architecture"),

@@ -7,7 +7,6 @@ line here; a test refuses names that stand in both.
 from __future__ import annotations
 
 _HARDWARE = "there is no worker for this hardware"
-_NOT_READ = "checkpoints of this method are not read yet"
 _NOT_BUILT = "it is not built yet"
 _MEDIA = "media in prompts are not built yet"
 _LORA = "adapters are not built yet"
@@ -39,10 +38,6 @@ KNOWN: dict[str, dict[str, str]] = {
     "modality": dict.fromkeys(("audio", "image", "video"), _MEDIA),
     "model_impl": {"terratorch": "models of pixels are not built; terratorch is not used"},
     "pooling_type": {"mean": _POOLING},
-    "quantization": dict.fromkeys(
-        (),
-        _NOT_READ,
-    ),
     "runner": {
         "draft": "a model that only guesses for another is not built yet",
         "pooling": _POOLING,
