@@ -307,4 +307,4 @@ def _parsed(body: Any, items: Sequence[Mapping[str, Any]], where: str) -> list[A
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{first['msg']} ({place})", where=where) from None
+        raise RequestError(f"{first['msg']} ({place}).", where=where) from None

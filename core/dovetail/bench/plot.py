@@ -18,7 +18,9 @@ def check_plot(path: str) -> None:
             fix='run `pip install "dovetail-llm[bench]"`.',
         )
     if Path(path).suffix.lower() != ".png":
-        raise ConfigError(f"{path} is no name of a PNG file.", where="--plot", fix="end it in .png")
+        raise ConfigError(
+            f"{path} is not the name of a PNG file.", where="--plot", fix="end it in `.png`."
+        )
 
 
 def draw_distributions(path: str, title: str, series: Mapping[str, Sequence[float]]) -> None:

@@ -147,9 +147,9 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
     if value is None:
         name = _NAMES[fact][0]
         raise ConfigError(
-            f"{name} is missing or no positive whole number.",
+            f"{name} is missing or not a positive whole number.",
             where=str(Path(path) / "config.json"),
-            fix=f"set it with --hf-overrides.{name} N",
+            fix=f"set it with `--hf-overrides.{name} N`.",
         )
     return value
 
@@ -175,7 +175,7 @@ def _head_size(path: str | Path, text: Mapping[str, Any], hidden: int, num_heads
         raise ConfigError(
             f"hidden_size {hidden} is not divisible by {num_heads} heads and head_dim is missing.",
             where=str(Path(path) / "config.json"),
-            fix="set it with --hf-overrides.head_dim N",
+            fix="set it with `--hf-overrides.head_dim N`.",
         )
     return hidden // num_heads
 

@@ -169,7 +169,8 @@ class InputProcessor:
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
                 raise RequestError(
-                    f"{token_id!r} is no token id; they go from 0 to {self._vocab_size - 1}.",
+                    f"{token_id!r} is not a valid token id; valid ids are 0 to "
+                    f"{self._vocab_size - 1}.",
                     where=field,
                 )
 

@@ -94,11 +94,12 @@ def backend_class(name: str) -> type[GuidedBackend]:
 
 def _refused(name: str, found: Sequence[Refusal], where: str) -> RequestError:
     first = found[0]
-    more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+    others = len(found) - 1
+    more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
     return RequestError(
-        f"{first.what}, as far as {name} goes{more}; it would not be enforced.",
+        f"the backend {name} cannot enforce this: {first.what}{more}.",
         where=f"{where}{first.pointer}",
-        fix="leave it out, or say it in another way.",
+        fix="remove it, or choose another backend.",
         code="unsupported_schema",
     )
 

@@ -151,7 +151,7 @@ _TABLE = (
     _value("rope_type", "--rope-scaling", "how the rotary embedding is stretched",
            default=None, is_open=True),
     _value("runner", "--runner", "what the model is run for"),
-    _value("convert", "--convert", "what a model of text is turned into"),
+    _value("convert", "--convert", "what a generative model is converted into"),
     _value("task", "--task", "older name of runner and convert together", is_open=True),
     _value("middleware", "--middleware", "ASGI middleware; any import path", default=None,
            is_open=True),
@@ -193,7 +193,7 @@ def kind_named(name: str) -> Kind:
     if name in KINDS:
         return KINDS[name]
     near = difflib.get_close_matches(name, KINDS, n=3) or sorted(KINDS)
-    raise ConfigError(f'"{name}" is no plugin kind.', fix=f"use one of {', '.join(near)}.")
+    raise ConfigError(f'"{name}" is not a plugin kind.', fix=f"use one of {', '.join(near)}.")
 
 
 @cache

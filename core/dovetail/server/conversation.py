@@ -170,9 +170,10 @@ def _with_strict_calls(asked: Asked, use: ToolUse) -> Asked:
         return asked
     if use.asked.form is not None:
         raise RequestError(
-            "this model's calls have no tag, so they cannot be held beside others.",
+            "structural tags and strict tools cannot be combined for this model: its tool calls "
+            "have no opening tag.",
             where=asked.where,
-            fix="leave strict out of the tools, or the structural tags.",
+            fix="remove strict from the tools, or remove the structural tags.",
             code="unsupported_field",
         )
     return replace(asked, tags=(*asked.tags, *use.asked.tags))

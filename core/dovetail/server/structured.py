@@ -140,7 +140,9 @@ def _response_format(given: ResponseFormat | None, style: _Style) -> list[Asked]
             return [_tags(content, style, where)]
         case "regex" | "grammar" | "choice":
             fix = f"use structured_outputs.{given.type}."
-            raise RequestError(f'"{given.type}" is no type here.', where=f"{where}.type", fix=fix)
+            raise RequestError(
+                f'"{given.type}" is not a type here.', where=f"{where}.type", fix=fix
+            )
         case _:
             raise RequestError(
                 f'"{given.type[:64]}" is none of text, json_object, json_schema, structural_tag.',

@@ -74,7 +74,7 @@ async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     ignored = server.fields.check(body)
     size = server.engine.spec.run.model.vocab_size
     if body.tokens and max(body.tokens) >= size:
-        raise RequestError(f"token ids go from 0 to {size - 1}.", where="tokens")
+        raise RequestError(f"valid token ids are 0 to {size - 1}.", where="tokens")
     tokenizer = server.engine.tokenizer
     text = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)
