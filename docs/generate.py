@@ -64,8 +64,19 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
+def first_paragraph(documented: Any) -> str:
+    """Return the first paragraph of a docstring, over as many lines as it takes.
+
+    Raises: ValueError for one that does not end as a sentence does
+    """
+    paragraph = " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
+    if not paragraph.endswith((".", "!", "?")):
+        raise ValueError(f"the docstring of {documented!r} does not begin with a sentence.")
+    return paragraph
+
+
 def http_page() -> str:
-    """Return routes with their first docstring line, then the fields of each request body."""
+    """Return routes with their first docstring paragraph, then the fields of each request body."""
     from dovetail.server import app
     from dovetail.server.protocol.chat import ChatRequest
     from dovetail.server.protocol.completions import CompletionRequest
@@ -86,11 +97,11 @@ def http_page() -> str:
         "|---|---|---|---|",
     ]
     for method, path, endpoint in app.ROUTES:
-        line = (inspect.getdoc(endpoint) or "").splitlines()[0]
+        line = first_paragraph(endpoint)
         key = "open" if endpoint in app.OPEN_ENDPOINTS else "needed"
         parts.append(f"| {method} | `{path}` | {line} | {key} |")
     for field, method, path, endpoint in app.FLAG_ROUTES:
-        line = (inspect.getdoc(endpoint) or "").splitlines()[0]
+        line = first_paragraph(endpoint)
         flag = "--" + field.replace("_", "-")
         parts.append(f"| {method} | `{path}` | {line} Only with `{flag}`. | needed |")
     bodies = (
@@ -188,7 +199,7 @@ def errors_page() -> str:
         if isinstance(node, ast.ClassDef):
             cls = getattr(errors, node.name)
             status = getattr(cls, "status", "")
-            line = (cls.__doc__ or "").splitlines()[0]
+            line = first_paragraph(cls)
             parts.append(f"| `{node.name}` | `{cls.__base__.__name__}` | {status} | {line} |")
     return "\n".join(parts) + "\n"
 

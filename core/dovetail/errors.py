@@ -5,22 +5,49 @@ Knows nothing of processes or HTTP bodies; a request error carries the status it
 
 from __future__ import annotations
 
+_FIX = " Fix: "
+_END = (".", "!", "?", "\u2026")
+_CLOSING = "\"'`)]"
+
+
+def sentence(text: str) -> str:
+    """Return the text with end punctuation; nothing else about it changes."""
+    text = text.rstrip()
+    return text if not text or text.rstrip(_CLOSING).endswith(_END) else f"{text}."
+
+
+def with_fix(what: str, fix: str | None) -> str:
+    """Return one text of a sentence and the fix. `split_fix` takes it apart again."""
+    return f"{sentence(what)}{_FIX}{sentence(fix)}" if fix else sentence(what)
+
+
+def split_fix(text: str) -> tuple[str, str | None]:
+    """Return (what, fix) of a text made by `with_fix`."""
+    what, _, fix = text.partition(_FIX)
+    return what, fix or None
+
 
 class DovetailError(Exception):
     """Root of every error dovetail raises on purpose.
 
     `what` is one sentence, `where` a flag, field, file or request id, `fix` the next thing to try.
+    Both sentences end in punctuation: a full stop is added where the caller gave none. A command
+    within them stands in backquotes.
     """
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
-        super().__init__(what)
-        self.what = what
+        self.what = sentence(what)
         self.where = where
-        self.fix = fix
+        self.fix = sentence(fix) if fix else None
+        super().__init__(self.what)
+
+    @property
+    def advice(self) -> str:
+        """Return what is wrong and how to mend it, without where."""
+        return with_fix(self.what, self.fix)
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head} Fix: {self.fix}" if self.fix else head
+        return f"{self.where}: {self.advice}" if self.where else self.advice
 
 
 class ConfigError(DovetailError):

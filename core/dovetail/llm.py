@@ -152,8 +152,9 @@ class LLM(AbstractContextManager["LLM"]):
         kwargs: dict[str, Any],
     ) -> str:
         # pydantic is needed for chats only, so it is not loaded before.
+        from dovetail.config.chat_template import load_template
         from dovetail.server.protocol.chat import Message, ToolBody
-        from dovetail.server.render.chat import ChatRenderer, RenderQuery, load_template
+        from dovetail.server.render.chat import ChatRenderer, RenderQuery
 
         renderer = ChatRenderer(
             self._engine.tokenizer.facts(),
@@ -306,4 +307,4 @@ def _parsed(body: Any, items: Sequence[Mapping[str, Any]], where: str) -> list[A
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{first['msg']} ({place})", where=where) from None
+        raise RequestError(f"{first['msg']} ({place}).", where=where) from None

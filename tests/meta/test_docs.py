@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,41 @@ def test_generated_reference_is_current(tmp_path: Path) -> None:
     assert made
     for name, text in made.items():
         assert kept.get(name) == text, f"docs/reference/{name} is stale: run `make docs`"
+
+
+def test_what_routes_do_is_told_in_whole_sentences() -> None:
+    rows = re.findall(
+        r"^\| [A-Z]+ \| `([^`]+)` \| (.*?)(?: Only with `[^`]+`\.)? \| (?:open|needed) \|$",
+        (ROOT / "docs" / "reference" / "http.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) > 20
+    assert [path for path, what in rows if not what.endswith(".")] == []
+
+
+def test_dev_endpoints_are_all_told() -> None:
+    from dovetail.server.app import FLAG_ROUTES
+
+    page = (ROOT / "docs" / "how_to" / "configure.md").read_text()
+    told = page.partition("`--enable-dev-endpoints` adds")[2].partition("\n- ")[0]
+    routes = {f"`{method} {path}`" for name, method, path, _ in FLAG_ROUTES if "dev" in name}
+    assert set(re.findall(r"`(?:GET|POST) [^`]+`", told)) == routes
+
+
+def test_the_map_shows_every_folder_of_core() -> None:
+    """As the layers of the import linter do: the floors of both are the same."""
+    core = ROOT / "core" / "dovetail"
+    folders = {path.parent.name for path in core.glob("*/__init__.py")}
+    table = (ROOT / "docs" / "map.md").read_text().partition("## The folders of core")[2]
+    mapped = re.findall(r"`core/dovetail/(\w+)`", table)
+    assert sorted(mapped) == sorted(folders)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    floors = next(c for c in contracts["contracts"] if c["name"] == "the floors of core")["layers"]
+    layered = [name.rpartition(".")[2] for floor in floors for name in floor.split(" | ")]
+    assert folders - set(layered) == set()
+    order = {name: number for number, floor in enumerate(reversed(floors))
+             for name in re.findall(r"dovetail\.(\w+)", floor)}  # fmt: skip
+    assert [order[name] for name in mapped] == sorted(order[name] for name in mapped)
 
 
 def test_every_path_in_the_map_exists() -> None:

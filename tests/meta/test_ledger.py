@@ -255,3 +255,7 @@ def test_states_are_three() -> None:
         "mapped",
         "refused",
     }
+
+
+def test_no_row_of_known_names_is_empty() -> None:
+    assert [kind for kind, names in KNOWN.items() if not names] == []

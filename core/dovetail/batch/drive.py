@@ -101,5 +101,5 @@ def _json(status: int, body: bytes) -> msgspec.Raw:
     try:
         return msgspec.Raw(msgspec.json.format(body, indent=-1))
     except msgspec.DecodeError as error:
-        what = f"the route answered {status} with something that is no JSON."
+        what = f"the route answered {status} with something that is not JSON."
         raise BadLine("answer_is_no_json", what) from error

@@ -126,7 +126,7 @@ def _holding_folder(flags: BatchFlags) -> Iterator[Path | None]:
         folder = Path(flags.output_tmp_dir).expanduser()
         if not folder.is_dir():
             fix = f"make it: mkdir -p {folder}"
-            raise ConfigError(f"{folder} is no folder.", where="--output-tmp-dir", fix=fix)
+            raise ConfigError(f"{folder} is not a folder.", where="--output-tmp-dir", fix=fix)
         yield folder
     else:
         yield from _temporary_folder(flags)
@@ -184,7 +184,7 @@ def _send(path: Path, flags: BatchFlags) -> None:
     try:
         send(path, flags.output_file)
     except TransferError as error:
-        error.fix = f"nothing is lost: give the command again with --output-tmp-dir {path.parent}"
+        error.fix = f"nothing is lost: give the command again with --output-tmp-dir {path.parent}."
         raise
     path.unlink()
     logger.info("results are sent to %s", shown(flags.output_file))

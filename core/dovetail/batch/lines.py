@@ -146,7 +146,7 @@ def parse(line: Line) -> Asked:
     try:
         asked = msgspec.json.decode(line.raw, type=Asked)
     except msgspec.ValidationError as error:
-        raise BadLine("invalid_request", f"the line is no request: {error}.") from error
+        raise BadLine("invalid_request", f"the line is not a request: {error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine("invalid_json", f"the line is not valid JSON: {error}.") from error
     if asked.method != "POST":

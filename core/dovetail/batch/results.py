@@ -82,7 +82,7 @@ class Results:
         """
         if path.exists() and not path.is_file():
             fix = "name a file; a run must be able to go on with it."
-            raise ConfigError(f"{path} is no file.", where=FLAG, fix=fix)
+            raise ConfigError(f"{path} is not a file.", where=FLAG, fix=fix)
         try:
             file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
         except OSError as error:
@@ -176,7 +176,7 @@ def _check_torn(raw: bytes, path: Path, number: int) -> None:
 
 def _foreign(path: Path, number: int) -> ConfigError:
     return ConfigError(
-        f"line {number} of {path} is no result of a batch.",
+        f"line {number} of {path} is not the result of a batch.",
         where=FLAG,
         fix="name another file, or overwrite this one with --no-resume.",
     )

@@ -103,7 +103,7 @@ def check_flags(flags: BatchFlags, given: Iterable[str]) -> None:
     """Raise ConfigError for flags that are missing or have nothing to act on."""
     for name, value in (("--input-file", flags.input_file), ("--output-file", flags.output_file)):
         if not value:
-            fix = "dovetail run-batch -i requests.jsonl -o results.jsonl MODEL"
+            fix = "e.g. `dovetail run-batch -i requests.jsonl -o results.jsonl MODEL`."
             raise ConfigError("must be given.", where=name, fix=fix)
     for name in {"url", "port"} & set(given) if not flags.enable_metrics else ():
         fix = f"add --enable-metrics, or leave --{name} out."

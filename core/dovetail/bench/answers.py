@@ -101,7 +101,7 @@ def _read_stream(trace: Trace) -> Answer:
         try:
             body = json.loads(data)
         except ValueError:
-            return _failed(trace, f"an event is no JSON: {data}")
+            return _failed(trace, f"an event is not JSON: {data}")
         if not isinstance(body, dict) or body.get("error"):
             return _failed(trace, f"error in the stream: {message_of(data.encode())}")
         event, reason = read_event(at_s, body)

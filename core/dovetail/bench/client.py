@@ -66,7 +66,9 @@ def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float
     parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"{base_url!r} is no address.", where="--base-url", fix="e.g. http://127.0.0.1:8000"
+            f"{base_url!r} is not an address.",
+            where="--base-url",
+            fix="e.g. http://127.0.0.1:8000.",
         )
     base = parts.path.rstrip("/")
     if path.startswith("/v1/"):
@@ -135,7 +137,7 @@ class _Exchange(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._end(f"the answer is no HTTP: {error}")
+            self._end(f"the answer is not HTTP: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the answer: rightly where only the end of the connection can end it."""

@@ -38,9 +38,9 @@ def parsed_goodput(words: Sequence[str]) -> dict[str, float]:
             name = ""
         if name not in PER_REQUEST or limits[name] < 0:
             raise ConfigError(
-                f"{word!r} is no limit.",
+                f"{word!r} is not a limit.",
                 where="--goodput",
-                fix=f"write NAME:MS with NAME one of {', '.join(PER_REQUEST)}: ttft:200 tpot:50",
+                fix=f"write NAME:MS with NAME one of {', '.join(PER_REQUEST)}: `ttft:200 tpot:50`.",
             )
     return limits
 
@@ -50,7 +50,7 @@ def checked_names(words: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         if word not in TITLES:
             raise ConfigError(
-                f"{word!r} is no time that is measured.",
+                f"{word!r} is not a time that is measured.",
                 where="--percentile-metrics",
                 fix=f"use some of {', '.join(TITLES)}.",
             )

@@ -15,10 +15,12 @@ def check_plot(path: str) -> None:
         raise ConfigError(
             "matplotlib, which draws it, is not installed.",
             where="--plot",
-            fix='pip install "dovetail-llm[bench]"',
+            fix='run `pip install "dovetail-llm[bench]"`.',
         )
     if Path(path).suffix.lower() != ".png":
-        raise ConfigError(f"{path} is no name of a PNG file.", where="--plot", fix="end it in .png")
+        raise ConfigError(
+            f"{path} is not the name of a PNG file.", where="--plot", fix="end it in `.png`."
+        )
 
 
 def draw_distributions(path: str, title: str, series: Mapping[str, Sequence[float]]) -> None:

@@ -58,6 +58,8 @@ def parsed_percentiles(words: Sequence[str], where: str) -> list[float]:
         shares = [-1.0]
     if any(not 0 <= share <= 100 for share in shares):
         raise ConfigError(
-            f"{' '.join(words)!r} are no percentiles.", where=where, fix=f"e.g. {where} 50,90,99.9"
+            f"{' '.join(words)!r} are not percentiles.",
+            where=where,
+            fix=f"e.g. {where} 50,90,99.9.",
         )
     return list(dict.fromkeys(shares))

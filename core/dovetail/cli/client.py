@@ -148,7 +148,7 @@ def _parts(url: str) -> SplitResult:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
-    raise ConfigError(f"{url!r} is no address.", where="--url", fix=f"e.g. {DEFAULT_URL}")
+    raise ConfigError(f"{url!r} is not an address.", where="--url", fix=f"e.g. {DEFAULT_URL}")
 
 
 def _told(error: Exception) -> str:
@@ -169,7 +169,7 @@ def _json(response: http.client.HTTPResponse) -> dict[str, Any]:
     try:
         content = json.loads(response.read())
     except (ValueError, OSError, http.client.HTTPException) as error:
-        raise ServerError("the answer is no JSON.", fix="check --url; it ends in /v1.") from error
+        raise ServerError("the answer is not JSON.", fix="check --url; it ends in /v1.") from error
     finally:
         response.close()
     return content if isinstance(content, dict) else {}

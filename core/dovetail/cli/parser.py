@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's complaint as a ConfigError."""
-        raise ConfigError(f"{message}.", where=self.prog, fix=f"see {self.prog} --help")
+        raise ConfigError(f"{message}.", where=self.prog, fix=f"see `{self.prog} --help`.")
 
     def _others(self) -> list[str]:
         return [o for action in self._actions for o in action.option_strings if o[:2] == "--"]
@@ -54,11 +54,11 @@ class Parser(argparse.ArgumentParser):
         word = next((e for e in extras if e.startswith("-") and e != "-"), None)
         if word is None:
             raise ConfigError(
-                f"cannot place {' '.join(extras)!r}.", where=self.prog, fix=f"see {self.prog} -h"
+                f"cannot place {' '.join(extras)!r}.", where=self.prog, fix=f"see `{self.prog} -h`."
             )
         name = word.split("=")[0]
         near = nearest(name, [o for action in self._actions for o in action.option_strings])
-        hint = f"did you mean {near}?" if near else f"{self.prog} --help=all lists every flag."
+        hint = f"did you mean {near}?" if near else f"`{self.prog} --help=all` lists every flag."
         raise ConfigError(f"unknown flag {name}.", where=self.prog, fix=hint)
 
 

@@ -63,7 +63,9 @@ def _take(
         _merge(merged.setdefault(flag.spelling, {}), flag, path, text)
         return []
     if path and flag is not None:
-        raise ConfigError("takes one value, no keys.", where=spelling, fix=f"{spelling} VALUE")
+        raise ConfigError(
+            "takes one value, no keys.", where=spelling, fix=f"write `{spelling} VALUE`."
+        )
     if flag is not None and flag.shape == "bool":
         return [_switch(flag, spelling, value if equals else None, rest)]
     if path:
@@ -87,7 +89,9 @@ def _spelling(head: str, known: set[str]) -> str:
 
 def _next(flag: Flag, rest: list[str]) -> str:
     if not rest:
-        raise ConfigError("needs a value.", where=flag.spelling, fix=f"{flag.spelling} '{{}}'")
+        raise ConfigError(
+            "needs a value.", where=flag.spelling, fix=f"write `{flag.spelling} '{{}}'`."
+        )
     return rest.pop(0)
 
 

@@ -31,7 +31,7 @@ PASSING: dict[str, tuple[Any, ...]] = {
     "splitting_ops": ([],),
     "use_inductor": (True,),
 }
-"""Keys that are not built -> their values that ask for nothing, or for what always happens."""
+"""Keys that are not supported -> their values that ask for nothing, or for what always happens."""
 MODES = {"none": False, "full": True, "full_decode_only": True}
 PARTS = ("piecewise", "full_and_piecewise")
 FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
@@ -53,7 +53,7 @@ class StepMaking:
 
 
 def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
-    """Return what is done to make steps fast. Raises: ConfigError for what is not built."""
+    """Return what is done to make steps fast. Raises: ConfigError for what is not supported."""
     asked = config.engine.compilation_config
     for key, value in asked.items():
         _check_key(key, value)
@@ -71,7 +71,7 @@ def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
 
 
 def _check_key(key: str, value: Any) -> None:
-    """Raise ConfigError for an unknown key, and for one that asks for what is not built."""
+    """Raise ConfigError for an unknown key, and for one that asks for what is not supported."""
     where = f"{FLAG}.{key}"
     if key in KEYS or (key in PASSING and (value is None or value in PASSING[key])):
         return
@@ -79,7 +79,7 @@ def _check_key(key: str, value: Any) -> None:
         fix = nearest_fix(key, (*KEYS, *PASSING), f"keys are {', '.join(KEYS)}.")
         raise ConfigError("there is no such key.", where=where, fix=fix)
     raise ConfigError(
-        "this part of it is not built yet.",
+        "this part of it is not supported yet.",
         where=where,
         fix=f"leave it out; {' and '.join(KEYS)} are read.",
     )
@@ -116,7 +116,7 @@ def _given_sizes(config: Config) -> tuple[int, ...]:
     where = f"{FLAG}.{SIZES_KEY}"
     key = config.engine.compilation_config.get(SIZES_KEY) or ()
     if not isinstance(key, list | tuple):
-        raise ConfigError("is no list of sizes.", where=where, fix="give a list, as [1, 2, 4].")
+        raise ConfigError("is not a list of sizes.", where=where, fix="give a list, as [1, 2, 4].")
     by_key = tuple(_number(size, where) for size in key)
     if by_flag and by_key and by_flag != by_key:
         raise ConfigError(
@@ -130,7 +130,7 @@ def _number(value: Any, where: str) -> int:
     number = int(value) if is_text else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ConfigError(
-            f"{value!r} is no number of requests.", where=where, fix="give whole numbers from 1."
+            f"{value!r} is not a number of requests.", where=where, fix="give whole numbers from 1."
         )
     return number
 
@@ -140,7 +140,7 @@ def _captures_whole(asked: Mapping[str, Any]) -> bool:
     mode = str(asked.get(MODE_KEY) or "full_decode_only").lower()
     if mode in MODES:
         return MODES[mode]
-    what = "steps are captured whole, not in pieces." if mode in PARTS else f"{mode} is no mode."
+    what = "steps are captured whole, not in pieces." if mode in PARTS else f"{mode} is not a mode."
     raise ConfigError(what, where=f"{FLAG}.{MODE_KEY}", fix=f"use one of {', '.join(MODES)}.")
 
 

@@ -89,7 +89,7 @@ def _nothing(flag: Flag, value: Any) -> Any:
 def split_items(text: str) -> list[str]:
     """Return the items of a list flag's text: a word, a comma list, JSON of a list or of one item.
 
-    Items that are no text stay JSON.
+    Items that are not text stay JSON.
     """
     if text.lstrip().startswith(("[", "{")):
         found = json.loads(text)
@@ -179,8 +179,8 @@ def _json(flag: Flag, text: str) -> Any:
         raise ConfigError(
             f"not JSON: {error.msg} at character {error.pos + 1} of {_shown(flag, text)}.",
             where=flag.spelling,
-            fix=f"quote the whole value, {flag.spelling} '{{\"key\": 1}}', "
-            f"or set one key: {flag.spelling}.key 1",
+            fix=f"quote the whole value, `{flag.spelling} '{{\"key\": 1}}'`, "
+            f"or set one key: `{flag.spelling}.key 1`.",
         ) from error
 
 
@@ -218,7 +218,7 @@ def _wrong(flag: Flag, value: Any) -> ConfigError:
     return ConfigError(
         f"{shown} is not {wanted(flag)}.",
         where=flag.spelling,
-        fix=f"see dovetail serve --help={flag.name.replace('_', '-')}",
+        fix=f"see `dovetail serve --help={flag.name.replace('_', '-')}`.",
     )
 
 

@@ -21,12 +21,14 @@ _FIX = "write numbers and ranges, as 0-3,8."
 def chosen_cores(text: str | None) -> tuple[int, ...]:
     """Return the processors of a list such as "0-3,8" in order; none for no list.
 
-    Raises: ConfigError for text that is no list, and for processors that may not be used.
+    Raises: ConfigError for text that is not a list, and for processors that may not be used.
     """
     if text is None:
         return ()
     if sys.platform != "linux":
-        raise ConfigError("only Linux can keep a process to processors.", where=FLAG)
+        raise ConfigError(
+            "CPU affinity is only supported on Linux.", where=FLAG, fix=f"leave {FLAG} out."
+        )
     cores = parse_cores(text)
     usable = usable_processors()
     missing = sorted(set(cores) - usable)
@@ -46,7 +48,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
-            raise ConfigError(f"{text!r} is no list of processors.", where=FLAG, fix=_FIX)
+            raise ConfigError(f"{text!r} is not a list of processors.", where=FLAG, fix=_FIX)
         found.update(range(first, last + 1))
     return tuple(sorted(found))
 

@@ -30,7 +30,7 @@ def usage(flag: Flag) -> str:
 
 
 def sentence(flag: Flag, *, is_listing_choices: bool = True) -> str:
-    """Return help, unit, bounds, choices, default and what is not built as one text."""
+    """Return help, unit, bounds, choices, default and what is not supported as one text."""
     text = flag.meta.help
     facts = [fact for fact in (flag.meta.unit, bounds_text(flag)) if fact]
     if facts:

@@ -34,8 +34,8 @@ over files, a later file over an earlier one; JSON objects are laid over each ot
 Choices are the names registered by dovetail itself; installed packages may add more.
 
 A flag is in one of three states. *Honoured*: it does what it says. *Mapped*: a name of an earlier
-generation, translated with a note. *Refused*: what it asks for is not built; its default passes,
-anything else is an error that says what is missing. {counts}
+generation, translated with a note. *Refused*: it asks for what is not supported; its default
+passes, anything else is an error that says what is missing. {counts}
 """
 
 

@@ -27,7 +27,7 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
     method = asked.pop("method", None)
     if not isinstance(method, str):
         raise ConfigError(
-            "no method says who guesses." if method is None else f"{method!r} is no name.",
+            "no method says who guesses." if method is None else f"{method!r} is not a name.",
             where=f"{FLAG}.method",
             fix=f"use one of {', '.join(registry.names('drafter'))}.",
         )

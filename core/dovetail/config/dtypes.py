@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.config.model_facts import facts_of
 from dovetail.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _KNOWN = ("float32", "bfloat16", "float16")
-_OVERFLOWS_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text")
 BYTES = {
     "float32": 4,
     "bfloat16": 2,
@@ -32,7 +32,7 @@ def compute_dtype(asked: str, config: Mapping[str, Any], device: str) -> str:
     if device == "cpu":
         return "float32"
     chosen = asked if asked != "auto" else _automatic(stored_dtype(config), device)
-    if chosen == "float16" and config.get("model_type") in _OVERFLOWS_IN_FLOAT16:
+    if chosen == "float16" and facts_of(config).overflows_in_float16:
         if asked == "auto":
             return "bfloat16"
         raise ConfigError(

@@ -127,7 +127,8 @@ def _flags_of(cls: Any) -> tuple[Flag, ...]:
 
 def group_title(cls: type[Any]) -> str:
     """Return the first line of the group's docstring without its full stop."""
-    return (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
+    paragraph = (cls.__doc__ or cls.__name__).strip().partition("\n\n")[0]
+    return " ".join(paragraph.split()).rstrip(".")
 
 
 def _flag_of(cls: type[Any], field: dataclasses.Field[Any], hint: Any) -> Flag:

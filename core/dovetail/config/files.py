@@ -68,7 +68,7 @@ def _find(path: str, key: str) -> tuple[Flag, str]:
     for flag in (*flags().values(), *older_flags().values()):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
             if inner and flag.shape != "json":
-                raise ConfigError(f"{head} has no keys.", where=path, fix=f"{head}: VALUE")
+                raise ConfigError(f"{head} has no keys.", where=path, fix=f"write `{head}: VALUE`.")
             return flag, inner
     known = [flag.spelling[2:] for flag in flags().values()]
     raise ConfigError(f'there is no setting "{key}".', where=path, fix=nearest_fix(name, known))

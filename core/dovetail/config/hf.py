@@ -12,8 +12,8 @@ from typing import Any
 
 from dovetail.config.convert import merge_deep
 from dovetail.config.formats import read_settings
-from dovetail.config.hf_defaults import CLASS_DEFAULTS
 from dovetail.config.json_files import read_json
+from dovetail.config.model_facts import facts_of
 from dovetail.config.quant_files import add_quantization
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -110,7 +110,7 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     own = dict(raw) if nested is None else dict(nested)
     if nested is not None:
         own = {key: raw[key] for key in _INHERITED if key in raw} | own
-    return {**CLASS_DEFAULTS.get(str(own.get("model_type")), {}), **own}
+    return {**facts_of(own).defaults, **own}
 
 
 def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:
@@ -147,9 +147,9 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
     if value is None:
         name = _NAMES[fact][0]
         raise ConfigError(
-            f"{name} is missing or no positive whole number.",
+            f"{name} is missing or not a positive whole number.",
             where=str(Path(path) / "config.json"),
-            fix=f"set it with --hf-overrides.{name} N",
+            fix=f"set it with `--hf-overrides.{name} N`.",
         )
     return value
 
@@ -175,7 +175,7 @@ def _head_size(path: str | Path, text: Mapping[str, Any], hidden: int, num_heads
         raise ConfigError(
             f"hidden_size {hidden} is not divisible by {num_heads} heads and head_dim is missing.",
             where=str(Path(path) / "config.json"),
-            fix="set it with --hf-overrides.head_dim N",
+            fix="set it with `--hf-overrides.head_dim N`.",
         )
     return hidden // num_heads
 

@@ -69,7 +69,7 @@ def _steps(name: str, text: str | None) -> float:
     except ValueError:
         found = math.nan
     if not (math.isfinite(found) and found > 0):
-        raise ConfigError(f"{text!r} is no number above 0.", where=name, fix=f"unset {name}.")
+        raise ConfigError(f"{text!r} is not a number above 0.", where=name, fix=f"unset {name}.")
     return found
 
 
@@ -126,7 +126,9 @@ def _scale(path: Path, rank: str, layer: int, value: Any) -> float:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise _fault(path, f"more than {MAX_FILE_BYTES >> 20} MiB are no list of scales")
+            raise _fault(
+                path, f"more than {MAX_FILE_BYTES >> 20} MiB are too many for a list of scales"
+            )
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _fault(path, f"cannot be read: {error}") from error
@@ -136,7 +138,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _mapping(path: Path, outer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = outer.get(key)
     if not isinstance(value, dict):
-        raise _fault(path, f"{key} is no object")
+        raise _fault(path, f"{key} is not an object")
     return value
 
 

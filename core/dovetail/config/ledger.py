@@ -28,15 +28,19 @@ class Refused:
     passing_items: tuple[tuple[str, Any], ...] = ()
 
 
-_LORA = Refused("low-rank adapters are not built yet.", "merge the adapter into the checkpoint.")
-_MEDIA = Refused("this engine reads text alone; no model with images, sound or video is built yet.")
+_LORA = Refused(
+    "low-rank adapters are not supported yet.", "merge the adapter into the checkpoint."
+)
+_MEDIA = Refused(
+    "this engine reads text alone; models with images, sound or video are not supported yet."
+)
 _REPLICAS = Refused(
-    "one engine serves the model; several behind one address are not built yet.",
+    "one engine serves the model; several behind one address are not supported yet.",
     "start several servers on their own ports behind a balancer.",
 )
 _EXPERTS = Refused("experts are not divided over devices yet.")
 _HALVES = Refused("there is no communication between devices that a half batch could hide.")
-_MAMBA = Refused("no model with Mamba layers is built yet.", passing=("float32",))
+_MAMBA = Refused("models with Mamba layers are not supported yet.", passing=("float32",))
 _TRANSFER = Refused("caches do not move between engines yet.")
 
 REFUSED: dict[str, Refused] = {
@@ -80,7 +84,9 @@ REFUSED: dict[str, Refused] = {
         "there is no kind of plugin that turns other data into prompts."
     ),
     "kv_events_config": _TRANSFER,
-    "kv_sharing_fast_prefill": Refused("no model that shares caches between layers is built yet."),
+    "kv_sharing_fast_prefill": Refused(
+        "models that share caches between layers are not supported yet."
+    ),
     "kv_transfer_config": _TRANSFER,
     "limit_mm_per_prompt": Refused(
         _MEDIA.missing, passing_items=(("audio", 0), ("image", 0), ("video", 0))
@@ -105,10 +111,12 @@ REFUSED: dict[str, Refused] = {
     "mm_processor_kwargs": _MEDIA,
     "mm_shm_cache_max_object_size_mb": _MEDIA,
     "override_attention_dtype": Refused("attention computes in the type of --dtype."),
-    "pipeline_parallel_size": Refused("dividing the layers over devices is not built yet."),
-    "pooler_config": Refused("this engine generates text; pooling models are not built yet."),
+    "pipeline_parallel_size": Refused("dividing the layers over devices is not supported yet."),
+    "pooler_config": Refused("this engine generates text; pooling models are not supported yet."),
     "ray_workers_use_nsight": Refused("there are no Ray workers."),
-    "tensor_parallel_size": Refused("dividing a layer over devices is not built yet.", "use 1."),
+    "tensor_parallel_size": Refused(
+        "dividing a layer over devices is not supported yet.", "use 1."
+    ),
     "trust_remote_code": Refused(
         "dovetail never runs code that comes with a checkpoint.",
         "leave the flag out; give the architecture as a model plugin (dotted path).",

@@ -6,16 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.config.model_facts import facts_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
 log = logging.getLogger(__name__)
-
-_ALREADY_SCALED = ("gemma3", "gemma3_text")
-"""Model types whose max_position_embeddings is the length after scaling."""
-
-_LEARNED_POSITIONS = ("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt")
-"""Model types that look positions up in a table, which has an end."""
 
 _LENGTH_IS_STATED = ("default", "llama3", "longrope", "su", "mrope")
 """RoPE kinds that leave max_position_embeddings as the usable length."""
@@ -27,7 +22,7 @@ def checkpoint_tokens(model: ModelSpec) -> int:
     rope = rope_scaling(config)
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     factor = rope.get("factor")
-    if kind in _LENGTH_IS_STATED or config.get("model_type") in _ALREADY_SCALED:
+    if kind in _LENGTH_IS_STATED or facts_of(config).length_is_scaled:
         return model.max_position_tokens
     if not isinstance(factor, int | float) or factor <= 1:
         return model.max_position_tokens
@@ -59,7 +54,7 @@ def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = Fals
     if asked is None:
         log.info("max_model_len auto: %d tokens, what the checkpoint was made for.", longest)
         return longest
-    if asked > longest and may_exceed and model.hf_config.get("model_type") in _LEARNED_POSITIONS:
+    if asked > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
         raise ConfigError(
             f"the model has an embedding for each of its {longest} positions and none beyond.",
             where="--allow-long-max-model-len",

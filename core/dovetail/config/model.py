@@ -135,7 +135,11 @@ class ModelConfig:
         False, help="attend to everything and allow no more tokens than the sliding window has"
     )
     runner: str = flag("auto", kind="runner", help="what the model is run for")
-    convert: str = flag("auto", kind="convert", help="what a model of text is turned into")
+    convert: str = flag(
+        "auto",
+        kind="convert",
+        help="convert a generative model into a pooling model: embed, classify or reward",
+    )
     pooler_config: Mapping[str, Any] = flag(
         {}, kind="pooling_type", help="how a row of hidden states becomes one vector"
     )

@@ -148,11 +148,11 @@ def _demo() -> Path:
         raise ConfigError(
             "this installation has no demo model.",
             where="--model",
-            fix="name a model: dovetail serve Qwen/Qwen3-0.6B",
+            fix="name a model: `dovetail serve Qwen/Qwen3-0.6B`.",
         )
     log.info(
         "No model was named: serving the bundled demo model, a 2-million-parameter toy that "
-        "knows a few hundred facts. Name a model to serve it: dovetail serve Qwen/Qwen3-0.6B"
+        "knows a few hundred facts. Name a model to serve it: `dovetail serve Qwen/Qwen3-0.6B`."
     )
     return DEMO_PATH
 

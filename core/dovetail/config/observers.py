@@ -59,7 +59,7 @@ def traces_url(endpoint: str) -> str:
         is_complete = False
     if not is_complete:
         raise ConfigError(
-            f"{endpoint!r} is no address.", where=TRACES_FLAG, fix="write host:port, or a URL."
+            f"{endpoint!r} is not an address.", where=TRACES_FLAG, fix="write host:port, or a URL."
         )
     if url.scheme not in ("http", "https"):
         raise ConfigError(
@@ -97,7 +97,7 @@ def _check_version(text: str) -> None:
     """
     if _VERSION.fullmatch(text) is None:
         raise ConfigError(
-            f"{text!r} is no version.",
+            f"{text!r} is not a version.",
             where="--show-hidden-metrics-for-version",
             fix="write it as X.Y.",
         )

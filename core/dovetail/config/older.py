@@ -149,7 +149,7 @@ def _settled(always: str, *passing: Any) -> Mapped:
     """Return the row of a flag whose only sensible value is what always happens."""
 
     def check(value: Any) -> Fields:
-        # True == 1 in Python, and a switch is no number.
+        # True == 1 in Python, and a switch is not a number.
         if any(
             value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing
         ):
@@ -171,7 +171,9 @@ def _task(value: Any) -> Fields:
     pooling: Fields = {"runner": "pooling", "convert": "embed"}
     known |= dict.fromkeys(("embed", "embedding", "score"), pooling)
     if value not in known:
-        raise ConfigError(f'"{value}" is no task.', fix=f"use one of {', '.join(sorted(known))}.")
+        raise ConfigError(
+            f'"{value}" is not a task.', fix=f"use one of {', '.join(sorted(known))}."
+        )
     return known[value]
 
 
@@ -199,7 +201,7 @@ def _preemption(value: Any) -> Fields:
         "swap": {"swap_space": 4.0},
     }
     if value not in known:
-        raise ConfigError(f'"{value}" is no way to go on.', fix="use recompute or swap.")
+        raise ConfigError(f'unknown preemption mode "{value}".', fix="use recompute or swap.")
     return known[value]
 
 
@@ -212,7 +214,7 @@ def _reasoning(value: Any) -> Fields:
 
 
 _ADAPTERS = _settled("there are no prompt adapters", None, False, 0, ())
-_LORA = _settled("low-rank adapters are not built", None, ())
+_LORA = _settled("low-rank adapters are not supported", None, ())
 _TYPICAL = _settled("a guess is kept by rejection sampling", None)
 _WHATEVER_THE_CONTEXT = Mapped(
     f"{_NOTHING}steps are recorded by their number of rows, whatever the context", lambda value: {}

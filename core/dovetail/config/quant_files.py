@@ -33,7 +33,7 @@ def add_quantization(path: Path, config: dict[str, Any]) -> None:
     """Complete config.json's settings with what the folder `path` says elsewhere of how it is
     quantized, and its method's name by the one spelling used here. Mutates: config
 
-    Raises: ConfigError for a file that is no JSON object.
+    Raises: ConfigError for a file that is not a JSON object.
     """
     older = config.get(OLDER_KEY)
     if isinstance(older, dict):

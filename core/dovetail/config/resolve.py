@@ -20,6 +20,7 @@ from dovetail.config.cache_size import (
     kv_bytes,
     window_tokens,
 )
+from dovetail.config.chat_template import template_file
 from dovetail.config.compile_level import step_making
 from dovetail.config.cores import chosen_cores
 from dovetail.config.drafting import draft_spec
@@ -101,17 +102,8 @@ def refuse(config: Config) -> None:
             where="--api-key",
             fix="check the variable it was taken from, or leave the flag out.",
         )
-    template = config.frontend.chat_template
-    if template and not Path(template).is_file() and not _is_template_text(template):
-        raise ConfigError(
-            f"{template!r} is neither a file nor a template.",
-            where="--chat-template",
-            fix="name a .jinja file, or give the template itself.",
-        )
-
-
-def _is_template_text(text: str) -> bool:
-    return "{{" in text or "{%" in text or "\n" in text
+    if config.frontend.chat_template:
+        template_file(config.frontend.chat_template)
 
 
 def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:

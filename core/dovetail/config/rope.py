@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail import registry
+from dovetail.config.model_facts import has_rotary
 from dovetail.errors import ConfigError
 
 WHERE = "--rope-scaling"
@@ -29,9 +30,6 @@ NEEDED = {
 _OWN = ("rope_theta", "partial_rotary_factor")
 """Entries of rope_parameters that are the embedding's, not its rule's."""
 
-_WITHOUT_ROPE = ("bloom", "gpt2", "gpt_bigcode", "mamba", "mpt", "opt")
-"""Model types with positions of another kind."""
-
 
 def with_rope(
     config: Mapping[str, Any], theta: float | None, scaling: Mapping[str, Any]
@@ -42,9 +40,9 @@ def with_rope(
     """
     if theta is None and not scaling:
         return dict(config)
-    if config.get("model_type") in _WITHOUT_ROPE:
+    if not has_rotary(config):
         raise ConfigError(
-            f"{config['model_type']} models have no rotary embedding.",
+            f"{config.get('model_type')} models have no rotary embedding.",
             where=WHERE if scaling else "--rope-theta",
             fix="leave the flag out.",
         )

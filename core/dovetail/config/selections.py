@@ -101,7 +101,7 @@ def check_plugin_options(config: Config) -> None:
             raise ConfigError(
                 f"{name} must hold options, not {options!r}.",
                 where="--plugin-options",
-                fix=f"write --plugin-options.{name}.OPTION VALUE",
+                fix=f"write `--plugin-options.{name}.OPTION VALUE`.",
             )
         _check_names(config, registry.KINDS[kind], options)
 
@@ -297,12 +297,12 @@ def _told(value: Any) -> str:
 
 
 def _places(config: Config) -> dict[str, str]:
-    """Return where torch.save files are read to. Raises: ConfigError for what is no device."""
+    """Return where torch.save files are read to. Raises: ConfigError for what is not a device."""
     places = dict(config.load.pt_load_map_location)
     for stored, device in places.items():
         if not isinstance(device, str):
             raise ConfigError(
-                f"{device!r} is no device.",
+                f"{device!r} is not a device.",
                 where=f"{flags()['pt_load_map_location'].spelling}.{stored}",
                 fix="give the name of one, such as cpu or cuda:0.",
             )
@@ -322,13 +322,11 @@ def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]
 
 
 def select_executor(config: Config) -> Selection:
-    """Return the executor; one rank runs inside the engine process unless told otherwise."""
+    """Return the executor that is named, or the kind's default: there is one rank to run."""
     spec = config.parallel.distributed_executor_backend
+    name = registry.KINDS["executor"].default if spec in _NO_CHOICE else spec
     options = config.plugin.options_of("executor")
-    where = "--distributed-executor-backend"
-    return select(
-        "executor", "uni" if spec in _NO_CHOICE else str(spec), where=where, options=options
-    )
+    return select("executor", str(name), where="--distributed-executor-backend", options=options)
 
 
 def select_worker(config: Config, device: str) -> Selection:

@@ -1,4 +1,4 @@
-"""The table of environment variables that are no flag's own: dovetail's, and other servers' names.
+"""The table of environment variables that do not belong to one flag.
 
 A name of another server is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always
 happens, or concerns nothing here), is `Refused`, or is `ReadBy` somebody else. Which names there
@@ -22,7 +22,7 @@ OWN = {
     "avx512bf16, neon, or none to run on torch",
     "DOVETAIL_VERBOSE": "1 shows tracebacks of errors, as --verbose does",
 }
-"""Variables that are no flag, and what they mean."""
+"""Variables that are not flags, and what they mean."""
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -51,7 +51,7 @@ class ReadBy:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A variable whose effect is not built; `passing` are the texts that ask for nothing."""
+    """A variable whose effect is not supported; `passing` are the texts that ask for nothing."""
 
     missing: str
     passing: tuple[str, ...] = ("", "0", "false")
@@ -106,11 +106,11 @@ _REPORTS = NoEffect("dovetail reports nothing to anybody")
 _BUILD = NoEffect("native kernels are compiled by the first start of a checkout, or by pip")
 _MEDIA = NoEffect("prompts are text, so nothing is downloaded for them")
 _STEPS = "--calculate-kv-scales: the scale of {} is the largest one measured, divided by this ({})"
-_S3 = ReadBy("loaders from S3, of which none is built")
+_S3 = ReadBy("loaders from S3, none of which is supported")
 _HUB = "the hub's client, huggingface_hub"
 _RAY = Refused("there are no Ray workers")
 _GPU_KERNELS = Refused(
-    "the kernels that it chooses are not built",
+    "the kernels that it chooses are not supported",
     fix="unset it; --attention-backend and --quantization choose among those that are.",
 )
 _NCCL = Refused("there is no worker that uses NCCL yet")
@@ -187,9 +187,9 @@ FOREIGN: dict[str, Row] = {
     "VLLM_USE_V1": NoEffect("there is one engine"),
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are handled as one"),
     "VLLM_VIDEO_FETCH_TIMEOUT": _MEDIA,
-    # What is not built.
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": Refused("low-rank adapters are not built yet"),
-    "VLLM_CI_USE_S3": Refused("no loader from S3 is built"),
+    # What is not supported.
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": Refused("low-rank adapters are not supported yet"),
+    "VLLM_CI_USE_S3": Refused("loading from S3 is not supported"),
     "VLLM_CUDART_SO_PATH": Refused("the CUDA runtime is the one that torch brings"),
     "VLLM_DISABLED_KERNELS": Refused(
         "kernels cannot be left out by name", fix="unset it; DOVETAIL_CPU_ISA=none runs on torch."
@@ -205,7 +205,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_OPENVINO_DEVICE": _OPENVINO,
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,
     "VLLM_OPENVINO_KVCACHE_SPACE": _OPENVINO,
-    "VLLM_PP_LAYER_PARTITION": Refused("dividing the layers over devices is not built yet"),
+    "VLLM_PP_LAYER_PARTITION": Refused("dividing the layers over devices is not supported yet"),
     "VLLM_RAY_BUNDLE_INDICES": _RAY,
     "VLLM_RAY_PER_WORKER_GPUS": _RAY,
     "VLLM_ROCM_FP8_PADDING": Refused("there is no worker for ROCm"),

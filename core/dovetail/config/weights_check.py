@@ -89,7 +89,7 @@ def _check_file(file: Path) -> None:
         header = json.loads(text)
         ends = [_end(entry) for name, entry in header.items() if name != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _damaged(file, "its header is no safetensors header") from error
+        raise _damaged(file, "its header is not a safetensors header") from error
     wanted = 8 + length + max(ends, default=0)
     if wanted != size:
         raise _damaged(file, f"it has {size} bytes, its header asks for {wanted}")

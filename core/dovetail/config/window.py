@@ -29,7 +29,7 @@ def within_window(asked: int | None, length: int, model: ModelSpec) -> int:
         return length
     if asked is not None and asked > window:
         raise ConfigError(
-            f"{asked} tokens is more than the {window} of the window, which {WHERE} ends at.",
+            f"{WHERE} limits the context to the window, {window} tokens; {asked} were requested.",
             where="--max-model-len",
             fix=f"give at most {window}, or leave {WHERE} out.",
         )

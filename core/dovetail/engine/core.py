@@ -375,11 +375,10 @@ def _as_refusal(error: BaseException) -> RequestError:
 
 
 def _refusal(request_id: str, error: RequestError) -> RequestUpdate:
-    text = error.what if error.fix is None else f"{error.what} Fix: {error.fix}"
     return RequestUpdate(
         request_id=request_id,
         finish_reason="error",
-        error=text,
+        error=error.advice,
         error_code=error.code,
         error_status=error.status,
     )

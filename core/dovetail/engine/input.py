@@ -23,6 +23,8 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+PROMPT = "prompt"
+"""What errors about the prompt name; a conversation's server says "messages" in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +71,8 @@ class InputProcessor:
         Raises: RequestError naming the field that is wrong.
         """
         arrival_s = time.monotonic()
-        _verify_text("request_id", request_id)
-        _verify_text("cache_salt", cache_salt)
+        verify_text("request_id", request_id)
+        verify_text("cache_salt", cache_salt)
         params = _typed(params)
         params.verify()
         self._verify(params)
@@ -106,10 +108,10 @@ class InputProcessor:
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the prompt as token ids within the vocabulary."""
         if isinstance(prompt, str):
-            _verify_text("prompt", prompt)
+            verify_text(PROMPT, prompt)
             return tuple(self._tokenizer.encode(prompt))
         prompt_ids = tuple(prompt)
-        self._verify_ids("prompt", prompt_ids)
+        self._verify_ids(PROMPT, prompt_ids)
         return prompt_ids
 
     def _truncated(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
@@ -117,16 +119,7 @@ class InputProcessor:
         prompt_ids = truncated(
             prompt_ids, params.truncate_prompt_tokens, self._max_model_tokens, params.max_tokens
         )
-        if not prompt_ids:
-            raise RequestError("the prompt has no tokens.", where="prompt", fix="send some text.")
-        if len(prompt_ids) >= self._max_model_tokens:
-            raise RequestError(
-                f"the context holds {self._max_model_tokens} tokens, prompt and answer together; "
-                f"the prompt has {len(prompt_ids)}.",
-                where="prompt",
-                fix="shorten the prompt, or set truncate_prompt_tokens to -1.",
-                code="context_length_exceeded",
-            )
+        room_for_answer(len(prompt_ids), self._max_model_tokens)
         return prompt_ids
 
     def _completed(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
@@ -155,10 +148,11 @@ class InputProcessor:
 
     def _verify(self, params: SamplingParams) -> None:
         """Check what depends on the model, the tokenizer or the plugins. Raises: RequestError"""
-        for text in (*params.stop, *params.bad_words):
-            _verify_text("stop or bad_words", text)
         for field in ("stop", "bad_words"):
-            if getattr(params, field) and not self._has_tokenizer:
+            texts = getattr(params, field)
+            for text in texts:
+                verify_text(field, text)
+            if texts and not self._has_tokenizer:
                 raise text_refused(field)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings need detokenize to be true.", where="stop")
@@ -175,7 +169,8 @@ class InputProcessor:
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
                 raise RequestError(
-                    f"{token_id!r} is no token id; they go from 0 to {self._vocab_size - 1}.",
+                    f"{token_id!r} is not a valid token id; valid ids are 0 to "
+                    f"{self._vocab_size - 1}.",
                     where=field,
                 )
 
@@ -218,13 +213,13 @@ def _typed(params: SamplingParams) -> SamplingParams:
         raise RequestError(f"{error}.", where="sampling params") from None
 
 
-def _verify_text(field: str, text: str) -> None:
+def verify_text(field: str, text: str) -> None:
     """Raise RequestError for text that has no UTF-8 form."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
-            f"the text is no valid Unicode: {error.reason} at character {error.start}.",
+            f"the text is not valid Unicode: {error.reason} at character {error.start}.",
             where=field,
             fix="send whole characters, not halves of surrogate pairs.",
         ) from None
@@ -246,6 +241,22 @@ def load_tokenizer(spec: EngineSpec) -> Tokenizer:
     options = registry.build_options(spec.tokenizer)
     tokenizer: Tokenizer = tokenizer_class(options, spec.tokenizer_path)
     return tokenizer
+
+
+def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
+    """Return how many tokens of the context the prompt leaves. Raises: RequestError for none."""
+    if not num_prompt_tokens:
+        raise RequestError("the prompt has no tokens.", where=PROMPT, fix="send some text.")
+    if num_prompt_tokens >= max_model_tokens:
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens; the context holds {max_model_tokens}, "
+            "prompt and answer together.",
+            where=PROMPT,
+            fix="shorten the prompt, set truncate_prompt_tokens to -1, or start with a larger "
+            "--max-model-len.",
+            code="context_length_exceeded",
+        )
+    return max_model_tokens - num_prompt_tokens
 
 
 def truncated(

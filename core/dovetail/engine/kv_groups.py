@@ -109,7 +109,7 @@ def _bytes_per_token(layers: Sequence[KVLayer]) -> int:
             )
     if first.dtype not in DTYPE_BYTES:
         raise ConfigError(
-            f'"{first.dtype}" is no dtype of a KV cache.',
+            f'"{first.dtype}" is not a dtype of a KV cache.',
             where="--kv-cache-dtype",
             fix=f"use one of {', '.join(DTYPE_BYTES)}.",
         )

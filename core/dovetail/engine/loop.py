@@ -71,7 +71,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
     """
     clients = _await_hello(end)
     if not clients:
-        logger.info("no API process wants this engine")
+        logger.info("no API process connected; exiting")
         return 1
     try:
         core = EngineCore(

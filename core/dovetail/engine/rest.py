@@ -96,8 +96,7 @@ class Rest:
     def _check_allowed(self) -> None:
         if not self._can_sleep:
             raise RequestError(
-                "this engine was not told that it may sleep.",
-                fix="start it with --enable-sleep-mode.",
+                "sleep mode is off.", fix="start the server with --enable-sleep-mode."
             )
 
 

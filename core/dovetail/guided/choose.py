@@ -41,18 +41,9 @@ def choose_backends(
     """
     classes = {s.name: backend_class(s.name) for s in spec.backends}
     if not classes:
-        raise RequestError(
-            "no backend for structured output is installed.",
-            where=where,
-            fix='pip install "dovetail-llm[guided]"',
-            code="unsupported_field",
-        )
+        raise none_installed(where)
     wish = asked or spec.backend
-    if wish != "auto" and wish not in classes:
-        raise RequestError(
-            f'"{wish}" is no backend of this server; there are: auto, {", ".join(classes)}.',
-            where="guided_decoding_backend",
-        )
+    check_backend(spec, wish, where)
     if wish != "auto":
         found = _refusals(classes[wish], forms)
         is_final = bool(asked) or not spec.falls_back
@@ -74,6 +65,27 @@ def choose_backends(
         raise _refused(least, answers[least], where)
 
 
+def none_installed(where: str | None = None) -> RequestError:
+    """Return the error for structured output where no backend is installed."""
+    return RequestError(
+        "no backend for structured output is installed.",
+        where=where,
+        fix='run `pip install "dovetail-llm[guided]"` where the server runs.',
+        code="unsupported_field",
+    )
+
+
+def check_backend(spec: GuidedSpec, name: str, where: str) -> None:
+    """Raise RequestError for a backend that is not loaded; `where` is the field that named it."""
+    names = ["auto", *(selection.name for selection in spec.backends)]
+    if name not in names:
+        raise RequestError(
+            f'this server has no structured-output backend "{name}".',
+            where=where,
+            fix=f"use one of: {', '.join(names)}.",
+        )
+
+
 def backend_class(name: str) -> type[GuidedBackend]:
     """Return a backend's class. Raises: PluginError"""
     plugin: type[GuidedBackend] = registry.load("guided_decoding_backend", name)
@@ -82,11 +94,12 @@ def backend_class(name: str) -> type[GuidedBackend]:
 
 def _refused(name: str, found: Sequence[Refusal], where: str) -> RequestError:
     first = found[0]
-    more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
+    others = len(found) - 1
+    more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
     return RequestError(
-        f"{first.what}, as far as {name} goes{more}; it would not be enforced.",
+        f"the backend {name} cannot enforce this: {first.what}{more}.",
         where=f"{where}{first.pointer}",
-        fix="leave it out, or say it in another way.",
+        fix="remove it, or choose another backend.",
         code="unsupported_schema",
     )
 

@@ -189,14 +189,14 @@ class GuideCompiler:
             raise RequestError(what, status=500) from error
         if answer.is_too_complex:
             raise RequestError(
-                f"{answer.fault}.",
+                answer.fault,
                 where=where,
                 fix="make it smaller or less nested.",
                 code="grammar_too_complex",
             )
         if answer.fault is not None:
             place = f"{where}{answer.pointer}"
-            raise RequestError(f"{answer.fault}.", where=place, code="invalid_grammar")
+            raise RequestError(answer.fault, where=place, code="invalid_grammar")
         return answer.artifact
 
     async def _started(self, backend: str) -> asyncio.subprocess.Process:
@@ -234,7 +234,7 @@ class GuideCompiler:
             what = "the process that compiles forms could not be made ready."
             raise RequestError(what, status=500) from error
         if answer.fault is not None:
-            raise RequestError(f"the backend could not be made: {answer.fault}.", status=500)
+            raise RequestError(f"the backend could not be made: {answer.fault}", status=500)
 
     async def _kill(self) -> None:
         process, self._process = self._process, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.errors import RequestError
-from dovetail.guided.choose import choose_backend
+from dovetail.guided.choose import check_backend, choose_backend
 from dovetail.guided.compiler import guide_key
 from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Form
@@ -16,6 +16,8 @@ def compile_here(
     table: GuideTable, form: Form, *, backend: str | None = None, starts_after: str = ""
 ) -> Guide:
     """Return the guide of an answer that has this form. Raises: RequestError"""
+    if backend and table.spec.backends:
+        check_backend(table.spec, backend, "backend")
     name = choose_backend(table.spec, [form], backend, WHERE)
     try:
         artifact = table.backend(name).compile(form)

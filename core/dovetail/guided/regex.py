@@ -305,7 +305,7 @@ class _Parser:
                 self.at += 1
                 high = self.bracket_item(is_negative)
                 if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1]:
-                    raise self.fault("has a range between what is no character")
+                    raise self.fault("has a range between what is not a character")
                 low = ((low[0][0], high[0][0]),)
                 if low[0][0] > low[0][1]:
                     raise self.fault("has a range that ends before it begins")
@@ -456,7 +456,7 @@ def written(node: Node) -> str:
             whole = inner if isinstance(part, Chars) else f"(?:{inner})"
             return whole + _count_text(least, most)
         case Rule(name):
-            raise InvalidForm(f"what refers to itself ({name}) is no regular expression")
+            raise InvalidForm(f"what refers to itself ({name}) is not a regular expression")
     raise InvalidForm("the expression has an anchor in the middle")
 
 

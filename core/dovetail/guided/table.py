@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from dovetail import registry
 from dovetail.errors import RequestError
+from dovetail.guided.choose import none_installed
 from dovetail.guided.closing import Closing
 from dovetail.guided.marker import Marker
 from dovetail.guided.vocabulary import load_vocabulary
@@ -108,8 +109,5 @@ class GuideTable:
 def guide_table(spec: EngineSpec) -> GuideTable:
     """Return the table of an engine. Raises: RequestError where no backend is installed."""
     if spec.run.guided is None:
-        raise RequestError(
-            "no backend for structured output is installed.",
-            fix='pip install "dovetail-llm[guided]"',
-        )
+        raise none_installed()
     return GuideTable(spec.run.guided)

@@ -42,7 +42,7 @@ class _Maker:
                 return self._added(made)
             case forms.Free(without):
                 if self._depth is not None:
-                    raise InvalidForm("free text is no regular expression here")
+                    raise InvalidForm("free text is not a regular expression here")
                 return self._added(free_rules(without))
             case forms.Sequence(parts):
                 return Cat(tuple(map(self.node, parts)))

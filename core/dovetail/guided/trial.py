@@ -1,4 +1,4 @@
-"""Trial: what the first tokens of answers of a form cost, found out where taking long is no harm.
+"""Trial: what the first tokens of answers of a form cost, found out where taking long does no harm.
 
 Matchers of an engine cannot be killed, and a form that was compiled in no time may take minutes a
 token. So some answers are begun in the process that compiles, which is killed at the limit.

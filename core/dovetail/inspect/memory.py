@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.config.lengths import checkpoint_tokens, rope_scaling
+from dovetail.config.model_facts import facts_of, has_rotary
 from dovetail.inspect import room
 from dovetail.inspect.facts import Group, Memory
 from dovetail.inspect.weights import How
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS, STEP_TOKENS = 16, 256
 """Where no engine is resolved: of a CPU engine."""
-_NO_ROTARY = ("bloom", "gpt2", "gpt_bigcode", "gpt_neo", "mpt", "openai-gpt", "opt")
-"""Model types whose positions are no rotation."""
-_TWO_TABLES = ("gemma3", "gemma3_text")
-"""Model types that turn windowed layers by another rule."""
 
 
 def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
@@ -51,10 +48,10 @@ def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
 def tables_bytes(model: ModelSpec, served_tokens: int) -> int:
     """Return the bytes of the tables of cosines and sines, float32, for every position served."""
     config: Mapping[str, Any] = model.hf_config
-    if config.get("model_type") in _NO_ROTARY or config.get("alibi"):
+    if not has_rotary(config):
         return 0
     rope = rope_scaling(config)
     share = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
-    is_two = config.get("model_type") in _TWO_TABLES
+    is_two = facts_of(config).has_two_rotary_tables
     kinds = set(config.get("layer_types") or ()) if is_two else set()
     return max(1, len(kinds)) * served_tokens * int(model.head_size * float(share)) * 4

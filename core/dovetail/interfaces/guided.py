@@ -28,9 +28,9 @@ class Guide(msgspec.Struct, frozen=True, kw_only=True):
     The form counts from the beginning of the answer, or, with `starts_after`, from behind the
     first place where that text was written (the end of the reasoning).
     With `triggers` text is free until one of them was written; then the form that follows it holds
-    until it is complete, and text is free again. `triggers` pairs up with `artifacts`. None of them
-    counts in thinking, which `thinking` opens and closes where words have not begun (empty: there
-    is none), and in which an answer begins with `starts_thinking`.
+    until it is complete, and text is free again. `triggers` pairs up with `artifacts`. Triggers
+    inside the reasoning are ignored: `thinking` holds its opening and closing texts (empty: the
+    model has no reasoning), and `starts_thinking` says that the prompt has already opened it.
     `closes`: near max_tokens only what leads to the end is allowed.
     """
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib import util
 from typing import Any, ClassVar
 
+from dovetail.errors import with_fix
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
@@ -71,7 +73,7 @@ class Plugin(ABC):
             return None
         remedy = f"dovetail-llm[{cls.info.extra}]" if cls.info.extra else " ".join(missing)
         names = ", ".join(f'"{name}"' for name in missing)
-        return f'package {names} is not installed. Fix: pip install "{remedy}"'
+        return with_fix(f"package {names} is not installed", f'run `pip install "{remedy}"`')
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -101,4 +103,5 @@ class Value:
         if not missing:
             return None
         remedy = f"dovetail-llm[{self.extra}]" if self.extra else " ".join(missing)
-        return f'package {", ".join(missing)} is not installed. Fix: pip install "{remedy}"'
+        what = f"package {', '.join(missing)} is not installed"
+        return with_fix(what, f'run `pip install "{remedy}"`')

@@ -77,7 +77,7 @@ def activation(name: str) -> Activation:
     """Return the function a config calls `name`. Raises: ConfigError if unknown."""
     if name not in ACTIVATIONS:
         raise ConfigError(
-            f'activation "{name}" is not built in',
+            f'activation "{name}" is not built in.',
             where="config.json",
             fix=f"known: {', '.join(sorted(ACTIVATIONS))}",
         )

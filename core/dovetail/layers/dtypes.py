@@ -28,7 +28,7 @@ DTYPES = {
 def dtype_of(name: str) -> torch.dtype:
     """Return torch's dtype for a name such as "bfloat16". Raises: ConfigError if unknown."""
     if name not in DTYPES:
-        raise ConfigError(f'"{name}" is no dtype', fix=f"use one of {', '.join(DTYPES)}")
+        raise ConfigError(f'"{name}" is not a dtype.', fix=f"use one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

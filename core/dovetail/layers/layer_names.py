@@ -58,7 +58,7 @@ def one_for_parts(
         raise ConfigError(
             f"{', '.join(fused_parts(name))} are stored differently, and are one layer here.",
             where=where,
-            fix="store the parts of a fused layer alike",
+            fix="store the parts of a fused layer alike.",
         )
     return found[0]
 

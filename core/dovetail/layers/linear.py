@@ -256,14 +256,14 @@ def split_heads(group: Group, num_heads: int, num_kv_heads: int, where: str) -> 
     """Return this rank's (query heads, kv heads). Raises: ConfigError when they do not divide."""
     if num_heads % num_kv_heads:
         raise ConfigError(
-            f"{num_heads} query heads are no multiple of {num_kv_heads} kv heads", where=where
+            f"{num_heads} query heads are not a multiple of {num_kv_heads} kv heads.", where=where
         )
     heads = group.share(num_heads, f"{where} heads")
     if num_kv_heads >= group.size:
         return heads, group.share(num_kv_heads, f"{where} kv heads")
     if group.size % num_kv_heads:
         raise ConfigError(
-            f"{num_kv_heads} kv heads cannot be repeated evenly over {group.size} ranks",
+            f"{num_kv_heads} kv heads cannot be repeated evenly over {group.size} ranks.",
             where="--tensor-parallel-size",
         )
     return heads, 1

@@ -277,8 +277,8 @@ def _whole(leaf: str, count: Fraction | int) -> int:
     value = Fraction(count)
     if value.denominator != 1:
         raise ConfigError(
-            f"a part ends inside a packed entry, after {value} of them",
+            f"a part ends inside a packed entry, after {value} of them.",
             where=leaf,
-            fix="use fewer ranks: they divide packed words and groups of inputs between them whole",
+            fix="use fewer ranks: each needs whole packed words and whole groups of inputs.",
         )
     return int(value)

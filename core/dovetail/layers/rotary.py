@@ -47,7 +47,7 @@ class RopeSettings:
         value = self.values.get(key)
         if not isinstance(value, int | float):
             raise ConfigError(
-                f'rope rule "{self.rule}" needs the number "{key}"', where="config.json"
+                f'rope rule "{self.rule}" needs the number "{key}".', where="config.json"
             )
         return float(value)
 
@@ -73,7 +73,7 @@ def rope_settings(
     rule = {"su": "longrope", "mrope": "default"}.get(rule, rule)
     if rule not in RULES:
         raise ConfigError(
-            f'rope rule "{rule}" is not built in',
+            f'rope rule "{rule}" is not built in.',
             where="config.json",
             fix=f"known: {', '.join(RULES)}",
         )

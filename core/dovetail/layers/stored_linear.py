@@ -106,7 +106,7 @@ class Several(Matrix):
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Raise NotImplementedError: tables are never fused."""
-        raise NotImplementedError("fused matrices of different kinds are no table")
+        raise NotImplementedError("fused matrices of different kinds are not one table")
 
 
 def part_of(

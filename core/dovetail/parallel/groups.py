@@ -26,9 +26,9 @@ class Group:
         """Return this rank's part of `count` equal things. Raises: ConfigError if uneven."""
         if count % self.size:
             raise ConfigError(
-                f"{what} ({count}) cannot be divided evenly over {self.size} ranks",
+                f"{what} ({count}) cannot be divided evenly over {self.size} ranks.",
                 where="--tensor-parallel-size",
-                fix=f"use a number of ranks that divides {count}",
+                fix=f"use a number of ranks that divides {count}.",
             )
         return count // self.size
 

@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from dovetail import registry
+from dovetail.config.model_facts import facts_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
@@ -35,8 +36,6 @@ SAME = 1e-3
 LEAST_TOKENS = 128
 """Of a text, to tell what a layer's inputs are: experts that are picked less are rounded to
 nearest."""
-UNREAD = ("openai-gpt",)
-"""Model types whose matrices lie inputs first and whose quantized checkpoints nobody reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +231,9 @@ def check_source(run: RunSpec) -> None:
             where=str(folder),
             fix="name the full-precision checkpoint that it was made from.",
         )
-    if model.hf_config.get("model_type") in UNREAD:
+    if not facts_of(model.hf_config).quantized_is_readable:
         raise ConfigError(
-            "its matrices are stored inputs first, and no quantized copy of it would be read.",
+            "its matrices are stored inputs first, and a quantized copy of it could not be loaded.",
             where=str(folder),
-            fix="quantize it while loading: dovetail serve --quantization int8",
+            fix="quantize it while loading: `dovetail serve --quantization int8`.",
         )

@@ -11,12 +11,10 @@ from typing import cast
 import msgspec
 import torch
 
+from dovetail.config.model_facts import facts_of
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.loader import build_plugin, reading
-
-INPUTS_FIRST = {"gpt2": (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")}
-"""Model types that store matrices [I, O] -> the ends of their names."""
 
 
 class Source:
@@ -25,7 +23,7 @@ class Source:
     def __init__(self, run: RunSpec) -> None:
         self._run = msgspec.structs.replace(run, shows_progress=False)
         self._format = cast(LoadFormat, build_plugin(run.load_format))
-        self._turned = INPUTS_FIRST.get(str(run.model.hf_config.get("model_type")), ())
+        self._turned = facts_of(run.model.hf_config).stores_inputs_first
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors()}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

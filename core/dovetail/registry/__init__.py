@@ -75,7 +75,7 @@ def value_of(kind: str, spec: str, *, where: str | None = None) -> Any:
     """Return what a name of a value kind stands for. Raises: as `load`."""
     plugin = load(kind, spec, where=where)
     if isinstance(plugin, type):
-        raise TypeError(f"{kind} is no value kind")
+        raise TypeError(f"{kind} is not a value kind")
     return plugin.value
 
 

@@ -68,7 +68,9 @@ def import_file(path: Path) -> ModuleType:
         raise ConfigError("there is no such file.", where=str(path), fix="check the path.")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError("is no Python file.", where=str(path), fix="name a file ending in .py.")
+        raise ConfigError(
+            "is not a Python file.", where=str(path), fix="name a file ending in .py."
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -114,7 +114,7 @@ _TABLE = (
           "--speculative-config"),
     _kind("executor", "executor:Executor", "calls the workers of every rank",
           "--distributed-executor-backend", default="uni",
-          auto="by the number of ranks and where they run"),
+          auto="the default, uni: one rank, in the engine process"),
     _kind("worker", "worker:Worker", "one rank's life on one device",
           "--worker-cls", default="auto", auto="by the device type"),
     _kind("model", "model:Model", "one family of checkpoints; the name is the architecture"),
@@ -151,7 +151,7 @@ _TABLE = (
     _value("rope_type", "--rope-scaling", "how the rotary embedding is stretched",
            default=None, is_open=True),
     _value("runner", "--runner", "what the model is run for"),
-    _value("convert", "--convert", "what a model of text is turned into"),
+    _value("convert", "--convert", "what a generative model is converted into"),
     _value("task", "--task", "older name of runner and convert together", is_open=True),
     _value("middleware", "--middleware", "ASGI middleware; any import path", default=None,
            is_open=True),
@@ -193,7 +193,7 @@ def kind_named(name: str) -> Kind:
     if name in KINDS:
         return KINDS[name]
     near = difflib.get_close_matches(name, KINDS, n=3) or sorted(KINDS)
-    raise ConfigError(f'"{name}" is no plugin kind.', fix=f"use one of {', '.join(near)}.")
+    raise ConfigError(f'"{name}" is not a plugin kind.', fix=f"use one of {', '.join(near)}.")
 
 
 @cache

@@ -7,25 +7,24 @@ line here; a test refuses names that stand in both.
 from __future__ import annotations
 
 _HARDWARE = "there is no worker for this hardware"
-_NOT_READ = "checkpoints of this method are not read yet"
-_NOT_BUILT = "it is not built yet"
-_MEDIA = "media in prompts are not built yet"
-_LORA = "adapters are not built yet"
-_POOLING = "pooling models are not built yet"
-_MAMBA = "models with Mamba layers are not built yet"
+_NOT_BUILT = "it is not supported yet"
+_MEDIA = "media in prompts are not supported yet"
+_LORA = "adapters are not supported yet"
+_POOLING = "pooling models are not supported yet"
+_MAMBA = "models with Mamba layers are not supported yet"
 
 KNOWN: dict[str, dict[str, str]] = {
     "attention_backend": {
-        "MLA": "models with latent attention are not built yet",
+        "MLA": "models with latent attention are not supported yet",
         "XFORMERS": "dovetail has kernels of its own; use auto",
     },
     "convert": dict.fromkeys(("classify", "embed", "reward"), _POOLING),
-    "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas are not built yet"),
+    "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas are not supported yet"),
     "device": dict.fromkeys(("hpu", "neuron", "openvino", "rocm", "tpu", "xpu"), _HARDWARE),
-    "drafter": {"draft_model": "a second model that guesses is not built yet"},
+    "drafter": {"draft_model": "a second model that guesses is not supported yet"},
     "executor": {
-        "external_launcher": "several ranks are not built yet",
-        "mp": "several ranks are not built yet; one runs in the engine process (uni)",
+        "external_launcher": "several ranks are not supported yet",
+        "mp": "several ranks are not supported yet; one runs in the engine process (uni)",
         "ray": "Ray is not used; one rank runs in the engine process (uni)",
     },
     "expert_placement": dict.fromkeys(
@@ -37,14 +36,10 @@ KNOWN: dict[str, dict[str, str]] = {
     "mm_cache": dict.fromkeys(("lru", "shm"), _MEDIA),
     "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), _MEDIA),
     "modality": dict.fromkeys(("audio", "image", "video"), _MEDIA),
-    "model_impl": {"terratorch": "models of pixels are not built; terratorch is not used"},
+    "model_impl": {"terratorch": "models of pixels are not supported; terratorch is not used"},
     "pooling_type": {"mean": _POOLING},
-    "quantization": dict.fromkeys(
-        (),
-        _NOT_READ,
-    ),
     "runner": {
-        "draft": "a model that only guesses for another is not built yet",
+        "draft": "a model that only guesses for another is not supported yet",
         "pooling": _POOLING,
     },
     "spec_acceptance_method": {

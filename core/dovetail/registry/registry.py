@@ -19,6 +19,7 @@ from dovetail.errors import (
     PluginError,
     UnavailablePlugin,
     UnknownPlugin,
+    split_fix,
 )
 from dovetail.interfaces.plugin import Plugin, Value
 from dovetail.interfaces.spec import Selection
@@ -98,11 +99,11 @@ class Registry:
             text = f"unavailable_reason() raised {type(error).__name__}: {error}"
             raise BrokenPlugin(_offered(entry, text), where=place) from error
         if reason is not None:
-            what, _, fix = reason.partition(" Fix: ")
+            what, fix = split_fix(reason)
             raise UnavailablePlugin(
                 f"registered by {entry.distribution} but unavailable: {what}",
                 where=place,
-                fix=fix or None,
+                fix=fix,
             )
         return plugin
 
@@ -312,7 +313,7 @@ class Registry:
         try:
             return Candidate(entry=entry, plugin=_class(self.load_entry(entry)))
         except ConfigError as error:
-            return Candidate(entry=entry, reason=error.what)
+            return Candidate(entry=entry, reason=error.what.rstrip("."))
 
     def _check_fit(
         self, kind: Kind, entry: Entry, plugin: type[Plugin], query: Any, place: str

@@ -23,7 +23,7 @@ def verify(kind: str, plugin: Any, target: str) -> None:
     faults = list(value_faults(plugin) if kind_named(kind).is_value else class_faults(kind, plugin))
     if faults:
         raise BrokenPlugin(
-            f"is no valid {kind}: {'; '.join(faults)}.",
+            f"is not a valid {kind}: {'; '.join(faults)}.",
             where=target,
             fix=f"see {kind_named(kind).interface} for what the interface asks.",
         )

@@ -174,12 +174,12 @@ def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
         raise ConfigError(
             f"the weights do not fit into the memory of {device}",
             where="model",
-            fix="use a smaller or quantized model, or more devices",
+            fix="use a smaller or quantized model, or more devices.",
         ) from error
     except (*MALFORMED, RuntimeError) as error:
-        log.debug("%s could not be built", run.model_plugin.target, exc_info=error)
+        log.debug("%s could not be made", run.model_plugin.target, exc_info=error)
         raise ConfigError(
-            f"{run.model.architecture} cannot be built: {type(error).__name__}: {error}.",
+            f"{run.model.architecture} cannot be made: {type(error).__name__}: {error}.",
             where=str(Path(run.model.path) / "config.json"),
             fix="check the values in config.json; --log-level debug shows where it failed.",
         ) from error

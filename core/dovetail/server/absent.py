@@ -27,11 +27,11 @@ UNBUILT = {
     "/v1/load_lora_adapter": "adapters (LoRA)",
     "/v1/unload_lora_adapter": "adapters (LoRA)",
 }
-"""Path -> what of it is not built."""
+"""Path -> what of it is not supported."""
 
 
 def unbuilt(path: str) -> str | None:
-    """Return the sentence for a path whose capability is not built yet, else None."""
+    """Return the sentence for a path whose capability is not supported yet, else None."""
     what = UNBUILT.get(path.rstrip("/"))
     return f"{path}: this version of dovetail has no {what} yet." if what else None
 

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.config.chat_template import load_template
 from dovetail.config.engine import flags
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import DovetailError
@@ -28,7 +29,7 @@ from dovetail.server.generation import CLAMPED_HEADER
 from dovetail.server.mcp import McpServer
 from dovetail.server.middleware import REQUEST_ID, BodyLimit, Faults, Gate, OpenRequests, Outer
 from dovetail.server.plugged import add_middleware
-from dovetail.server.render.chat import ChatRenderer, load_template
+from dovetail.server.render.chat import ChatRenderer
 from dovetail.server.routes import (
     chat,
     completions,

@@ -73,12 +73,12 @@ def _check_origins(origins: Sequence[str]) -> None:
             raise ConfigError(
                 f'no browser ever sends the origin "{origin}".',
                 where="--allowed-origins",
-                fix="write scheme://host or scheme://host:port, e.g. https://chat.example.com",
+                fix="write scheme://host or scheme://host:port, e.g. https://chat.example.com.",
             )
 
 
 def _check_root_path(path: str | None) -> None:
     if path and not path.startswith("/"):
         raise ConfigError(
-            f'"{path}" is no path.', where="--root-path", fix=f"begin it with a slash: /{path}"
+            f'"{path}" is not a path.', where="--root-path", fix=f"begin it with a slash: /{path}"
         )

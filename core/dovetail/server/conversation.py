@@ -6,7 +6,7 @@ of answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from dovetail.server.thinking import (
     unused_fields,
 )
 from dovetail.server.tools import ToolUse, kept_special_ids, session_plan, tool_use
+from dovetail.server.translate import CHAT_NAMES, in_words_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +62,24 @@ async def prepare(
     dialect: Dialect = "chat",
     ignored: Sequence[str] = (),
     others: Sequence[Switch] = (),
+    names: Mapping[str, str] = CHAT_NAMES,
 ) -> Prepared:
-    """Return the request ready for the engine. Raises: RequestError
+    """Return the request ready for the engine. Raises: RequestError in the dialect's `names`
 
     `ignored` are names that the dialect has reported itself, `others` its words on thinking.
     """
-    switches = switches_of(body, others)
-    model = server.model_name(body.model)
-    reply = open_reply(server, body, request_id_of(request, body.request_id), model)
-    reply.ignored += ignored
-    prompt = await render(server, body, switches)
-    unused = unused_fields(body, switches, prompt.rendered.ignored)
-    reply.ignored += server.fields.report(unused)
-    fields = await _engine_fields(server, body, prompt)
-    generation = generation_for(server, body, reply, prompt.ids, fields, prompt.plan)
-    return Prepared(reply=reply, generation=replace(generation, dialect=dialect), prompt=prompt)
+    with in_words_of(names):
+        switches = switches_of(body, others)
+        model = server.model_name(body.model)
+        reply = open_reply(server, body, request_id_of(request, body.request_id), model)
+        reply.ignored += ignored
+        prompt = await render(server, body, switches)
+        unused = unused_fields(body, switches, prompt.rendered.ignored)
+        reply.ignored += server.fields.report(unused)
+        fields = await _engine_fields(server, body, prompt)
+        made = generation_for(server, body, reply, prompt.ids, fields, prompt.plan)
+    generation = replace(made, dialect=dialect, names=names)
+    return Prepared(reply=reply, generation=generation, prompt=prompt)
 
 
 async def render(server: Server, body: ChatRequest, switches: Sequence[Switch]) -> Prompt:
@@ -166,9 +170,10 @@ def _with_strict_calls(asked: Asked, use: ToolUse) -> Asked:
         return asked
     if use.asked.form is not None:
         raise RequestError(
-            "this model's calls have no tag, so they cannot be held beside others.",
+            "structural tags and strict tools cannot be combined for this model: its tool calls "
+            "have no opening tag.",
             where=asked.where,
-            fix="leave strict out of the tools, or the structural tags.",
+            fix="remove strict from the tools, or remove the structural tags.",
             code="unsupported_field",
         )
     return replace(asked, tags=(*asked.tags, *use.asked.tags))

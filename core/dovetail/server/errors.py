@@ -106,23 +106,18 @@ def problem_of(error: BaseException) -> Problem:
             return problem(error.status, error.what, kind=error.kind, code=error.code, headers=wait)
         case RequestError():
             return problem(
-                error.status, _sentence(error), kind=error.kind, param=error.where, code=error.code
+                error.status, str(error), kind=error.kind, param=error.where, code=error.code
             )
         case RequestFault() | EngineDead():
-            return problem(error.status, _sentence(error), kind=error.kind)
+            return problem(error.status, str(error), kind=error.kind)
         case RequestValidationError():
             return _of_validation(error)
         case HTTPException():
             return problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
         case DovetailError():
-            return problem(500, _sentence(error))
+            return problem(500, str(error))
         case _:
             return problem(500, f"internal error ({type(error).__name__}); see the server's log.")
-
-
-def _sentence(error: DovetailError) -> str:
-    head = f"{error.where}: {error.what}" if error.where else error.what
-    return f"{head} {error.fix[0].upper()}{error.fix[1:]}" if error.fix else head
 
 
 def _of_validation(error: RequestValidationError) -> Problem:

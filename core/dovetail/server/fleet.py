@@ -17,6 +17,7 @@ import sys
 
 import msgspec
 
+from dovetail.config.chat_template import load_template
 from dovetail.config.engine import Config
 from dovetail.config.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
@@ -25,7 +26,7 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.server.mcp import connected
 from dovetail.server.parsers import ParserChoice, choose_parsers
 from dovetail.server.phases import Phases
-from dovetail.server.render.chat import ChatRenderer, load_template
+from dovetail.server.render.chat import ChatRenderer
 from dovetail.server.start import max_queued, start_engine, tell_ready
 
 logger = logging.getLogger("dovetail.server")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -54,13 +54,17 @@ CLAMPED_HEADER = "x-dovetail-max-tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One prompt on its way: everything the engine and the session need."""
+    """One prompt on its way: everything the engine and the session need.
+
+    `names`: what the dialect calls the fields that errors of the engine name.
+    """
 
     request_id: str
     prompt_ids: Sequence[int]
     params: SamplingParams
     plan: SessionPlan = field(default_factory=SessionPlan)
     dialect: Dialect = "chat"
+    names: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
     cache_salt: str = ""
 
@@ -75,7 +79,7 @@ class Generation:
             cache_salt=self.cache_salt,
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
         )
-        steps = event_steps(outputs, plan, self.dialect)
+        steps = event_steps(outputs, plan, self.dialect, self.names)
         return noted(server, self, steps) if server.frontend.enable_log_requests else steps
 
 

@@ -56,7 +56,7 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(
-            f'"{host}" is no address of this machine: {error}.',
+            f'"{host}" is not an address of this machine: {error}.',
             where="--host",
             fix="use 127.0.0.1 (this machine only) or 0.0.0.0 (every network).",
         ) from error

@@ -69,7 +69,7 @@ class McpServer:
     """One server. `label` is its address, `name` and `tools` what it says of itself."""
 
     def __init__(self, address: str, *, call_limit_s: float = CALL_LIMIT_S) -> None:
-        """Raises: ConfigError for what is no HOST:PORT"""
+        """Raises: ConfigError for what is not a HOST:PORT"""
         self.label = address
         self.name = ""
         self.tools: Sequence[McpTool] = ()
@@ -277,7 +277,7 @@ def _parsed(address: str) -> tuple[str, int]:
         raise ConfigError(f'"{address}" is not available: {reason}.', where=FLAG, fix=fix)
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", address)
     if found is None or not 0 < int(found[2]) < 1 << 16:
-        raise ConfigError(f'"{address[:128]}" is no address.', where=FLAG, fix=fix)
+        raise ConfigError(f'"{address[:128]}" is not an address.', where=FLAG, fix=fix)
     return found[1].strip("[]"), int(found[2])
 
 

@@ -138,7 +138,7 @@ def _text_of(content: str | Sequence[Block], where: str) -> str:
 def _text(block: Block, where: str) -> str:
     if block.type != "text":
         raise RequestError(
-            f'blocks of type "{block.type[:64]}" are not built here.',
+            f'blocks of type "{block.type[:64]}" are not supported here.',
             where=where,
             code="unsupported_field",
         )
@@ -152,7 +152,7 @@ def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
     for number, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise RequestError(
-                f'tools of type "{tool.type[:64]}" are not built; only the client\'s own are.',
+                f'tools of type "{tool.type[:64]}" are not supported; only the client\'s own are.',
                 where=f"tools[{number}].type",
                 code="unsupported_field",
             )

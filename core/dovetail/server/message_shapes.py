@@ -89,7 +89,7 @@ class Message:
 
 
 def content_block(block: Block) -> dict[str, Any]:
-    """Return a block as content of a message; arguments that are no object are cut ones."""
+    """Return a block as content of a message; arguments that are not an object are cut ones."""
     if block.kind == "reasoning":
         thought = {"type": "thinking", "thinking": block.text}
         return thought | {"signature": signature(block.text)}

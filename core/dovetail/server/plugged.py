@@ -40,7 +40,7 @@ def _find(path: str) -> Any:
         return registry.value_of("middleware", path)
     module, separator, name = path.rpartition(":" if ":" in path else ".")
     if not separator or not module or not name:
-        raise ConfigError(f'"{path}" is no import path.', where=FLAG, fix=_FIX)
+        raise ConfigError(f'"{path}" is not an import path.', where=FLAG, fix=_FIX)
     try:
         return import_target(f"{module}:{name}")
     except (BrokenPlugin, ConfigError) as error:

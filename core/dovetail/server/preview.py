@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.config.chat_template import load_template
 from dovetail.config.engine import Config
 from dovetail.config.show import DEFAULT, MODEL
 from dovetail.engine.input import load_tokenizer
@@ -15,7 +16,7 @@ from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.listen import DEFAULT_HOST
 from dovetail.server.parsers import ParserChoice, build_parsers, choose_parsers
-from dovetail.server.render.chat import ChatRenderer, load_template
+from dovetail.server.render.chat import ChatRenderer
 from dovetail.server.start import max_queued
 
 

@@ -137,7 +137,7 @@ class _Turns:
                 self._other({"role": "tool", "tool_call_id": call_id, "content": output})
             case kind:
                 raise RequestError(
-                    f'items of type "{str(kind)[:64]}" are not built here.',
+                    f'items of type "{str(kind)[:64]}" are not supported here.',
                     where=f"{where}.type",
                     code="unsupported_field",
                 )
@@ -238,7 +238,7 @@ def _part(part: Any, where: str) -> str:
     kind = part.get("type", "text")
     if kind not in TEXT_PARTS:
         raise RequestError(
-            f'parts of type "{str(kind)[:64]}" are not built; only text is.',
+            f'parts of type "{str(kind)[:64]}" are not supported; only text is.',
             where=where,
             code="unsupported_field",
         )
@@ -273,7 +273,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type", "function")
     if kind != "function":
         raise RequestError(
-            f'tools of type "{str(kind)[:64]}" are not built; only functions and mcp are.',
+            f'tools of type "{str(kind)[:64]}" are not supported; only functions and mcp are.',
             where=f"{where}.type",
             code="unsupported_field",
         )

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dovetail.engine.input import room_for_answer
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -74,9 +75,7 @@ def build_sampling(
 ) -> Sampling:
     """Return checked params. Raises: RequestError"""
     params = engine.default_params(**fields)
-    room = engine.spec.run.max_model_tokens - num_prompt_tokens
-    if room < 1:
-        raise too_long(num_prompt_tokens, engine.spec.run.max_model_tokens)
+    room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
     if params.max_tokens is None or clamped:
         params = msgspec.structs.replace(params, max_tokens=room)
@@ -84,17 +83,6 @@ def build_sampling(
         raise RequestError(f"only {room} tokens of the context are left.", where="min_tokens")
     params.verify()
     return Sampling(params=params, clamped_tokens=room if clamped else None)
-
-
-def too_long(num_prompt_tokens: int, max_model_tokens: int) -> RequestError:
-    """Return the error for a prompt that leaves no room."""
-    return RequestError(
-        f"the prompt has {num_prompt_tokens} tokens, but this model's context is "
-        f"{max_model_tokens} tokens, answer included.",
-        where="messages",
-        fix="shorten the prompt, or start the server with a larger --max-model-len.",
-        code="context_length_exceeded",
-    )
 
 
 def _token_biases(given: Mapping[str, float]) -> dict[int, float]:

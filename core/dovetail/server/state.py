@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dovetail.config.frontend import FrontendConfig
+from dovetail.engine.input import PROMPT, verify_text
 from dovetail.engine.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
+from dovetail.guided.choose import none_installed
 from dovetail.interfaces.form import sequence
 from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.reasoning_parser import ReasoningParser
@@ -111,12 +113,7 @@ class Server:
     def check_guides(self, where: str) -> None:
         """Raise RequestError where nothing can hold an answer to a form."""
         if self.engine.guides is None:
-            raise RequestError(
-                "no backend for structured output is installed.",
-                where=where,
-                fix='pip install "dovetail-llm[guided]" where the server runs.',
-                code="unsupported_field",
-            )
+            raise none_installed(where)
 
     @property
     def guided_spec(self) -> GuidedSpec | None:
@@ -160,12 +157,9 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return token ids. Raises: RequestError for text that is no valid Unicode."""
+        """Return the token ids of a prompt. Raises: RequestError for text that is not Unicode."""
         tokenizer = self.engine.tokenizer
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError("the text holds half a surrogate pair.", where="prompt") from error
+        verify_text(PROMPT, text)
         return await self.run(
             lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
         )

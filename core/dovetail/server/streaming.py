@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,6 +32,7 @@ from dovetail.observability import metrics
 from dovetail.server.errors import Problem, problem_of
 from dovetail.server.events import CountedSession, Event, SessionPlan
 from dovetail.server.finish import Dialect, finish_reason
+from dovetail.server.translate import CHAT_NAMES, in_words_of
 
 logger = logging.getLogger("dovetail.server")
 Answer = TypeVar("Answer")
@@ -57,41 +66,57 @@ class Step:
 
 
 async def event_steps(
-    outputs: AsyncGenerator[RequestOutput, None], plan: SessionPlan, dialect: Dialect = "chat"
+    outputs: AsyncGenerator[RequestOutput, None],
+    plan: SessionPlan,
+    dialect: Dialect = "chat",
+    names: Mapping[str, str] = CHAT_NAMES,
 ) -> AsyncGenerator[Step, None]:
     """Yield a step per delta of the engine. Closing it closes `outputs`, which aborts.
 
-    Raises: RequestFault when the engine ended an answer with an error or an abort.
+    Raises: RequestFault when the engine ended an answer with an error or an abort, RequestError in
+    the dialect's `names`.
     """
     sessions: dict[int, CountedSession] = {}
     num_generated = 0
     try:
-        async for output in outputs:
-            for delta in output.deltas:
-                num_generated += len(delta.token_ids)
-                session = sessions.get(delta.index) or CountedSession(plan)
-                sessions[delta.index] = session
-                events = session.feed(delta.text, len(delta.token_ids), delta.num_chars)
-                if delta.finish_reason is not None:
-                    _check_end(delta.finish_reason, output.request_id)
-                    is_cut = delta.finish_reason == "length"
-                    events = [*events, *session.finish(is_cut=is_cut)]
-                yield Step(
-                    index=delta.index,
-                    text=delta.text,
-                    events=events,
-                    token_ids=delta.token_ids,
-                    logprobs=delta.logprobs,
-                    finish_reason=_reason(delta, session, dialect),
-                    stop_reason=delta.stop_reason,
-                    num_prompt_tokens=len(output.prompt_token_ids),
-                    num_generated_tokens=num_generated,
-                    num_cached_tokens=output.num_cached_tokens,
-                    num_reasoning_tokens=sum(s.num_reasoning_tokens for s in sessions.values()),
-                    prompt_logprobs=output.prompt_logprobs,
-                )
+        with in_words_of(names):
+            async for output in outputs:
+                for delta in output.deltas:
+                    num_generated += len(delta.token_ids)
+                    session = sessions.get(delta.index) or CountedSession(plan)
+                    sessions[delta.index] = session
+                    yield _step(output, delta, session, dialect, num_generated, sessions.values())
     finally:
         await outputs.aclose()
+
+
+def _step(
+    output: RequestOutput,
+    delta: CompletionDelta,
+    session: CountedSession,
+    dialect: Dialect,
+    num_generated: int,
+    sessions: Iterable[CountedSession],
+) -> Step:
+    """Return the news that a delta brings. Mutates: session. Raises: RequestFault"""
+    events = session.feed(delta.text, len(delta.token_ids), delta.num_chars)
+    if delta.finish_reason is not None:
+        _check_end(delta.finish_reason, output.request_id)
+        events = [*events, *session.finish(is_cut=delta.finish_reason == "length")]
+    return Step(
+        index=delta.index,
+        text=delta.text,
+        events=events,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        finish_reason=_reason(delta, session, dialect),
+        stop_reason=delta.stop_reason,
+        num_prompt_tokens=len(output.prompt_token_ids),
+        num_generated_tokens=num_generated,
+        num_cached_tokens=output.num_cached_tokens,
+        num_reasoning_tokens=sum(s.num_reasoning_tokens for s in sessions),
+        prompt_logprobs=output.prompt_logprobs,
+    )
 
 
 def _reason(delta: CompletionDelta, counted: CountedSession, dialect: Dialect) -> str | None:

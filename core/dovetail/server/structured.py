@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.guided.choose import check_backend
 from dovetail.guided.regex import outside, ranges, whole, without, written
 from dovetail.guided.schema import closed
 from dovetail.interfaces.form import Choice, Form, Free, Grammar, Json, Literal, Pattern, sequence
@@ -64,7 +65,7 @@ class _Style:
 
     def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
         asked = body.structured_outputs or StructuredOutputs.model_construct()
-        self.backend = asked.backend or body.guided_decoding_backend
+        self.backend = _named_backend(asked, body, spec)
         if asked.disable_fallback and spec is not None:
             self.backend = self.backend or spec.backend
         self.closes_early = asked.close_on_length
@@ -94,6 +95,18 @@ class _Style:
     def asked(self, where: str, form: Form) -> Asked:
         """Return what was asked for."""
         return Asked(where=where, form=form, backend=self.backend, closes=self.closes_early)
+
+
+def _named_backend(
+    asked: StructuredOutputs, body: SamplingFields, spec: GuidedSpec | None
+) -> str | None:
+    """Return the backend that the request names. Raises: RequestError for one that is not loaded"""
+    name, where = asked.backend, "structured_outputs.backend"
+    if not name:
+        name, where = body.guided_decoding_backend, "guided_decoding_backend"
+    if name and spec is not None and spec.backends:
+        check_backend(spec, name, where)
+    return name
 
 
 def _blanks(pattern: str, where: str) -> str:
@@ -127,7 +140,9 @@ def _response_format(given: ResponseFormat | None, style: _Style) -> list[Asked]
             return [_tags(content, style, where)]
         case "regex" | "grammar" | "choice":
             fix = f"use structured_outputs.{given.type}."
-            raise RequestError(f'"{given.type}" is no type here.', where=f"{where}.type", fix=fix)
+            raise RequestError(
+                f'"{given.type}" is not a type here.', where=f"{where}.type", fix=fix
+            )
         case _:
             raise RequestError(
                 f'"{given.type[:64]}" is none of text, json_object, json_schema, structural_tag.',

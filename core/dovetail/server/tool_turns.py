@@ -90,9 +90,9 @@ def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -
             )
     if tool.get("require_approval") not in (None, "never"):
         raise RequestError(
-            "calls are made without asking.",
+            "this server runs MCP tools without approval.",
             where=f"{where}.require_approval",
-            fix='send "never".',
+            fix='set it to "never".',
             code="unsupported_field",
         )
     label = tool.get("server_label")
@@ -192,7 +192,7 @@ class Turns:
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
-            return _fault(block, "the arguments are no JSON object.", -32602)
+            return _fault(block, "the arguments are not a JSON object.", -32602)
         try:
             result = await self.offer.servers[block.name].call(block.name, arguments)
         except McpFault as error:

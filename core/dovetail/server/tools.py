@@ -144,7 +144,8 @@ def _without_start(form: Form, start: str) -> Form:
             return Choice(tuple(_without_start(part, start) for part in parts))
         case _:
             raise RequestError(
-                "this model's way of writing calls cannot be held to a schema unasked.",
+                "strict tools need a tool-call format with an opening tag, and this model's has "
+                "none.",
                 where="tools",
                 fix='leave strict out, or use tool_choice "required".',
                 code="unsupported_field",

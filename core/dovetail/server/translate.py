@@ -12,12 +12,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dovetail.engine.input import PROMPT
 from dovetail.errors import RequestError
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.protocol.common import SamplingFields
 
 MAX_DEPTH = 200
 """What is told back stands within a response, and pydantic writes 255 levels."""
+
+
+def engine_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return a dialect's names of chat's fields, and of the prompt that its messages become.
+
+    The engine finds prompts too long or not Unicode, whatever they were made of.
+    """
+    return {PROMPT: names.get("messages", "messages"), **names}
+
+
+CHAT_NAMES = engine_names({})
 
 
 def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
@@ -60,8 +72,8 @@ def is_deep(value: Any) -> bool:
 
 @contextlib.contextmanager
 def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Let request errors name the client's fields: `names` maps chat's names to the dialect's,
-    the longest that fits first. Raises: what the block raises"""
+    """Let request errors name the client's fields: `names` maps the inner names to the
+    dialect's, the longest that fits first. Raises: what the block raises"""
     try:
         yield
     except RequestError as error:

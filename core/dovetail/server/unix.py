@@ -70,7 +70,9 @@ def _remove_stale(file: Path) -> None:
         return  # there is none, or binding will say why not
     if not stat.S_ISSOCK(mode):
         raise ConfigError(
-            f"{file} exists and is no socket.", where=FLAG, fix="name another path, or remove it."
+            f"{file} exists and is not a socket.",
+            where=FLAG,
+            fix="name another path, or remove it.",
         )
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(PROBE_S)

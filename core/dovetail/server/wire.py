@@ -90,7 +90,7 @@ class BoundedHttp(HttpToolsProtocol):
         raise _HeadTooLarge
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the shape of every other error."""
+        """Refuse what is not HTTP, in the shape of every other error."""
         self._refuse(problem(400, "this is not a valid HTTP request.", code="invalid_http"))
 
     def _end_slow_head(self) -> None:

@@ -170,7 +170,7 @@ def object_at(text: str, at: int = 0) -> str:
     """
     found = text[at:]
     if not isinstance(loads(found), dict):
-        raise MalformedToolCall("the arguments are no object")
+        raise MalformedToolCall("the arguments are not an object")
     return found
 
 
@@ -183,7 +183,7 @@ def _arguments(text: str, member: Member) -> str:
     if value is None:
         return EMPTY
     if not isinstance(value, dict):
-        raise MalformedToolCall(f'"{member.key}" is no object')
+        raise MalformedToolCall(f'"{member.key}" is not an object')
     return found
 
 
@@ -200,7 +200,7 @@ def _listed(text: str, at: int) -> _Objects:
     at = skip_blanks(text, at + 1)
     while at < len(text) and text[at] != "]":
         if text[at] != "{":
-            return _Objects(places, at, "an item is no object")
+            return _Objects(places, at, "an item is not an object")
         end = value_end(text, at)
         places.append((at, end))
         if end is None:

@@ -174,10 +174,10 @@ def _odd_number(text: str) -> str:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        raise MalformedToolCall(f"{text[:32]} is no literal") from error
+        raise MalformedToolCall(f"{text[:32]} is not a literal") from error
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value):
-        raise MalformedToolCall(f"{text[:32]} is no number in JSON")
+        raise MalformedToolCall(f"{text[:32]} is not a number in JSON")
     return json.dumps(value)
 
 

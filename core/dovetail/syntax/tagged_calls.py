@@ -79,7 +79,7 @@ class TaggedCalls:
         if head is None:
             found.fault = "a call's head has no name"
         elif start < len(text) and text[start] != "{":
-            found.fault = "the arguments are no object"
+            found.fault = "the arguments are not an object"
         if head is None or found.fault or start >= len(text):
             return at
         end = value_end(text, start)

@@ -143,7 +143,7 @@ class RandomLogitsModel(nn.Module, Model):
         kind = config.get("logits", "uniform")
         if kind not in ("uniform", "random"):
             raise ConfigError(
-                f'"logits" is {kind!r}', where="config.json", fix='use "uniform" or "random"'
+                f'"logits" is {kind!r}', where="config.json", fix='use "uniform" or "random".'
             )
         self.cache = _TinyCache(torch.get_default_dtype())
         generator = torch.Generator().manual_seed(config.get("logits_seed", 0))
@@ -252,9 +252,9 @@ def _tokenizer_facts(
     end = eos_token_id if eos_token_id is not None else read.get("eos_token_id")
     if size is None:
         raise ConfigError(
-            "the size of the vocabulary is unknown",
+            "the size of the vocabulary is unknown.",
             where=str(tokenizer_from),
-            fix="pass vocab_size, or a tokenizer folder with tokenizer.json or config.json",
+            fix="pass vocab_size, or a tokenizer folder with tokenizer.json or config.json.",
         )
     facts = {"vocab_size": int(size)}
     if end is not None:
@@ -286,7 +286,7 @@ def _checked_scripts(scripts: Any, vocab_size: int) -> list[Mapping[str, Any]]:
     """Return the scripts of config.json. Raises: ConfigError when one is malformed."""
     if not isinstance(scripts, list) or not scripts:
         raise ConfigError(
-            '"replay" must be a list of scripts, at least one', where="config.json", fix=_EXAMPLE
+            '"replay" must be a list of scripts, at least one.', where="config.json", fix=_EXAMPLE
         )
     for number, script in enumerate(scripts):
         where = f"config.json replay[{number}]"

@@ -54,7 +54,7 @@ class FlashAttn(AttentionBackend):
         """Return why the package cannot be used here, or None. Imports nothing."""
         if _has(THIRD) or _has(SECOND):
             return None
-        return 'package "flash_attn" is not installed. Fix: pip install flash-attn'
+        return 'package "flash_attn" is not installed. Fix: run `pip install flash-attn`.'
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:

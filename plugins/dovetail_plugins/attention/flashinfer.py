@@ -45,7 +45,7 @@ class FlashInfer(AttentionBackend):
         """Return why the package cannot be used here, or None. Imports nothing."""
         if super().unavailable_reason() is None:
             return None
-        return 'package "flashinfer" is not installed. Fix: pip install flashinfer-python'
+        return 'package "flashinfer" is not installed. Fix: run `pip install flashinfer-python`.'
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:

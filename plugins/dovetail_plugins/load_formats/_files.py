@@ -67,7 +67,9 @@ def check_is_content(path: Path) -> int:
         start = file.read(len(LFS_POINTER))
     if start == LFS_POINTER:
         raise ConfigError(
-            "this is a Git LFS pointer, not the file itself", where=str(path), fix="git lfs pull"
+            "this is a Git LFS pointer, not the file itself.",
+            where=str(path),
+            fix="run `git lfs pull`.",
         )
     if size_bytes == 0:
         raise ConfigError("the file is empty", where=str(path), fix="download it again")

@@ -109,7 +109,7 @@ def rank_files(checkpoint: Checkpoint, pattern: str) -> list[Path]:
         raise ConfigError(
             f"the weights were divided over {written} ranks, not over {rank.world_size}",
             where=checkpoint.path,
-            fix=f"use {written} ranks, or write it again: dovetail convert --to sharded_state",
+            fix=f"use {written} ranks, or write it again: `dovetail convert --to sharded_state`.",
         )
     absent = sorted(set(range(max(parts, default=0) + 1)) - set(parts))
     if absent:

@@ -37,11 +37,11 @@ class CudaWorker(DeviceWorker):
         if reason is not None:
             return reason
         if metadata.version("torch").endswith("+cpu"):
-            return "the installed torch is built for CPUs only. Fix: pip install torch with CUDA"
+            return "the installed torch runs on CPUs only. Fix: install a torch with CUDA."
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
-            return "no NVIDIA driver is installed. Fix: install it, or use --device cpu"
+            return "no NVIDIA driver is installed. Fix: install it, or use --device cpu."
         return None
 
     @classmethod

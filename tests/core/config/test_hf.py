@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTForCausalLM", SMALL | {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "mixtral": ("MixtralForCausalLM", GROUPED),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", GROUPED),
     "qwen3_moe": ("Qwen3MoeForCausalLM", GROUPED),
     "falcon": ("FalconForCausalLM", SMALL | {"multi_query": True}),
 }

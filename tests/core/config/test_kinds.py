@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from dovetail.bench.settings import GROUPS_BY_COMMAND
-from dovetail.config.engine import GROUPS, flags
+from dovetail.config.engine import GROUPS, Config, flags
 from dovetail.config.field import Flag, flags_of
 from dovetail.config.older import older_flags
+from dovetail.config.selections import select_executor
 from dovetail.quantize.settings import QuantizeFlags
 from dovetail.registry import KINDS
 
@@ -105,3 +106,12 @@ def test_importing_config_is_light() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [None, "auto", ""])
+def test_the_executors_auto_is_what_its_kind_says(name: str | None) -> None:
+    pytest.importorskip("dovetail_plugins")
+    kind = KINDS["executor"]
+    chosen = select_executor(Config.from_fields({"distributed_executor_backend": name}))
+    assert chosen.name == kind.default
+    assert str(kind.default) in kind.auto

@@ -119,7 +119,8 @@ def test_truncation_to_what_fits_leaves_half_for_a_greedy_answer() -> None:
         ("x", {"max_tokens": 2.5}, "max_tokens"),
         ("x", {"stop_token_ids": ("7",)}, "stop_token_ids[0]"),
         ("x", {"logits_processors": {"p": {"object": object()}}}, "sampling params"),
-        ("x", {"stop": ("\ud800",)}, "stop or bad_words"),
+        ("x", {"stop": ("\ud800",)}, "stop"),
+        ("x", {"bad_words": ("\ud800",)}, "bad_words"),
     ],
 )
 def test_refusals_name_the_field(

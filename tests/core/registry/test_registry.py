@@ -97,7 +97,7 @@ def test_unavailable_says_what_to_install() -> None:
         registry.load(KIND, "gone")
     text = str(raised.value)
     assert text.startswith("--scheduling-policy gone: registered by test but unavailable")
-    assert text.endswith('Fix: pip install "dovetail-llm[gpu]"')
+    assert text.endswith('Fix: run `pip install "dovetail-llm[gpu]"`.')
     with pytest.raises(UnavailablePlugin, match="no_such_package"):
         registry.load("block_size", "8")
 

@@ -126,6 +126,23 @@ def test_how_it_is_held() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"structured_outputs": {"regex": "a", "backend": "x"}}, "structured_outputs.backend"),
+        ({"guided_regex": "a", "guided_decoding_backend": "x"}, "guided_decoding_backend"),
+    ],
+)
+def test_a_backend_that_is_not_loaded_is_refused_by_its_field(
+    fields: dict[str, Any], where: str
+) -> None:
+    loaded = (SimpleNamespace(name="one"), SimpleNamespace(name="two"))
+    spec = SimpleNamespace(backend="auto", backends=loaded, blanks="", closes_objects=False)
+    with pytest.raises(RequestError, match="use one of: auto, one, two") as caught:
+        asked(fields, cast(GuidedSpec, spec))
+    assert caught.value.where == where
+
+
 def test_a_request_may_forbid_other_backends() -> None:
     """A backend that the request names is the only one that is tried; so is the server's then."""
     spec = cast(GuidedSpec, SimpleNamespace(backend="one", blanks="", closes_objects=False))

@@ -2,7 +2,7 @@
 
 Reasoning and tool parsers only say their markers and parse one finished region; this file finds
 the regions. What the events come to is a function of the joined text alone. Blanks beside a region
-are layout and are dropped; no other text is lost: a region that is no call comes out as content. A
+are layout and are dropped; no other text is lost: a region that is not a call is content. A
 call that has begun is passed on as it grows, and stays one even if its text ends badly. Stop
 strings are looked for in content alone; what follows one is not read.
 """
@@ -29,7 +29,7 @@ class SessionPlan:
     """What the sessions of one request have in common.
 
     `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
-    of the chat format that are no content but may stand in a call's strings. `max_calls` None is
+    of the chat format that are not content but may stand in a call's strings. `max_calls` None is
     unbounded. `is_forced_call`: the request named the tool to call. `stops` are the stop strings,
     which count from the token `min_tokens` on.
     """
@@ -234,7 +234,7 @@ class Session:
 
     def _say_held(self) -> None:
         """Emit what may have been the beginning of a stop string: no stop string goes on behind
-        something that is no content."""
+        something that is not content."""
         text = self._stops.flush()
         if text:
             self._events.append(ContentDelta(text=text))

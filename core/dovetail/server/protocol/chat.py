@@ -26,7 +26,7 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class ContentPart(Body):
-    """One piece of a message; only text is built."""
+    """One piece of a message; only text is supported."""
 
     type: str = "text"
     text: str | None = None

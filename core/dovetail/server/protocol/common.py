@@ -40,18 +40,18 @@ WITHOUT_EFFECT = frozenset(
 """Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
 
 REFUSED = {
-    "use_beam_search": "beam search is not built",
+    "use_beam_search": "beam search is not supported",
     "best_of": "is no longer part of the API; use n",
     "functions": "is no longer part of the API; use tools",
     "function_call": "is no longer part of the API; use tool_choice",
-    "prompt_embeds": "prompts as embeddings are not built",
-    "modalities": "only text is built",
-    "audio": "only text is built",
-    "prediction": "predicted outputs are not built",
+    "prompt_embeds": "prompts as embeddings are not supported",
+    "modalities": "only text is supported",
+    "audio": "only text is supported",
+    "prediction": "predicted outputs are not supported",
     "web_search_options": "there is no web search here",
     "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
-    "mm_processor_kwargs": "only text is built",
-    "kv_transfer_params": "KV transfer is not built",
+    "mm_processor_kwargs": "only text is supported",
+    "kv_transfer_params": "KV transfer is not supported",
     "mcp_servers": "servers of tools are offered by /v1/responses, with tools of type mcp",
     **dict.fromkeys(("tools", "tool_choice"), "tools need a conversation (/v1/chat/completions)"),
     **dict.fromkeys(

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
+from dovetail.config.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.protocol.chat import Message, ToolBody
@@ -109,23 +109,6 @@ class ChatRenderer:
 
     def _format(self, template: ChatTemplate) -> str:
         return template.content_format if self._content_format == "auto" else self._content_format
-
-
-def load_template(value: str | None) -> str | None:
-    """Return the template text that --chat-template names: a file, or the text itself."""
-    if value is None:
-        return None
-    if "{" in value or "\n" in value:
-        return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"cannot read {value}: {reason}.",
-            where="--chat-template",
-            fix="name a .jinja file, or give the template itself.",
-        ) from error
 
 
 def check_template(value: str | None) -> None:

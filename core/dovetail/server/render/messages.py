@@ -22,7 +22,7 @@ def normalise(
 ) -> list[dict[str, Any]]:
     """Return template messages. `content_format` is "string" or "openai".
 
-    Raises: RequestError for parts that are no text and arguments that are no JSON object.
+    Raises: RequestError for parts that are not text and arguments that are not a JSON object.
     """
     knows_developer = "developer" in template_source
     return [
@@ -77,7 +77,9 @@ def _part_text(part: ContentPart | str, where: str) -> str:
         return part
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in TEXT_PARTS:
-        raise RequestError(f'parts of type "{part.type}" are not built; only text is.', where=where)
+        raise RequestError(
+            f'content parts of type "{part.type}" are not supported; only text is.', where=where
+        )
     if text is None:
         raise RequestError("a text part without text.", where=where)
     return text
@@ -99,7 +101,7 @@ def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
             f"the arguments of {call.function.name} are not JSON: {error}", where=where
         ) from error
     if not isinstance(parsed, dict):
-        raise RequestError(f"the arguments of {call.function.name} are no object.", where=where)
+        raise RequestError(f"the arguments of {call.function.name} are not an object.", where=where)
     return parsed
 
 

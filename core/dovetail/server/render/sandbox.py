@@ -154,7 +154,7 @@ def _check_text_method(owner: str, name: str, args: Any, kwargs: Mapping[str, An
     if name == "join" and args and isinstance(args[0], list | tuple):
         budget.check_size(budget.joined_size(owner, list(args[0])))
     elif name == "join" and args:
-        raise budget.TemplateLimit("the chat template joins something that is no list.")
+        raise budget.TemplateLimit("the chat template joins something that is not a list.")
     elif name == "replace" and len(args) >= 2:
         budget.check_size(budget.replaced_size(owner, str(args[0]), str(args[1])))
     elif name == "translate":

@@ -121,7 +121,7 @@ async def _echo_text(server: Server, body: CompletionRequest, prompt: str | list
 def _check_ids(server: Server, token_ids: Sequence[int]) -> None:
     size = server.engine.spec.run.model.vocab_size
     if token_ids and max(token_ids) >= size:
-        raise RequestError(f"token ids go from 0 to {size - 1}.", where="prompt")
+        raise RequestError(f"valid token ids are 0 to {size - 1}.", where="prompt")
 
 
 def _engine_fields(body: CompletionRequest) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import Server
 from dovetail.server.streaming import until_gone
 from dovetail.server.thinking import switches_of, unused_fields
-from dovetail.server.translate import in_words_of
+from dovetail.server.translate import engine_names, in_words_of
 
 
 async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
@@ -49,7 +49,7 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
 async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     """Return how many tokens the prompt of a message has."""
     chat, ignored = _translated(server, body)
-    with in_words_of(NAMES):
+    with in_words_of(engine_names(NAMES)):
         server.model_name(chat.model)
         wishes = switches_of(chat, switches(body))
         prompt = await render(server, chat, wishes)
@@ -76,10 +76,15 @@ async def _prepare(
     request: Request,
     ignored: list[str],
 ) -> Prepared:
-    with in_words_of(NAMES):
-        return await prepare(
-            server, chat, request, dialect="messages", ignored=ignored, others=switches(body)
-        )
+    return await prepare(
+        server,
+        chat,
+        request,
+        dialect="messages",
+        ignored=ignored,
+        others=switches(body),
+        names=engine_names(NAMES),
+    )
 
 
 def _shape(server: Server, prepared: Prepared) -> MessageShape:

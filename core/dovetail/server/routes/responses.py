@@ -42,7 +42,7 @@ from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import Server
 from dovetail.server.streaming import until_gone
 from dovetail.server.tool_turns import Offer, Turns, offer_of
-from dovetail.server.translate import in_words_of
+from dovetail.server.translate import engine_names, in_words_of
 
 Message = dict[str, Any]
 
@@ -199,17 +199,21 @@ async def _prepare(server: Server, plan: Plan, request: Request) -> Prepared:
     Raises: RequestError
     """
     chat, num_dropped = plan.chat, 1
-    with in_words_of(NAMES):
-        while True:
-            try:
-                return await prepare(
-                    server, chat, request, dialect="responses", ignored=plan.ignored
-                )
-            except RequestError as error:
-                shorter = without_oldest(plan.chat, num_dropped) if plan.drops_turns else None
-                if error.code != "context_length_exceeded" or shorter is None:
-                    raise
-                chat, num_dropped = shorter, 2 * num_dropped
+    while True:
+        try:
+            return await prepare(
+                server,
+                chat,
+                request,
+                dialect="responses",
+                ignored=plan.ignored,
+                names=engine_names(NAMES),
+            )
+        except RequestError as error:
+            shorter = without_oldest(plan.chat, num_dropped) if plan.drops_turns else None
+            if error.code != "context_length_exceeded" or shorter is None:
+                raise
+            chat, num_dropped = shorter, 2 * num_dropped
 
 
 def _news(

@@ -16,14 +16,15 @@ from dovetail.server.routes.access import ServerOf
 async def sleep(
     server: ServerOf, level: int = 1, mode: Literal["abort", "wait"] = "abort"
 ) -> Response:
-    """Give the memory of weights and KV cache back; requests under way end now, or by themselves
-    when the mode is wait. The next ones are refused with 503 until the engine is woken up."""
+    """Release the memory of weights and KV cache until /wake_up; requests get 503 meanwhile.
+    Running requests are aborted, or finish first with mode=wait.
+    """
     await server.engine.sleep(level, waits=mode == "wait")
     return Response(status_code=200)
 
 
 async def wake_up(server: ServerOf, tags: Annotated[list[str] | None, Query()] = None) -> Response:
-    """Take the memory of "weights", "kv_cache" or, if no tag is named, both again."""
+    """Take memory back: that of the tags "weights" or "kv_cache", or of both without a tag."""
     await server.engine.wake_up(tags or ())
     return Response(status_code=200)
 

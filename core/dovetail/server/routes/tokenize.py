@@ -19,6 +19,7 @@ from dovetail.server.render.chat import RenderQuery
 from dovetail.server.routes.access import ServerOf
 from dovetail.server.state import LONG_WORK, Server
 from dovetail.server.tokenizer_info import tokenizer_info
+from dovetail.server.translate import CHAT_NAMES, in_words_of
 
 
 async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
@@ -26,7 +27,8 @@ async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
     server.model_name(body.model)
     ignored = server.fields.check(body, known=("messages.",))
     text, adds_special, unused = await _text(server, body)
-    token_ids = await server.tokenize(text, add_special_tokens=adds_special)
+    with in_words_of(CHAT_NAMES if body.messages else {}):
+        token_ids = await server.tokenize(text, add_special_tokens=adds_special)
     strings = server.engine.tokenizer.tokens(token_ids) if body.return_token_strs else None
     reply = TokenizeReply(
         count=len(token_ids),
@@ -72,7 +74,7 @@ async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     ignored = server.fields.check(body)
     size = server.engine.spec.run.model.vocab_size
     if body.tokens and max(body.tokens) >= size:
-        raise RequestError(f"token ids go from 0 to {size - 1}.", where="tokens")
+        raise RequestError(f"valid token ids are 0 to {size - 1}.", where="tokens")
     tokenizer = server.engine.tokenizer
     text = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)

@@ -130,7 +130,7 @@ class TestToolParser:
         """There is a sample with a call and one that is no call: the kit cannot invent them."""
         assert any(sample.calls for sample in plugin.samples)
         assert any(plugin.markers[0].start in s.text and not s.calls for s in plugin.samples), (
-            "a sample should show a marked region that is no call"
+            "a sample should show a marked region that is not a call"
         )
 
     def test_samples_parse(self, parser: ToolParser) -> None:

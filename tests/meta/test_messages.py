@@ -1,0 +1,141 @@
+"""The words that users meet: texts of errors, help and log lines, in every folder converted so far.
+
+Looks at every text of a file but docstrings and comments. `UNCONVERTED` shrinks until it is empty.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("core/dovetail", "plugins/dovetail_plugins", "kernels/dovetail_kernels")
+UNCONVERTED = tuple(
+    f"plugins/dovetail_plugins/{name}/"
+    for name in (
+        *("attention", "gguf", "load_formats", "logits_processors", "mistral", "models"),
+        *("quantization", "quantizers", "schedulers", "tokenizers", "workers"),
+    )
+)
+"""Folders whose texts are still to be rewritten; one leaves the list when its texts pass."""
+
+PHRASES = {
+    r"(?<!here )\b(?:is|are) no (?!longer\b)": 'write "is not a", not "is no"',
+    r"\bbuilt\b(?![- ]in\b| without\b| for\b)": 'write "supported", not "built"',
+    r"\b(?:Pip|Git|Dovetail|Python) (?:install|lfs|serve|run|chat|plugins|config|convert|-m)\b": (
+        "a shell command keeps its small letters"
+    ),
+    r"(?<![`\w])(?:pip install|git lfs pull)\b": "a shell command stands in backquotes",
+}
+ERRORS = re.compile(
+    r"^(?:DovetailError|\w*ConfigError|\w*PluginError|UnknownPlugin|AmbiguousPlugin|Overloaded"
+    r"|UnavailablePlugin|BrokenPlugin|RequestError|NotFound|EngineAsleep|RequestFault|EngineDead)$"
+)
+END = (".", "!", "?")
+CLOSING = "\"'`)]"
+
+
+def texts_of(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of every constant text that is not a docstring."""
+    bare = {id(n.value) for n in ast.walk(node) if isinstance(n, ast.Expr)}
+    for inner in ast.walk(node):
+        is_text = isinstance(inner, ast.Constant) and isinstance(inner.value, str)
+        if is_text and id(inner) not in bare:
+            yield inner.lineno, inner.value
+
+
+def phrase_faults(source: str) -> list[str]:
+    """Return what is wrong with the phrases of a source, each with its line."""
+    return [
+        f"{line}: {advice}: {text[:60]!r}"
+        for line, text in texts_of(ast.parse(source))
+        for pattern, advice in PHRASES.items()
+        if re.search(pattern, text)
+    ]
+
+
+def last_text(node: ast.expr) -> str | None:
+    """Return the end of a text as it is written, None where it is not known before it runs."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        return last_text(node.values[-1])
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return None
+
+
+def end_faults(source: str) -> list[str]:
+    """Return the sentences of errors that are written without an end, each with its line."""
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if not ERRORS.match(name):
+            continue
+        sentences = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "fix")]
+        for sentence in sentences:
+            text = last_text(sentence)
+            if text is not None and not text.rstrip(CLOSING).endswith(END):
+                faults.append(f"{sentence.lineno}: end with a full stop: {text[-60:]!r}")
+    return faults
+
+
+def converted() -> list[Path]:
+    paths = [path for part in PRODUCT for path in (ROOT / part).rglob("*.py")]
+    names = {path: path.relative_to(ROOT).as_posix() for path in paths}
+    return sorted(path for path, name in names.items() if not name.startswith(UNCONVERTED))
+
+
+def test_files_are_found() -> None:
+    assert len(converted()) > 200
+    for folder in UNCONVERTED:
+        assert (ROOT / folder).is_dir(), f"{folder} is gone: take it off the list"
+
+
+@pytest.mark.parametrize("path", converted(), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_messages_are_plain_english(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert phrase_faults(source) + end_faults(source) == []
+
+
+@pytest.mark.parametrize("folder", UNCONVERTED)
+def test_a_folder_leaves_the_list_when_it_passes(folder: str) -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py")]
+    assert any(phrase_faults(source) or end_faults(source) for source in sources)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = f'{name} is no path.'",
+        "help('images are not built yet')",
+        "fix('Pip install x')",
+        "fix('run pip install x')",
+    ],
+)
+def test_the_search_finds_phrases(source: str) -> None:
+    assert phrase_faults(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "'''The docstring: it is no message.'''",
+        "x = 'there is no path'",
+        "x = 'it is no longer there, and built in'",
+        "x = 'run `pip install x`.'",
+    ],
+)
+def test_the_search_leaves_alone(source: str) -> None:
+    assert phrase_faults(source) == []
+
+
+@pytest.mark.parametrize("text", ["'the file is empty'", "f'{x} is empty'", "'a', fix='b'"])
+def test_the_search_finds_ends(text: str) -> None:
+    assert end_faults(f"raise ConfigError({text})")
+    assert end_faults("raise ConfigError('a.', fix=f'run `{x}`.')") == []
+    assert end_faults("raise ConfigError(f'it is {x}')") == []
