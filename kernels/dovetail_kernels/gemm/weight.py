@@ -82,6 +82,7 @@ class Weight:
     `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
     `has_float8_activations`: products of float8 on a GPU make activations e4m3, a scale a row; then
     G is a multiple of 32, if there are several groups.
+    `has_token_scales`: a checkpoint's own int8 activations, one scale a token over all of int8.
     """
 
     format: str
@@ -99,6 +100,7 @@ class Weight:
     group: int = 0
     order: torch.Tensor | None = None
     has_float8_activations: bool = False
+    has_token_scales: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
