@@ -188,7 +188,7 @@ def differences(
 
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [("bfloat16", {"round_activations": False}), ("float16", {})],
+    [("bfloat16", {"activations": "float"}), ("float16", {})],
     ids=["bfloat16", "float16"],
 )
 def test_16_bit_weights_lose_nothing(

@@ -3,7 +3,7 @@
 A quantization method from outside is a page: the tensors a layer is stored in, and the matrix they
 mean. Per layer `weight` uint8 [O / 4, I], where bits 2i and 2i + 1 of row r are row r + i * O / 4,
 plus one; `weight_scale` [1] divides the matrix, or multiplies it where the config's `linear_class`
-is "autobitlinear". Inputs are made int8 per token, as the method means them.
+is "autobitlinear". Inputs are made int8 with a scale a token, as the method means them.
 Source: https://huggingface.co/docs/transformers/quantization/bitnet
 """
 
@@ -16,6 +16,7 @@ from dovetail.interfaces import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
+from dovetail.layers.rounding import IntegerOptions
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,7 @@ class BitNet(CheckpointMethod):
         summary="BitNet checkpoints, three values a weight (an example)",
         source="https://arxiv.org/abs/2402.17764",
     )
+    Options = IntegerOptions
     stored_as = ("bitnet",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
@@ -67,7 +69,8 @@ class BitNet(CheckpointMethod):
 
         values, scale = tensors["weight"], tensors["weight_scale"]
         scale = 1 / scale if self.is_divided else scale
-        return Weight(format="int8", values=values, scales=scale.expand(len(values)).contiguous())
+        scales = scale.expand(len(values)).contiguous()
+        return Weight(format="int8", values=values, scales=scales, has_token_scales=True)
 
 
 def is_packed(name: str, tensor: torch.Tensor) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +22,7 @@ from dovetail.interfaces.quantization import (
 )
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.layer_names import is_listed
+from dovetail.layers.rounding import ActivationOptions, asked_of
 
 if TYPE_CHECKING:
     import torch
@@ -34,20 +34,6 @@ HEAD = "lm_head"
 ROUTERS = (".gate", ".shared_expert_gate")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundingOptions:
-    """The option of methods whose weights may meet activations in bfloat16."""
-
-    round_activations: bool = field(
-        default=True,
-        metadata={
-            "help": "round activations to bfloat16 where a model is in bfloat16, before a product "
-            "with bfloat16, small floats or integers, on CPUs that multiply such pairs at twice "
-            "the rate"
-        },
-    )
-
-
 class Layout(Protocol):
     """The way one layer is stored."""
 
@@ -55,19 +41,19 @@ class Layout(Protocol):
         """Return the tensors that a layer is stored in."""
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix that the tensors of one part mean. Raises: ConfigError"""
+        """Return the matrix that the tensors of one part mean, in a format with float activations
+        or, of integers with a scale per output, "int8". Raises: ConfigError"""
 
 
 class StoredMethod(QuantMethod):
     """A layer is a StoredLinear, or a plain one where the checkpoint left it alone."""
 
     capabilities = frozenset({"from_checkpoint"})
-    Options = RoundingOptions
+    Options = ActivationOptions
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self.options = options
-        can_say = isinstance(options, RoundingOptions)
-        self.rounds_activations = options.round_activations if can_say else True
+        self.activations = asked_of(options)
         self.where = str(Path(model.path, "config.json"))
         self.config: Mapping[str, Any] = model.hf_config.get("quantization_config") or {}
         lists = (self.config.get(name) or () for name in SKIP_LISTS)
@@ -89,10 +75,8 @@ class StoredMethod(QuantMethod):
 
         layout = None if self.is_plain(spec) else self.layout(spec)
         if layout is None:
-            return plain_linear(spec, rounds_activations=self.rounds_activations)
-        return StoredLinear(
-            layout.tensors, layout.weight, rounds_activations=self.rounds_activations
-        )
+            return plain_linear(spec, activations=self.activations)
+        return StoredLinear(layout.tensors, layout.weight, activations=self.activations)
 
     def is_plain(self, spec: LinearSpec) -> bool:
         """Return whether the checkpoint holds the layer in full precision."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +25,8 @@ from dovetail.interfaces.quantization import (
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.opaque import Opaque
 from dovetail.layers.placement import register_stored
+from dovetail.layers.products import multiplied
+from dovetail.layers.rounding import AUTO, BFLOAT16
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
 
@@ -33,17 +34,16 @@ Convert = Callable[[torch.Tensor], Weight]
 """A loaded weight [O, I] becomes what is multiplied."""
 
 
-def plain_linear(spec: LinearSpec, *, rounds_activations: bool = True) -> LinearMethod:
+def plain_linear(spec: LinearSpec, *, activations: str = AUTO) -> LinearMethod:
     """Return the method of a layer that is not quantized: packed if the native library runs it."""
     if not runs_natively(spec.device, dtype_of(spec.dtype)):
         return TorchLinear()
-    return ConvertedLinear(partial(as_stored, rounds_activations=rounds_activations))
+    return ConvertedLinear(as_stored, activations=activations)
 
 
-def as_stored(values: torch.Tensor, *, rounds_activations: bool) -> Weight:
+def as_stored(values: torch.Tensor) -> Weight:
     """Return a full-precision weight as it is."""
-    format = stored_format(values, rounds_activations=rounds_activations)
-    return Weight(format=format, values=values)
+    return Weight(format=stored_format(values, rounds_activations=False), values=values)
 
 
 class TorchLinear(LinearMethod):
@@ -67,12 +67,12 @@ class TorchLinear(LinearMethod):
 class MatrixLinear(LinearMethod):
     """A layer that becomes a Matrix once it is filled; the loaded tensors are dropped then.
 
-    A subclass says what is stored and what matrix it means (`stored`, `matrix`), and whether
-    activations of a model in bfloat16 may be rounded to it (`rounds_activations`).
+    A subclass says what is stored and what matrix it means (`stored`, `matrix`), and `activations`
+    what the method's option asks for.
     """
 
     looks_up = True
-    rounds_activations = False
+    activations = AUTO
 
     @abstractmethod
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
@@ -80,12 +80,13 @@ class MatrixLinear(LinearMethod):
 
     def packed(self, weight: Weight, spec: LinearSpec, *, is_gated: bool) -> Matrix:
         """Return a weight as the layer multiplies it."""
+        weight, becomes = multiplied(weight, self.activations, spec)
         return Matrix(
             weight,
             device=spec.device,
             dtype=dtype_of(spec.dtype),
             is_gated=is_gated,
-            rounds_activations=self.rounds_activations and spec.weight_dtype == "bfloat16",
+            rounds_activations=becomes == BFLOAT16,
         )
 
     def create(self, layer: nn.Module, spec: LinearSpec) -> None:
@@ -136,9 +137,9 @@ class MatrixLinear(LinearMethod):
 class ConvertedLinear(MatrixLinear):
     """A full-precision weight, converted and packed."""
 
-    def __init__(self, convert: Convert, *, rounds_activations: bool = False) -> None:
+    def __init__(self, convert: Convert, *, activations: str = AUTO) -> None:
         self._convert = convert
-        self.rounds_activations = rounds_activations
+        self.activations = activations
 
     def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return a `weight` in the type the checkpoint stores."""

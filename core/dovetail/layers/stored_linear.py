@@ -12,6 +12,7 @@ import torch
 
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.layers.matrix_linear import MatrixLinear
+from dovetail.layers.rounding import AUTO
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.native import Packed, multiply_beside
 from dovetail_kernels.gemm.reference import ACTIVATIONS
@@ -26,12 +27,10 @@ PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight]
 class StoredLinear(MatrixLinear):
     """A layer by its checkpoint's tensors."""
 
-    def __init__(
-        self, tensors: Tensors, weight: PartWeight, *, rounds_activations: bool = False
-    ) -> None:
+    def __init__(self, tensors: Tensors, weight: PartWeight, *, activations: str = AUTO) -> None:
         self._tensors = tensors
         self._weight = weight
-        self.rounds_activations = rounds_activations
+        self.activations = activations
 
     def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tensors of the layer."""

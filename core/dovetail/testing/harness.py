@@ -26,6 +26,7 @@ from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import ModelSpec, RankSpec
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
+from dovetail.layers.rounding import FLOAT, ActivationOptions
 from dovetail.layers.weights import load_weights
 from dovetail.testing.reference import ReferenceAttention
 
@@ -173,6 +174,16 @@ def load_plugin(interface: type[P], kind: str, spec: str | None, *args: Any) -> 
     return made
 
 
+def exact_method(name: str, model: ModelSpec) -> QuantMethod:
+    """Return a quantization method whose products round no activations, if that can be asked for:
+    what is compared is the matrices and where they are."""
+    plugin = cast(type[Any], registry.load("quantization", name))
+    can_say = issubclass(plugin.Options, ActivationOptions)
+    made = plugin(plugin.Options(**({"activations": FLOAT} if can_say else {})), model)
+    assert isinstance(made, QuantMethod)
+    return made
+
+
 def build_model(
     model: ModelSpec,
     *,
@@ -184,7 +195,7 @@ def build_model(
     """Return a model with empty parameters on the CPU."""
     context = BuildContext(
         model=model,
-        quant=load_plugin(QuantMethod, "quantization", quantization, model),  # type: ignore[type-abstract]
+        quant=exact_method(quantization, model),
         device="cpu",
         rank=rank or RankSpec(),
         max_tokens=max_tokens,
@@ -210,7 +221,7 @@ def load_model(
     module = build_model(
         spec, model_name=model_name, quantization=name, rank=rank, max_tokens=max_tokens
     )
-    quant = load_plugin(QuantMethod, "quantization", name, spec)  # type: ignore[type-abstract]
+    quant = exact_method(name, spec)
     reader = load_plugin(LoadFormat, "load_format", load_format)  # type: ignore[type-abstract]
     tensors = quant.checkpoint_tensors(reader.tensors(Checkpoint(path=str(path))))
     with torch.inference_mode():

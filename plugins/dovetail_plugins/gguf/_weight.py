@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from dovetail_kernels.gemm.matrix import stored_format
 from dovetail_kernels.gemm.weight import Weight, integer_format
 from dovetail_plugins.gguf._integers import E2M1, LEVELS, integers
 from dovetail_plugins.gguf._types import BY_NAME
@@ -46,33 +45,23 @@ PART_VALUES = 1 << 21
 Tensors = Mapping[str, torch.Tensor]
 
 
-def float_weight(values: torch.Tensor, *, rounds_activations: bool) -> Weight:
-    """Return a matrix in full precision."""
-    format = stored_format(values, rounds_activations=rounds_activations)
-    return Weight(format=format, values=values)
-
-
-def weight_of(type_name: str, rows: torch.Tensor, *, activations: str) -> Weight:
-    """Return the matrix of a type. Shapes: rows [N, bytes] uint8 -> [N, K]
-
-    Types whose values are levels of a table are multiplied by float activations.
-    """
+def weight_of(type_name: str, rows: torch.Tensor) -> Weight:
+    """Return the matrix of a type. Shapes: rows [N, bytes] uint8 -> [N, K]"""
     found: dict[str, Any] = dict(_unpacked(type_name, rows))
     inputs = rows.shape[1] // BY_NAME[type_name].block_bytes * BY_NAME[type_name].values
     group = inputs // found["scales"].shape[1]
     names = ("steps", "offset_steps") if "steps" in found else ("scales", "offsets")
     found |= _narrow({name: found[name] for name in names if name in found})
     run = inputs // found["steps"].shape[1] if "steps" in found else 0
-    end = "_int8" if activations == "int8" else ""
     if type_name in VECTORS:
         of_type = points(type_name).unsqueeze(0)
         found |= _whole_steps(found["steps"], len(rows))
-        return Weight(format=f"vectors{end}", points=of_type, group=group, run=run, **found)
+        return Weight(format="vectors", points=of_type, group=group, run=run, **found)
     if type_name == TRITS:
-        return Weight(format=f"trits{end}", group=group, **found)
+        return Weight(format="trits", group=group, **found)
     levels = LEVELS_OF.get(type_name)
     if levels is None:
-        format = integer_format(BITS[type_name], activations)
+        format = integer_format(BITS[type_name], "float")
         return Weight(format=format, group=group, run=run, **found)
     table = torch.zeros(16)
     table[: len(levels)] = torch.tensor(levels, dtype=torch.float32)

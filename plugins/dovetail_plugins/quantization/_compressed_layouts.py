@@ -14,7 +14,7 @@ Source: https://github.com/vllm-project/compressed-tensors (compressors of 0.20;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +25,7 @@ from dovetail.layers.checkpoint_method import Layout
 from dovetail.layers.matrix_linear import as_stored
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.quantization._float8_layouts import BlockScale
-from dovetail_plugins.quantization._float8_rounding import ROUNDED, rounds
+from dovetail_plugins.quantization._float8_rounding import rounds
 from dovetail_plugins.quantization._float_formats import e2m1_weight, e8m0, float8_weight
 from dovetail_plugins.quantization._grouped import group_order, grouped_weight
 from dovetail_plugins.quantization._int32 import unpack
@@ -44,24 +44,21 @@ def layout_of(
     """Return the layout of a layer by its scheme. Raises: ConfigError for what no format means."""
     if scheme is None:
         return None
-    if scheme.has_int8_inputs:
-        activations = INT8
     kind = scheme.format
     if kind == "marlin-24":
         return SparseMarlinLayout(
             bits=scheme.bits,
             group=scheme.group or -1,
             is_grouped=spec.has_groups(scheme.group),
-            activations=activations,
             where=where,
             names=SPARSE_TILES,
         )
     if kind in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
         return Float4Layout(group=scheme.group, is_mx=kind.startswith("mx"))
     if kind == "pack-quantized" and not scheme.is_float:
-        return PackedLayout(scheme=scheme, in_size=spec.in_size, activations=activations)
+        return PackedLayout(scheme=scheme, in_size=spec.in_size)
     if kind != "pack-quantized" and not scheme.is_float and scheme.strategy != "block":
-        return IntLayout(scheme=scheme, activations=activations)
+        return IntLayout(scheme=scheme)
     if scheme.is_float and scheme.bits == 8 and kind != "pack-quantized":
         return _float8_layout(scheme, spec, activations, where)
     type = "float" if scheme.is_float else "int"
@@ -72,10 +69,10 @@ def layout_of(
 
 
 def _float8_layout(scheme: Scheme, spec: LinearSpec, activations: str, where: str) -> Layout:
-    """Return the layout of a layer in e4m3. "float" activations stay so, whatever its scheme."""
+    """Return the layout of a layer in e4m3."""
     is_mx = scheme.format.startswith("mx")
-    is_meant = scheme.has_float8_inputs and not is_mx and activations != "float"
-    is_rounded = is_meant and rounds(ROUNDED, spec)
+    is_meant = scheme.has_float8_inputs and not is_mx
+    is_rounded = is_meant and rounds(activations, spec)
     if scheme.strategy == "block":
         return BlockScale(
             name="weight_scale", block=scheme.block, where=where, has_float8_activations=is_rounded
@@ -104,7 +101,6 @@ class PackedLayout:
 
     scheme: Scheme
     in_size: int
-    activations: str
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the packed weight, its scales, zero points and order."""
@@ -132,15 +128,15 @@ class PackedLayout:
         scales = spread(tensors["weight_scale"], len(values))
         group = self.scheme.group if self.scheme.group > 0 else self.in_size
         order = group_order(tensors["weight_g_idx"], group)
-        return grouped_weight(
+        made = grouped_weight(
             (values if order is None else values[:, order]).contiguous(),
             scales,
             self._zeros(tensors, scales),
             bits=bits,
-            activations=self.activations,
             group=group,
             order=order,
         )
+        return replace(made, has_token_scales=self.scheme.has_token_scales)
 
     def _zeros(self, tensors: Mapping[str, torch.Tensor], scales: torch.Tensor) -> torch.Tensor:
         """Return the zero points, of unsigned values. Shapes: scales [N, groups] -> the same"""
@@ -155,7 +151,6 @@ class IntLayout:
     """Integers, one a byte."""
 
     scheme: Scheme
-    activations: str
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight, its scales and zero points."""
@@ -171,13 +166,13 @@ class IntLayout:
         scales = spread(tensors["weight_scale"], len(values))
         zeros = tensors.get("weight_zero_point")
         points = torch.zeros_like(scales) if zeros is None else spread(zeros, len(values)).float()
-        return grouped_weight(
+        made = grouped_weight(
             (values.to(torch.int16) + half).to(torch.uint8),
             scales,
             points + half,
             bits=self.scheme.bits,
-            activations=self.activations,
         )
+        return replace(made, has_token_scales=self.scheme.has_token_scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +257,7 @@ class BitmaskLayout:
         """Return the matrix, dense."""
         dense = dense_of(tensors["compressed"], tensors["bitmask"])
         if self.inner is None:
-            return as_stored(dense, rounds_activations=False)
+            return as_stored(dense)
         return self.inner.weight({**tensors, "weight": dense})
 
 

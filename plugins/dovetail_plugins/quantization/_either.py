@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, stored_method
-from dovetail.layers.checkpoint_method import ROUTERS, RoundingOptions, StoredMethod
+from dovetail.layers.checkpoint_method import ROUTERS, StoredMethod
+from dovetail.layers.rounding import ActivationOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkipOptions(RoundingOptions):
+class SkipOptions(ActivationOptions):
     """Options of methods that quantize while loading."""
 
     skip: tuple[str, ...] = field(
@@ -47,7 +48,7 @@ class EitherMethod(StoredMethod):
         if self.is_stored:
             return super().linear(spec)
         if self.is_skipped(spec.name):
-            return plain_linear(spec, rounds_activations=self.rounds_activations)
+            return plain_linear(spec, activations=self.activations)
         return self.quantized(spec)
 
     def is_skipped(self, name: str) -> bool:

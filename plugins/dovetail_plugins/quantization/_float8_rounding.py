@@ -11,28 +11,28 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.layers.checkpoint_method import RoundingOptions
+from dovetail.layers.rounding import BFLOAT16, BFLOAT16_HELP, FLOAT, FLOAT8, ActivationOptions
 
 log = logging.getLogger(__name__)
 
-ROUNDED = "float8"
 CHOICES = {
-    "choices": (ROUNDED, "float"),
-    "help": "float8: where a layer is meant so, a GPU that can makes its activations 8-bit floats, "
-    "a scale a row, which is faster; float: not",
+    "choices": (FLOAT8, BFLOAT16, FLOAT),
+    "help": "what activations become in a product: float8: where a layer is meant so, a GPU that "
+    "can makes them 8-bit floats, a scale a row, which is faster; there and elsewhere also "
+    f"bfloat16: {BFLOAT16_HELP}; float: not rounded",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Float8Options(RoundingOptions):
+class Float8Options(ActivationOptions):
     """Options of methods whose layers may be meant for activations in 8-bit floats."""
 
-    activations: str = field(default=ROUNDED, metadata=CHOICES)
+    activations: str = field(default=FLOAT8, metadata=CHOICES)
 
 
 def rounds(activations: str, spec: LinearSpec) -> bool:
     """Return whether activations of a layer that is meant so become e4m3 on its device."""
-    return activations == ROUNDED and _device_rounds(spec.device)
+    return activations not in (BFLOAT16, FLOAT) and _device_rounds(spec.device)
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail_kernels.gemm.weight import Weight, integer_format
 from dovetail_plugins.quantization._float_formats import half_if_exact
-from dovetail_plugins.quantization._grouped_options import STEP, width_of
+from dovetail_plugins.quantization._widths import STEP, width_of
 
 
 def grouped_weight(
@@ -21,7 +21,6 @@ def grouped_weight(
     zeros: torch.Tensor,
     *,
     bits: int,
-    activations: str,
     group: int = 0,
     order: torch.Tensor | None = None,
 ) -> Weight:
@@ -37,14 +36,14 @@ def grouped_weight(
     half = 1 << (size - 1)
     if size == 8:
         values = (values.to(torch.int16) - half).to(torch.int8)
-    if size == 8 and activations == "int8" and group == inputs and bool((zeros == half).all()):
+    if size == 8 and group == inputs and bool((zeros == half).all()):
         return Weight(format="int8", values=values, scales=scales[:, 0].float(), order=order)
-    if group % STEP["float"]:
+    if group % STEP:
         return _full(values, scales, zeros - (half if size == 8 else 0), group, order)
     is_even = bool((zeros == half).all())
     scales, zeros = half_if_exact(scales.float(), zeros.float() - (half if size == 8 else 0))
     return Weight(
-        format=integer_format(size, activations if group % STEP[activations] == 0 else "float"),
+        format=integer_format(size, "float"),
         values=values,
         scales=scales,
         zeros=None if is_even else zeros,

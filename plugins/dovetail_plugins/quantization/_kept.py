@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
-from dovetail_plugins.quantization._grouped_options import width_of
+from dovetail_plugins.quantization._widths import width_of
 
 WIDE = ("float32", "float64")
 """Types of scales that do not fit into 16 bits."""
@@ -33,7 +33,6 @@ def integers_kept(
     scales: TensorHeader,
     has_zeros: bool,
     packs: bool,
-    activations: str = "int8",
     group: int = 0,
 ) -> Kept:
     """Return what integers in groups become. `group` 0: as many groups as there are scales.
@@ -46,7 +45,7 @@ def integers_kept(
     size = group or inputs // groups
     wide = width_of(bits, size)
     has_zeros = has_zeros or wide != bits
-    if wide == 8 and groups == 1 and not has_zeros and activations == "int8":
+    if wide == 8 and groups == 1 and not has_zeros:
         return bytes_kept(count, outputs)
     if size % STEP:
         return replace(plain_kept(count, "float16"), outputs=told_outputs)
@@ -65,9 +64,7 @@ def value_bytes(count: int, bits: float, *, packs: bool) -> int:
     return int(count * bits / 8) if packs else count
 
 
-def qweight_kept(
-    layer: StoredLayer, *, is_symmetric: bool, packs: bool, activations: str
-) -> Kept | None:
+def qweight_kept(layer: StoredLayer, *, is_symmetric: bool, packs: bool) -> Kept | None:
     """Return what a layer in GPTQ's or AWQ's layout becomes, None for another layer."""
     try:
         packed, zeros, scales = (layer.tensors[name] for name in ("qweight", "qzeros", "scales"))
@@ -81,20 +78,16 @@ def qweight_kept(
         bits, inputs = 4, packed.shape[0]
     return integers_kept(
         outputs, inputs, bits=bits, scales=scales, has_zeros=not is_symmetric, packs=packs,
-        activations=activations,
     )  # fmt: skip
 
 
-def tiles_kept(
-    values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, packs: bool, activations: str
-) -> Kept:
+def tiles_kept(values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, packs: bool) -> Kept:
     """Return what Marlin's tiles become: 2:4 sparse ones of 4 bits codes of pairs of values."""
     outputs, inputs = scales.shape[-1], values.shape[0] * (32 if is_sparse else 16)
     bits, size = values.shape[-1] * 2 // outputs, inputs // max(1, scales.num_values // outputs)
     if not is_sparse or not packs or bits != 4 or size % POINTS_STEP:
         return integers_kept(
             outputs, inputs, bits=bits, scales=scales, has_zeros=False, packs=packs,
-            activations=activations,
         )  # fmt: skip
     count, scale_bytes = outputs * inputs, 4 if scales.dtype in WIDE else 2
     return Kept(

@@ -41,7 +41,6 @@ class MarlinLayout:
 
     bits: int
     group: int
-    activations: str
     where: str
     is_grouped: bool
     names: tuple[str, ...] = ("B", "s")
@@ -88,7 +87,6 @@ class MarlinLayout:
             scales.T.contiguous(),
             torch.full_like(scales.T, 2 ** (self.bits - 1)),
             bits=self.bits,
-            activations=self.activations,
         )
 
 
@@ -119,7 +117,7 @@ class SparseMarlinLayout(MarlinLayout):
             return self._grouped(filled(values, which, 2 ** (self.bits - 1)), scales)
         (narrow,) = half_if_exact(scales.T.float())
         return Weight(
-            format="vectors_int8" if self.activations == "int8" else "vectors",
+            format="vectors",
             values=pair_codes(values, which),
             points=pair_points(),
             scales=narrow.contiguous(),

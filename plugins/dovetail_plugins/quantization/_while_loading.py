@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.rounding import asked_of
 
 ROUTER = ".gate"
 
@@ -21,6 +22,7 @@ class WhileLoading(QuantMethod):
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self.options = options
+        self.activations = asked_of(options)
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
@@ -35,7 +37,9 @@ class WhileLoading(QuantMethod):
         """Return the quantized method, or the plain one for a layer that is skipped."""
         from dovetail.layers.matrix_linear import plain_linear
 
-        return plain_linear(spec) if self.is_skipped(spec.name) else self._quantized(spec)
+        if self.is_skipped(spec.name):
+            return plain_linear(spec, activations=self.activations)
+        return self._quantized(spec)
 
     def is_skipped(self, name: str) -> bool:
         """Return whether a layer stays in full precision."""

@@ -19,7 +19,7 @@ from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
-from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import qweight_kept
 from dovetail_plugins.quantization.awq import AwqLayout
 from dovetail_plugins.quantization.gptq import GptqLayout
@@ -36,7 +36,7 @@ class AutoRound(StoredMethod):
         summary="AutoRound checkpoints, packed as GPTQ or AWQ",
         source="https://github.com/intel/auto-round",
     )
-    Options = GroupedOptions
+    Options = IntegerOptions
     stored_as = ("auto-round",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
@@ -68,7 +68,6 @@ class AutoRound(StoredMethod):
             layer,
             is_symmetric=bool((self._config_of(layer.name) or self.config).get("sym", True)),
             packs=packs,
-            activations=self.options.activations,
         )
 
     def _look_up(self, name: str) -> GptqLayout | AwqLayout | None:
@@ -103,13 +102,11 @@ class AutoRound(StoredMethod):
         if "awq" in self.packing:
             if bits != 4:
                 raise self.refuse(f"{bits} bits in AWQ's layout are not read; 4 are.")
-            return AwqLayout(group=group, activations=self.options.activations)
+            return AwqLayout(group=group)
         if bits not in BITS or not ("gptq" in self.packing or self.packing.startswith(AUTO_ROUND)):
             raise self.refuse(f'{bits} bits packed as "{self.packing}" are not read.')
         less_one = "gptq" in self.packing and "gptqmodel" not in self.packing
-        return GptqLayout(
-            bits=bits, group=group, keeps_zeros=not less_one, activations=self.options.activations
-        )
+        return GptqLayout(bits=bits, group=group, keeps_zeros=not less_one)
 
 
 def _flat(blocks: Any) -> list[str]:

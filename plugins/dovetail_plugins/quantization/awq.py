@@ -16,7 +16,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import StoredMethod
-from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import qweight_kept
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ class AwqLayout:
     """One layer in AWQ's layout. `group` -1: all inputs."""
 
     group: int
-    activations: str
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return qweight, qzeros and scales."""
@@ -57,7 +56,6 @@ class AwqLayout:
             tensors["scales"].T.contiguous(),
             unpack(tensors["qzeros"], 4, axis=1, order=PLACES).T.float(),
             bits=4,
-            activations=self.activations,
         )
 
 
@@ -68,14 +66,13 @@ class Awq(StoredMethod):
         summary="AWQ checkpoints, 4 bits in groups",
         source="https://github.com/casper-hansen/AutoAWQ",
     )
-    Options = GroupedOptions
+    Options = IntegerOptions
     stored_as: ClassVar[tuple[str, ...]] = ("awq",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
         self.usual = AwqLayout(
             group=int(self.config.get("group_size", self.config.get("q_group_size", 128))),
-            activations=options.activations,
         )
         if int(self.config.get("bits", self.config.get("w_bit", 4))) != 4:
             raise self.refuse("only 4 bits are read.")
@@ -93,5 +90,4 @@ class Awq(StoredMethod):
             layer,
             is_symmetric=not self.config.get("zero_point", True),
             packs=packs,
-            activations=self.usual.activations,
         )

@@ -4,8 +4,9 @@
 `weight.absmax`, the scale of every 64 of them; `weight.quant_map`, what the 16 codes mean. With
 double quantization absmax is uint8 itself: nested_quant_map[absmax] * nested_absmax[i // 256] +
 nested_offset, the last in a JSON text stored as a tensor; it is undone while loading. 8 bits:
-`weight` int8 [O, I] and `SCB` [O], 127 times the scale. Activations stay float, so the outliers
-that LLM.int8 multiplies apart need no place; `activations=int8` is faster and has none. While
+`weight` int8 [O, I] and `SCB` [O], 127 times the scale. LLM.int8 makes activations int8 with a
+scale a token and multiplies outliers apart; here a group of inputs on a CPU has a scale, which
+keeps the others as they are, and a GPU leaves all of them in 16 bits. While
 loading: nf4, or what the options say. Source:
 https://github.com/bitsandbytes-foundation/bitsandbytes; Dettmers et al., QLoRA, 2023 (nf4).
 """
@@ -26,6 +27,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout
+from dovetail.layers.rounding import AUTO, INTEGERS
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._kept import bytes_kept, codes_kept, matrix_of
 
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 KINDS = ("nf4", "fp4", "int8")
-ACTIVATIONS = ("float", "int8")
 STATE = ".weight.quant_state.bitsandbytes__"
 NESTED = (".weight.absmax", ".weight.nested_absmax", ".weight.nested_quant_map")
 NF4 = (
@@ -58,13 +59,7 @@ class BitsAndBytesOptions(SkipOptions):
     kind: str = field(
         default="nf4", metadata={"choices": KINDS, "help": "what weights become while loading"}
     )
-    activations: str = field(
-        default="float",
-        metadata={
-            "choices": ACTIVATIONS,
-            "help": "with 8-bit weights: float, or int8 (faster, without outliers apart)",
-        },
-    )
+    activations: str = field(default=AUTO, metadata=INTEGERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +106,6 @@ class FourBits:
 class EightBits:
     """int8 with a scale per output."""
 
-    activations: str
-
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the values and 127 times their scales."""
         return (
@@ -126,7 +119,7 @@ class EightBits:
         from dovetail_plugins.quantization._int8_formats import int8_weight
 
         scales = tensors["SCB"] / 127
-        return int8_weight(tensors["weight"], scales, activations=self.activations)
+        return int8_weight(tensors["weight"], scales)
 
 
 class BitsAndBytes(EitherMethod):
@@ -175,19 +168,16 @@ class BitsAndBytes(EitherMethod):
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer but the head and those of llm_int8_skip_modules."""
-        return EightBits(activations=self.options.activations) if self.is_8_bit else FourBits()
+        return EightBits() if self.is_8_bit else FourBits()
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight 4-bit or int8."""
         from dovetail.layers.matrix_linear import ConvertedLinear
-        from dovetail_plugins.quantization._int8_formats import quantize_outputs
+        from dovetail_kernels.gemm.weight import quantize_int8
 
-        convert = (
-            partial(quantize_outputs, activations=self.options.activations)
-            if self.options.kind == "int8"
-            else partial(_quantize, kind=self.options.kind)
-        )
-        return ConvertedLinear(convert, rounds_activations=self.rounds_activations)
+        kind = self.options.kind
+        convert = quantize_int8 if kind == "int8" else partial(_quantize, kind=kind)
+        return ConvertedLinear(convert, activations=self.activations)
 
     def checkpoint_tensors(
         self, tensors: Iterable[tuple[str, torch.Tensor]]

@@ -6,11 +6,11 @@ float-quantized (e4m3, per matrix, output, block or group), naive-quantized (eit
 nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized, marlin-24 (2:4 sparse, in tiles) and,
 by `sparsity_config`, sparse-24-bitmask (2:4 sparse, with or without a quantized format). The
 tensors of each are in `_compressed_layouts.py`. Layers whose scheme has int8 activations get them
-here per token, layers whose scheme has them in 8-bit floats on a GPU that multiplies such pairs (MX
-formats do not); stored scales of activations (`input_scale`) have no use, since scales are taken
-from the activations themselves; other activations stay float. Scales of the KV cache are not used:
-the cache is stored as --kv-cache-dtype says. Sparse weights are kept dense, but for
-those of 4 bits in Marlin's tiles. Source:
+with a scale a token (in groups, those of other integers), layers whose scheme has them in 8-bit
+floats on a GPU that multiplies such pairs (MX formats do not); stored scales of activations
+(`input_scale`) have no use, since scales are taken from the activations themselves. Scales of the
+KV cache are not used: the cache is stored as --kv-cache-dtype says. Sparse weights are kept dense,
+but for those of 4 bits in Marlin's tiles. Source:
 https://github.com/vllm-project/compressed-tensors.
 """
 
@@ -27,7 +27,7 @@ from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import is_listed, one_for_parts
-from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import (
     codes_kept,
     dense_tensors,
@@ -74,7 +74,8 @@ UNUSED = (
 class Scheme:
     """How the weights of some layers are stored. `group` 0: not in groups.
 
-    `has_int8_inputs`, `has_float8_inputs`: the scheme rounds activations to 8 bits.
+    `has_token_scales`: the scheme makes activations int8, not in groups of their own;
+    `has_float8_inputs`: 8-bit floats.
     """
 
     format: str
@@ -84,7 +85,7 @@ class Scheme:
     group: int
     is_symmetric: bool
     block: tuple[int, int]
-    has_int8_inputs: bool
+    has_token_scales: bool
     has_float8_inputs: bool
 
 
@@ -95,7 +96,7 @@ class CompressedTensors(StoredMethod):
         summary="compressed-tensors checkpoints: 4 and 8 bits, FP8, FP4, 2:4 sparse",
         source="https://github.com/vllm-project/compressed-tensors",
     )
-    Options = GroupedOptions
+    Options = IntegerOptions
     stored_as = ("compressed-tensors",)
     ignored = UNUSED
 
@@ -144,7 +145,6 @@ class CompressedTensors(StoredMethod):
                 tensors["scale_packed"],
                 is_sparse=True,
                 packs=packs,
-                activations=self.options.activations,
             )
         if scheme is None or "weight_scale" not in tensors:
             return None
@@ -170,7 +170,6 @@ class CompressedTensors(StoredMethod):
             scales=tensors["weight_scale"],
             has_zeros=not scheme.is_symmetric,
             packs=packs,
-            activations="int8" if scheme.has_int8_inputs else self.options.activations,
             group=scheme.group,
         )
 
@@ -203,6 +202,7 @@ class CompressedTensors(StoredMethod):
         if strategy not in STRATEGIES:
             raise self.refuse(f'strategy "{strategy}" is not read; {", ".join(STRATEGIES)} are.')
         inputs = group.get("input_activations") or {}
+        is_8_bit, is_int = inputs.get("num_bits") == 8, inputs.get("type", "int") == "int"
         rows, columns = weights.get("block_structure") or (0, 0)
         return Scheme(
             format=str(format),
@@ -212,8 +212,8 @@ class CompressedTensors(StoredMethod):
             group=int(weights.get("group_size") or 0) if "group" in strategy else 0,
             is_symmetric=bool(weights.get("symmetric", True)),
             block=(int(rows), int(columns)),
-            has_int8_inputs=inputs.get("type") == "int" and inputs.get("num_bits") == 8,
-            has_float8_inputs=inputs.get("type") == "float" and inputs.get("num_bits") == 8,
+            has_token_scales=is_8_bit and is_int and inputs.get("strategy") != "group",
+            has_float8_inputs=is_8_bit and inputs.get("type") == "float",
         )
 
 

@@ -69,9 +69,7 @@ class DeepSpeedFp(WhileLoading):
         from dovetail_kernels.gemm.weight import quantize_float8
 
         quantize = quantize_float8 if self.bits == 8 else quantize_e3m2
-        return ConvertedLinear(
-            partial(quantize, group=self.group), rounds_activations=self.options.round_activations
-        )
+        return ConvertedLinear(partial(quantize, group=self.group), activations=self.activations)
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options

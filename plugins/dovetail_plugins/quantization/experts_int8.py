@@ -1,6 +1,6 @@
 """experts_int8: the experts of a mixture become 8-bit while they load; every other layer stays.
 
-A scale per output, activations 8-bit per token, as the method int8 has them.
+A scale per output, activations as the method int8 has them.
 """
 
 from __future__ import annotations

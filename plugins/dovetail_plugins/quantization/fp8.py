@@ -21,9 +21,10 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout
+from dovetail.layers.rounding import FLOAT8
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
-from dovetail_plugins.quantization._float8_rounding import CHOICES, ROUNDED, rounds
+from dovetail_plugins.quantization._float8_rounding import CHOICES, rounds
 from dovetail_plugins.quantization._kept import float8_kept, made_kept
 
 SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
@@ -34,7 +35,7 @@ SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", 
 class Fp8Options(SkipOptions):
     """Options of fp8."""
 
-    activations: str = field(default=ROUNDED, metadata=CHOICES)
+    activations: str = field(default=FLOAT8, metadata=CHOICES)
 
 
 class Fp8(EitherMethod):
@@ -93,5 +94,5 @@ class Fp8(EitherMethod):
         is_rounded = rounds(self.options.activations, spec)
         return ConvertedLinear(
             partial(quantize_float8, has_float8_activations=is_rounded),
-            rounds_activations=self.rounds_activations,
+            activations=self.activations,
         )

@@ -18,9 +18,9 @@ from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTen
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import FUSED
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.gguf._names import HEAD, TABLE
 from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
-from dovetail_plugins.quantization._grouped_options import GroupedOptions
 from dovetail_plugins.quantization._kept import TABLE_BYTES, value_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Gguf(StoredMethod):
         summary="the types of GGUF files, 1 to 8 bits in groups",
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     )
-    Options = GroupedOptions
+    Options = IntegerOptions
     stored_as = ("gguf",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
@@ -64,7 +64,6 @@ class Gguf(StoredMethod):
         return Rows(
             types=tuple(name if name in QUANTIZED else FLOAT for name in types),
             float_dtype=self._float_of(types),
-            activations=self.options.activations,
             where=self.where,
         )
 
@@ -76,7 +75,7 @@ class Gguf(StoredMethod):
         if TABLE not in self.types or self.is_plain(named):
             return None
         rows = self.layout(named)
-        return StoredLinear(rows.tensors, rows.weight, rounds_activations=self.rounds_activations)
+        return StoredLinear(rows.tensors, rows.weight, activations=self.activations)
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a matrix becomes, of any type; None for what is no matrix."""
@@ -124,7 +123,6 @@ class Rows:
     """A layer's matrices, each of its own type or (FLOAT) in full precision."""
 
     types: tuple[str, ...]
-    activations: str
     where: str
     float_dtype: str = "float32"
 
@@ -161,9 +159,8 @@ class Rows:
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix of one part."""
-        from dovetail_plugins.gguf._weight import float_weight, weight_of
+        from dovetail.layers.matrix_linear import as_stored
+        from dovetail_plugins.gguf._weight import weight_of
 
         ((name, tensor),) = tensors.items()
-        if name == FLOAT:
-            return float_weight(tensor, rounds_activations=self.activations != "float")
-        return weight_of(name, tensor, activations=self.activations)
+        return as_stored(tensor) if name == FLOAT else weight_of(name, tensor)

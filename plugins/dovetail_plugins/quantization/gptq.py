@@ -22,7 +22,7 @@ from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts, parts_of
-from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import qweight_kept, tiles_kept
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class GptqLayout:
     bits: int
     group: int
     keeps_zeros: bool
-    activations: str
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return qweight, qzeros, scales and g_idx."""
@@ -79,7 +78,6 @@ class GptqLayout:
             tensors["scales"].T.contiguous(),
             zeros if self.keeps_zeros else zeros + 1,
             bits=self.bits,
-            activations=self.activations,
             group=group,
             order=order,
         )
@@ -92,7 +90,7 @@ class Gptq(StoredMethod):
         summary="GPTQ checkpoints, 2 to 8 bits in groups",
         source="https://github.com/ModelCloud/GPTQModel",
     )
-    Options = GroupedOptions
+    Options = IntegerOptions
     stored_as: ClassVar[tuple[str, ...]] = ("gptq",)
     default_format: ClassVar[str] = "gptq"
     ignored = (".workspace",)
@@ -108,7 +106,6 @@ class Gptq(StoredMethod):
                 bits=int(self.config.get("bits", 4)),
                 group=int(self.config.get("group_size", 128)),
                 keeps_zeros=self.format == "gptq_v2",
-                activations=options.activations,
             )
         )
 
@@ -145,7 +142,6 @@ class Gptq(StoredMethod):
             bits=layout.bits,
             group=layout.group,
             is_grouped=spec.has_groups(layout.group),
-            activations=layout.activations,
             where=self.where,
         )
 
@@ -161,13 +157,11 @@ class Gptq(StoredMethod):
                 scales,
                 is_sparse=self.format == "marlin_24",
                 packs=packs,
-                activations=self.usual.activations,
             )
         return qweight_kept(
             layer,
             is_symmetric=bool(self.config.get("sym", True)),
             packs=packs,
-            activations=self.usual.activations,
         )
 
     def _changed(self, spec: LinearSpec) -> GptqLayout | None:

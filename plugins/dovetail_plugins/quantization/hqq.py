@@ -21,6 +21,7 @@ from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import bytes_kept, integers_kept, plain_kept
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class HqqLayout:
             signed = (values.short() - 128).char()
             return int8_weight(signed, scale, zero - 128)
         scale, zero = half_if_exact(scale, zero)
-        weight = grouped_weight(values, scale, zero, bits=self.bits, activations="float")
+        weight = grouped_weight(values, scale, zero, bits=self.bits)
         assert isinstance(weight, Weight)
         return weight
 
@@ -106,6 +107,7 @@ class Hqq(StoredMethod):
         summary="hqq checkpoints, 1 to 8 bits in groups; axis 0 kept in bfloat16",
         source="https://github.com/mobiusml/hqq",
     )
+    Options = IntegerOptions
     stored_as = ("hqq",)
     ignored = tuple(f".{word}" for word in META)
 
@@ -133,7 +135,7 @@ class Hqq(StoredMethod):
             return replace(told, format=f"int8, groups of {columns}", outputs=0)
         return integers_kept(
             1, groups * columns, bits=layout.bits, scales=scale, has_zeros=True, packs=packs,
-            activations="float", group=columns,
+            group=columns,
         )  # fmt: skip
 
     def layout(self, spec: LinearSpec) -> Layout | None:

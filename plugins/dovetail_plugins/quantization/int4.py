@@ -13,28 +13,21 @@ from typing import Any
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 GROUPS = (32, 64, 128)
-ACTIVATIONS = {"int8": "int4_int8", "float": "int4"}
 HEADS = ("int4", "int8", "none")
 HEAD = "lm_head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int4Options:
+class Int4Options(IntegerOptions):
     """Options of int4."""
 
     group: int = field(
         default=64, metadata={"choices": GROUPS, "help": "inputs that share a scale"}
-    )
-    activations: str = field(
-        default="int8",
-        metadata={
-            "choices": tuple(ACTIVATIONS),
-            "help": "int8: activations become 8-bit per token, which is faster; float: not",
-        },
     )
     symmetric: bool = field(
         default=True, metadata={"help": "without a zero point per group; less memory, more error"}
@@ -78,15 +71,14 @@ class Int4(WhileLoading):
 
         options: Any = self.options
         if spec.name == HEAD and options.head == "int8":
-            return ConvertedLinear(quantize_int8)
-        return ConvertedLinear(
-            partial(
-                quantize_int4,
-                group=options.group,
-                format=ACTIVATIONS[options.activations],
-                is_symmetric=options.symmetric,
-            )
+            return ConvertedLinear(quantize_int8, activations=self.activations)
+        convert = partial(
+            quantize_int4,
+            group=options.group,
+            format="int4",
+            is_symmetric=options.symmetric,
         )
+        return ConvertedLinear(convert, activations=self.activations)
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options

@@ -1,7 +1,7 @@
 """int8: any full-precision checkpoint becomes 8-bit while it loads, activations 8-bit as they come.
 
-Weights get one scale per output, activations one per token; products are exact integers.
-Source: Dettmers et al., LLM.int8(), 2022, section 2, without the outlier part.
+Weights get one scale per output, activations one per group of inputs: outliers take the exactness
+of their group alone. Source: Dettmers et al., LLM.int8(), 2022, without the outlier part.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int8Options:
+class Int8Options(IntegerOptions):
     """Options of int8."""
 
     skip: tuple[str, ...] = field(
@@ -27,7 +28,7 @@ class Int8Options:
 
 
 class Int8(WhileLoading):
-    """8-bit weights per output, 8-bit activations per token."""
+    """8-bit weights per output, 8-bit or float activations."""
 
     info = Info(
         summary="8-bit weights and activations, quantized while loading",
@@ -46,7 +47,7 @@ class Int8(WhileLoading):
         from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_int8
 
-        return ConvertedLinear(quantize_int8)
+        return ConvertedLinear(quantize_int8, activations=self.activations)
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options

@@ -12,7 +12,7 @@ from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization.awq import Awq
 from dovetail_plugins.quantization.gptq import Gptq
 
@@ -24,7 +24,7 @@ class Ipex(QuantMethod):
     """AWQ or GPTQ by another name."""
 
     info = Info(summary="AWQ and GPTQ checkpoints, by the kernels of the device at hand")
-    Options = GroupedOptions
+    Options = IntegerOptions
     capabilities = frozenset({"from_checkpoint"})
     stored_as = ("ipex", *Awq.stored_as, *Gptq.stored_as)
     ignored = (*Awq.ignored, *Gptq.ignored)

@@ -42,5 +42,6 @@ class NeuronQuant(Int8):
         from dovetail.layers.matrix_linear import ConvertedLinear
         from dovetail_kernels.gemm.weight import quantize_float8
 
-        is_int8 = self.options.dtype == "s8"
-        return super()._quantized(spec) if is_int8 else ConvertedLinear(quantize_float8)
+        if self.options.dtype == "s8":
+            return super()._quantized(spec)
+        return ConvertedLinear(quantize_float8, activations=self.activations)

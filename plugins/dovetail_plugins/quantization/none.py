@@ -7,14 +7,14 @@ from typing import Any
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.checkpoint_method import RoundingOptions
+from dovetail.layers.rounding import ActivationOptions, asked_of
 
 
 class Unquantized(QuantMethod):
     """The method of checkpoints that say nothing about quantization."""
 
     info = Info(summary="full-precision weights, as the checkpoint stores them")
-    Options = RoundingOptions
+    Options = ActivationOptions
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self.options = options
@@ -29,5 +29,4 @@ class Unquantized(QuantMethod):
         """Return the plain method of a layer."""
         from dovetail.layers.matrix_linear import plain_linear
 
-        options: Any = self.options
-        return plain_linear(spec, rounds_activations=options.round_activations)
+        return plain_linear(spec, activations=asked_of(self.options))

@@ -11,6 +11,7 @@ qlinear_marlin.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.headers import Kept, StoredLayer
@@ -18,7 +19,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
-from dovetail_plugins.quantization._grouped_options import GroupedOptions
+from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._kept import integers_kept
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ WORDS = {False: (4, 0, 5, 1, 6, 2, 7, 3), True: (0, 2, 4, 6, 1, 3, 5, 7)}
 
 
 class Qqq(CheckpointMethod):
-    """4-bit weights, with 8-bit activations as the method means them or float ones."""
+    """4-bit weights, with 8-bit activations as the method means them: a scale a token."""
 
     info = Info(
         summary="qqq checkpoints: 4-bit weights, 8-bit activations",
         source="https://github.com/HandH1998/QQQ",
     )
-    Options = GroupedOptions
+    Options = IntegerOptions
     stored_as = ("qqq",)
     ignored = (".workspace", ".reduce_buffer")
 
@@ -60,7 +61,7 @@ class Qqq(CheckpointMethod):
             return None
         return integers_kept(
             values.shape[1] // 2, values.shape[0] * TILE, bits=4, scales=scales, has_zeros=False,
-            packs=packs, activations=self.options.activations, group=max(self.group, 0),
+            packs=packs, group=max(self.group, 0),
         )  # fmt: skip
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
@@ -101,9 +102,8 @@ class Qqq(CheckpointMethod):
         else:
             values, scales = values ^ 8, scales * 16  # two's complement, moved up by 8
         scales = scales.T.contiguous()
-        return grouped_weight(
-            values, scales, torch.full_like(scales, 8), bits=4, activations=self.options.activations
-        )
+        made = grouped_weight(values, scales, torch.full_like(scales, 8), bits=4)
+        return replace(made, has_token_scales=True)
 
 
 def put_back(mixed: torch.Tensor, order: list[int]) -> torch.Tensor:

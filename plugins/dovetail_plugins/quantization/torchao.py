@@ -7,8 +7,8 @@ I], scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeigh
 [O, I] of 1 to 8 bits, scale [O, I / G]. Int4WeightOnlyConfig: qdata uint8 [O, I / 2], the first of
 two in the low bits, scale and zero_point [I / G, O], value * scale + zero_point. Activations are
 int8 per token with Int8DynamicActivationInt8WeightConfig, e4m3 per token with
-Float8DynamicActivationFloat8WeightConfig on a GPU that can, float with the others. Pickled
-checkpoints of older versions are not read. Source: torchao 0.18, prototype/safetensors and
+Float8DynamicActivationFloat8WeightConfig on a GPU that can; with the others, as the option says.
+Pickled checkpoints of older versions are not read. Source: torchao 0.18, prototype/safetensors and
 quantization/quantize_/workflows (https://github.com/pytorch/ao).
 """
 
@@ -23,7 +23,8 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
-from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
+from dovetail.layers.rounding import IntegerOptions
+from dovetail_plugins.quantization._float8_rounding import rounds
 from dovetail_plugins.quantization._kept import bytes_kept, integers_kept
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Bytes:
     bits: int = 8
     group: int = 0
     is_whole: bool = False
-    activations: str = "float"
+    has_token_scales: bool = False
     has_float8_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
@@ -73,7 +74,7 @@ class Bytes:
         if self.dtype == "int8" and self.bits <= 4:
             return integers_kept(
                 outputs, inputs, bits=4, scales=scale, has_zeros=False, packs=packs,
-                activations="float", group=inputs // groups,
+                group=inputs // groups,
             )  # fmt: skip
         told = bytes_kept(values.num_values, outputs, groups=groups)
         return told if self.dtype == "int8" else replace(told, format="float8")
@@ -95,11 +96,10 @@ class Bytes:
         if self.bits <= 4:
             unsigned = (values + 8).to(torch.uint8)
             (scale,) = half_if_exact(scale)
-            return grouped_weight(unsigned, scale, zero + 8, bits=4, activations="float")
+            return grouped_weight(unsigned, scale, zero + 8, bits=4)
         is_centred = not bool(zero.any())
-        return int8_weight(
-            values, scale, None if is_centred else zero, activations=self.activations
-        )
+        made = int8_weight(values, scale, None if is_centred else zero)
+        return replace(made, has_token_scales=self.has_token_scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Nibbles:
         wide = replace(scale, dtype="float32")
         return integers_kept(
             outputs, 2 * pairs, bits=4, scales=wide, has_zeros=True, packs=packs,
-            activations="float", group=self.group,
+            group=self.group,
         )  # fmt: skip
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
@@ -137,7 +137,7 @@ class Nibbles:
 
         values = nibbles(tensors[QDATA]) ^ 8
         scale, zero = (tensors[name].T.contiguous() for name in (SCALE, ZERO))
-        return grouped_weight(values, scale, 8 - zero / scale, bits=4, activations="float")
+        return grouped_weight(values, scale, 8 - zero / scale, bits=4)
 
 
 class TorchAo(StoredMethod):
@@ -147,7 +147,7 @@ class TorchAo(StoredMethod):
         summary="torchao checkpoints in safetensors: int8, float8, 1 to 8 bits in groups",
         source="https://github.com/pytorch/ao",
     )
-    Options = Float8Options
+    Options = IntegerOptions
     stored_as = ("torchao",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
@@ -177,8 +177,8 @@ class TorchAo(StoredMethod):
     def _layout(self) -> Bytes | Nibbles:
         whole, group = self._granularity()
         if self.kind in INT8:
-            activations = "int8" if self.kind == DYNAMIC_INT8 else "float"
-            return Bytes(dtype="int8", group=group, is_whole=whole, activations=activations)
+            is_dynamic = self.kind == DYNAMIC_INT8
+            return Bytes(dtype="int8", group=group, is_whole=whole, has_token_scales=is_dynamic)
         if self.kind in FLOAT8:
             return Bytes(dtype="float8_e4m3fn", group=group, is_whole=whole)
         if self.kind in INTX:

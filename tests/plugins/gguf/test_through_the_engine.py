@@ -24,7 +24,7 @@ pytest.importorskip("gguf")
 TYPES = {"attn_v": "Q6_K", "ffn_down": "Q5_K", "output": "Q8_0", "token_embd": "Q4_0"}
 """The types of a file as llama.cpp mixes them; Q4_K where nothing is said."""
 PROMPTS = [list(range(3, 30)), [40, 41, 42]]
-FLOAT = {"quantization": {"activations": "float", "round_activations": False}}
+FLOAT = {"quantization": {"activations": "float"}}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 

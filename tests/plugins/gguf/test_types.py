@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.layers.products import takes_of, with_floats, with_integers
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_plugins.gguf._integers import dequantize
 from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TYPES
@@ -59,7 +60,9 @@ def test_the_matrix_is_the_one_that_is_meant(name: str) -> None:
     x = torch.randn(5, 512, generator=torch.Generator().manual_seed(0))
     right = x @ meant.T
     for activations, bound in (("float", 1e-5), ("int8", 2e-2)):
-        weight = weight_of(name, rows, activations=activations)
+        made = weight_of(name, rows)
+        has_integers = activations == "int8" and takes_of(made) == "int8"
+        weight = with_integers(made) if has_integers else with_floats(made)
         assert torch.equal(weight.dequantize(), meant)
         matrix = Matrix(weight, device="cpu", dtype=torch.float32)
         assert torch.equal(matrix.rows(torch.arange(96)), meant)
@@ -73,7 +76,7 @@ def test_a_block_of_one_value_has_no_step() -> None:
     rows = torch.from_numpy(random_rows("Q4_1", is_tame=True)).clone()
     rows[:, :2] = 0
     meant = torch.from_numpy(theirs("Q4_1", rows.numpy()))
-    assert torch.equal(weight_of("Q4_1", rows, activations="int8").dequantize(), meant)
+    assert torch.equal(with_integers(weight_of("Q4_1", rows)).dequantize(), meant)
     assert (meant[:, :32] != 0).any()
 
 
@@ -84,7 +87,7 @@ def test_small_steps_stay_in_16_bits(name: str) -> None:
     blocks = rows.view(-1, BY_NAME[name].block_bytes)
     blocks[:, :2] = torch.tensor([3e-4]).half().view(torch.uint8) | 1
     meant = torch.from_numpy(theirs(name, rows.numpy()))
-    weight = weight_of(name, rows, activations="int8")
+    weight = with_integers(weight_of(name, rows))
     assert weight.steps is not None
     assert weight.steps.dtype == torch.float16
     assert torch.equal(weight.dequantize(), meant)

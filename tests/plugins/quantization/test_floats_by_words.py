@@ -54,7 +54,7 @@ def flags(path: Path, quantization: str | None = None, **options: Any) -> dict[s
     return {
         "model": str(path),
         "quantization": quantization,
-        "plugin_options": {"quantization": options},
+        "plugin_options": {"quantization": {"activations": "float", **options}},
         "num_gpu_blocks_override": 64,
         "block_size": 16,
         "max_model_len": 64,
@@ -298,13 +298,13 @@ def test_names_of_int8(method: str, qwen: Path) -> None:
 
 
 def test_experts_int8(experts: Path) -> None:
-    """Experts alone are rounded: the float products of the same matrices differ a little."""
+    """Experts alone are rounded."""
 
     def meant(name: str, weight: torch.Tensor) -> torch.Tensor:
         return as_int8(weight) if ".experts." in name else weight
 
     found = difference(experts, experts, meant, quantization="experts_int8")
-    assert EXACT < found.median() <= 0.04
+    assert found.max() <= EXACT
 
 
 def test_ipex_is_the_checkpoints_own_method(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def flags(path: Path, **more: Any) -> dict[str, Any]:
 def error(path: Path, **more: Any) -> float:
     """Return the largest distance of a logprob, in the range of the logits of its token."""
     kept = load_file(path / "logits.safetensors")
+    more = {"plugin_options": {"quantization": {"activations": "float"}}, **more}
     with LLM(**flags(path, **more)) as llm:
         found = found_logprobs(llm, [kept["token_ids"].tolist()])
     logits = kept["logits"]

@@ -70,42 +70,41 @@ def gguf_types(name: str) -> dict[str, str]:
 
 
 FLOAT = {"activations": "float"}
+"""Of all cases: a rank rounds the inputs that it has."""
 CASES = {
-    "gptq": Case(method="gptq", config={"bits": 4, "group_size": 32}, options=FLOAT),
+    "gptq": Case(method="gptq", config={"bits": 4, "group_size": 32}),
     "gptq 3 bits": Case(
-        method="gptq", config={"bits": 3, "group_size": 32}, options=FLOAT, size=128
+        method="gptq", config={"bits": 3, "group_size": 32}, size=128
     ),
-    "gptq per output": Case(method="gptq", config={"bits": 8, "group_size": -1}, options=FLOAT),
+    "gptq per output": Case(method="gptq", config={"bits": 8, "group_size": -1}),
     "gptq experts": Case(
-        method="gptq", config={"bits": 4, "group_size": 32}, options=FLOAT, has_experts=True
+        method="gptq", config={"bits": 4, "group_size": 32}, has_experts=True
     ),
-    "gptq_marlin": Case(method="gptq_marlin", config={"group_size": 16}, options=FLOAT),
-    "awq": Case(method="awq", config={"group_size": 32}, options=FLOAT),
-    "awq_marlin": Case(method="awq_marlin", config={"group_size": 16}, options=FLOAT),
-    "auto-round": Case(method="auto-round", config={"group_size": 32}, options=FLOAT),
+    "gptq_marlin": Case(method="gptq_marlin", config={"group_size": 16}),
+    "awq": Case(method="awq", config={"group_size": 32}),
+    "awq_marlin": Case(method="awq_marlin", config={"group_size": 16}),
+    "auto-round": Case(method="auto-round", config={"group_size": 32}),
     "auto-round as awq": Case(
         method="auto-round",
-        config={"group_size": 32, "packing_format": "auto_round:auto_awq"},
-        options=FLOAT,
-    ),
-    "ipex": Case(method="ipex", config={"quant_method": "gptq", "group_size": 32}, options=FLOAT),
-    "marlin": Case(method="marlin", config={"group_size": 64}, options=FLOAT, size=256),
+        config={"group_size": 32, "packing_format": "auto_round:auto_awq"}),
+    "ipex": Case(method="ipex", config={"quant_method": "gptq", "group_size": 32}),
+    "marlin": Case(method="marlin", config={"group_size": 64}, size=256),
     "marlin, a group a rank": Case(
-        method="marlin", config={"group_size": 128}, options=FLOAT, size=256
+        method="marlin", config={"group_size": 128}, size=256
     ),
-    "marlin per output": Case(method="marlin", config={"group_size": -1}, options=FLOAT, size=256),
+    "marlin per output": Case(method="marlin", config={"group_size": -1}, size=256),
     "marlin_24": Case(
-        method="gptq_marlin_24", config={"group_size": 64}, options=FLOAT, size=256
+        method="gptq_marlin_24", config={"group_size": 64}, size=256
     ),
     "marlin_24, a group a rank": Case(
-        method="gptq_marlin_24", config={"group_size": 128}, options=FLOAT, size=256
+        method="gptq_marlin_24", config={"group_size": 128}, size=256
     ),
     "marlin_24 8 bits": Case(
-        method="gptq_marlin_24", config={"bits": 8, "group_size": -1}, options=FLOAT, size=256
+        method="gptq_marlin_24", config={"bits": 8, "group_size": -1}, size=256
     ),
-    "qqq": Case(method="qqq", config={"group_size": 128}, options=FLOAT, size=512),
-    "qqq, a group a rank": Case(method="qqq", config={"group_size": 128}, options=FLOAT, size=256),
-    "qqq per output": Case(method="qqq", config={"group_size": -1}, options=FLOAT, size=256),
+    "qqq": Case(method="qqq", config={"group_size": 128}, size=512),
+    "qqq, a group a rank": Case(method="qqq", config={"group_size": 128}, size=256),
+    "qqq per output": Case(method="qqq", config={"group_size": -1}, size=256),
     "nf4": Case(method="bitsandbytes", config={"load_in_4bit": True}, size=256),
     "nf4, half a block a rank": Case(method="bitsandbytes", config={"load_in_4bit": True}),
     "nf4, a block a rank": Case(method="bitsandbytes", config={"load_in_4bit": True}, size=128),
@@ -126,15 +125,15 @@ CASES = {
     "modelopt nvfp4": Case(method="modelopt", config={"quant_algo": "NVFP4"}),
     "aqlm": Case(method="aqlm", config={"num_codebooks": 2, "nbits_per_codebook": 6,
                  "in_group_size": 8, "out_group_size": 1}),
-    "gguf Q4_0": Case(method="gguf", config={"types": gguf_types("Q4_0")}, options=FLOAT,
+    "gguf Q4_0": Case(method="gguf", config={"types": gguf_types("Q4_0")},
                       has_experts=True),
-    "gguf Q8_0": Case(method="gguf", config={"types": gguf_types("Q8_0")}, options=FLOAT),
-    "gguf Q4_K": Case(method="gguf", config={"types": gguf_types("Q4_K")}, options=FLOAT, size=512),
-    "gguf IQ4_XS": Case(method="gguf", config={"types": gguf_types("IQ4_XS")}, options=FLOAT,
+    "gguf Q8_0": Case(method="gguf", config={"types": gguf_types("Q8_0")}),
+    "gguf Q4_K": Case(method="gguf", config={"types": gguf_types("Q4_K")}, size=512),
+    "gguf IQ4_XS": Case(method="gguf", config={"types": gguf_types("IQ4_XS")},
                         size=512),
     "deepspeedfp 8": Case(method="deepspeedfp", config={"bits": 8, "group_size": 32}),
     "deepspeedfp 6": Case(method="deepspeedfp", config={"bits": 6, "group_size": 16}),
-    "int4": Case(method="int4", options={"group": 32, **FLOAT}, has_experts=True),
+    "int4": Case(method="int4", options={"group": 32}, has_experts=True),
     "nf4 while loading": Case(method="bitsandbytes", size=128),
     "fp4 while loading": Case(method="bitsandbytes", options={"kind": "fp4"}, size=128),
     "bitsandbytes int8 while loading": Case(
@@ -162,7 +161,7 @@ def made(case: Case) -> Any:
     if case.config:
         facts["quantization_config"] = {"quant_method": case.method, **case.config}
     spec = msgspec.structs.replace(spec, path="model", hf_config=facts)
-    return cls(cls.Options(**case.options), spec)
+    return cls(cls.Options(**{**FLOAT, **case.options}), spec)
 
 
 def layers(case: Case, rank: RankSpec, names: Iterable[str]) -> nn.ModuleDict:
@@ -299,7 +298,7 @@ def compressed(name: str) -> tuple[Case, Tensors]:
     kept = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     config = json.loads((DATA / f"{name}.json").read_text())
     bound = ROUNDED if "w8a8" in name else EXACT
-    return Case(method="compressed-tensors", config=config, options=FLOAT, bound=bound), kept
+    return Case(method="compressed-tensors", config=config, bound=bound), kept
 
 
 WRITTEN = sorted({file.stem for file in DATA.glob("*.safetensors")} - {"act_order"})

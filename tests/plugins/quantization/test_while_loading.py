@@ -100,7 +100,11 @@ def differences(
         ("int4", {"group": 48}, r"quantization\.group: 48 is not possible\. Fix: use one of 32"),
         ("int4", {"head": "foo"}, r"quantization\.head: 'foo' is not possible\. Fix: use one"),
         ("int4", {"activations": "int16"}, r"quantization\.activations: 'int16' is not possible"),
-        ("int8", {"group": 32}, r"quantization\.group: there is no such option\. Fix: it has skip"),
+        (
+            "int8",
+            {"group": 32},
+            r"quantization\.group: there is no such option\. Fix: it has activations, skip",
+        ),
         ("int9", {}, r"--quantization"),
     ],
     ids=["group", "head", "activations", "foreign", "method"],
