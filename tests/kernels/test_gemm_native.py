@@ -67,7 +67,7 @@ GROUPED: list[tuple[str, dict[str, Any]]] = [
         {"group": 16, "run": 256},
     )
     if not (options and format == "int8")
-    and options.get("group", 32) % (32 if format[0] == "t" else 16 if format[0] == "v" else 1) == 0
+    and not (format.startswith(("trits", "vectors")) and options.get("group", 32) % 32)
 ]
 
 
