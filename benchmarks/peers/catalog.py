@@ -1,6 +1,7 @@
 """The engines that can be compared: where each is installed, which file it loads, how wide it is.
 
-A table and the reading of `--engine "NAME@WIDTH: FLAGS"`. Starts nothing.
+A table, who of it can run here and why others cannot, and the reading of `--engine "NAME@WIDTH:
+FLAGS"`. Starts nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +10,16 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from benchmarks.peers.isa import Hold, Processor
 
 WIDTHS = (32, 16, 8, 4)
+FAMILIES = {"openvino": "OpenVINO", "llamacpp": "llama.cpp", "xllamacpp": "llama.cpp"}
+"""Drivers of the engines that are usually the best peer: llama.cpp for one sequence, OpenVINO for
+prompts and batches. A comparison without either says so."""
+USUAL_BEST = dict.fromkeys((16, 8, 4), ("llama.cpp", "OpenVINO"))
+NOT_ASKED = "not asked for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +28,8 @@ class Engine:
 
     `width` is the group it is compared in; `bits` what a weight takes in memory, scales included.
     `model` is the suffix of the file or folder beside the checkpoint, "" the checkpoint itself.
+    `held_by` says what keeps it at AVX2: variables, answers to cpuid, the wheel's build, or
+    nothing, where it is built for the machine or asks for AVX-512 by name (`needs_avx512`).
     """
 
     name: str
@@ -30,6 +40,13 @@ class Engine:
     model: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    held_by: Literal["variables", "cpuid", "build", "nothing"] = "variables"
+    needs_avx512: bool = False
+
+    @property
+    def family(self) -> str:
+        """Return the name that stands for all builds of an engine."""
+        return FAMILIES.get(self.driver, self.driver)
 
     @property
     def is_dovetail(self) -> bool:
@@ -45,6 +62,12 @@ class Engine:
         return models / f"{model}{self.model}"
 
 
+_BUILDS: tuple[tuple[str, Literal["nothing", "build"]], ...] = (
+    ("llamacpp", "nothing"),
+    ("xllamacpp", "build"),
+)
+
+
 def _llamacpp(kind: str, width: int, bits: float) -> list[Engine]:
     """Return the wheel's engine and the one built for the machine."""
     return [
@@ -53,10 +76,11 @@ def _llamacpp(kind: str, width: int, bits: float) -> list[Engine]:
             driver=driver,
             width=width,
             bits=bits,
-            venv=venv,
+            venv=driver,
             model=f"-{kind}.gguf",
+            held_by=held_by,
         )
-        for driver, venv in (("llamacpp", "llamacpp"), ("xllamacpp", "xllamacpp"))
+        for driver, held_by in _BUILDS
     ]
 
 
@@ -67,19 +91,20 @@ PEERS: tuple[Engine, ...] = (
     *_llamacpp("q4_0", 4, 4.8),  # 4.5, and 8.5 for the embedding
     Engine(
         name="openvino-fp16", driver="openvino", width=16, bits=16, venv="openvino",
-        model="-openvino-fp16",
+        model="-openvino-fp16", held_by="cpuid",
     ),
     Engine(
         name="openvino-fp16-f32", driver="openvino", width=16, bits=16, venv="openvino",
         model="-openvino-fp16", options={"INFERENCE_PRECISION_HINT": "f32"},
+        held_by="cpuid",
     ),
     Engine(
         name="openvino-int8", driver="openvino", width=8, bits=8, venv="openvino",
-        model="-openvino-int8",
+        model="-openvino-int8", held_by="cpuid",
     ),
     Engine(
         name="openvino-int4", driver="openvino", width=4, bits=4.5, venv="openvino",
-        model="-openvino-int4",
+        model="-openvino-int4", held_by="cpuid",
     ),
     Engine(
         name="ctranslate2-int8", driver="ctranslate2", width=8, bits=8, venv="ctranslate2",
@@ -89,20 +114,22 @@ PEERS: tuple[Engine, ...] = (
         # Off Intel it stays at AVX2 by itself.
         name="ctranslate2-int8-avx512", driver="ctranslate2", width=8, bits=8,
         venv="ctranslate2", model="-ctranslate2-int8",
-        environment={"CT2_FORCE_CPU_ISA": "AVX512"},
+        environment={"CT2_FORCE_CPU_ISA": "AVX512"}, held_by="nothing", needs_avx512=True,
     ),
     Engine(
         name="ctranslate2-float32", driver="ctranslate2", width=32, bits=32,
         venv="ctranslate2", model="-ctranslate2-float32",
     ),
-    Engine(name="vllm-bf16", driver="vllm", width=16, bits=16, venv="vllm"),
+    Engine(
+        name="vllm-bf16", driver="vllm", width=16, bits=16, venv="vllm", held_by="cpuid",
+    ),
     Engine(
         name="vllm-compiled-bf16", driver="vllm", width=16, bits=16, venv="vllm",
-        options={"enforce_eager": False},
+        options={"enforce_eager": False}, held_by="cpuid",
     ),
     Engine(
         name="vllm-f32", driver="vllm", width=32, bits=32, venv="vllm",
-        options={"dtype": "float32"},
+        options={"dtype": "float32"}, held_by="cpuid",
     ),
     Engine(
         name="transformers-bf16", driver="transformers", width=16, bits=16, venv=None,
@@ -134,8 +161,34 @@ def dovetail_engine(text: str) -> Engine:
     return Engine(name=name, driver="dovetail", width=width, bits=width, venv=None, options=options)
 
 
-def chosen(names: list[str], models: Path, model: str, venvs: Path, own: str) -> list[Engine]:
-    """Return the named peers ("all": every one), without those that are not installed here.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where engines are looked for, and on what machine they would run."""
+
+    models: Path
+    model: str
+    venvs: Path
+    own: str
+    machine: Processor
+    hold: Hold
+
+    def why_not(self, engine: Engine) -> str:
+        """Return why an engine cannot run here; "" when it can."""
+        python = Path(engine.python(self.venvs, self.own))
+        file = engine.path(self.models, self.model)
+        if engine.needs_avx512 and (self.hold.is_needed or not self.machine.has_avx512):
+            return "asks for AVX-512"
+        if self.hold.is_needed and engine.held_by == "nothing":
+            return "cannot be held to AVX2: built for this machine"
+        if self.hold.is_needed and engine.held_by == "cpuid" and self.hold.why_no_trap:
+            return f"cannot be held to AVX2: it asks cpuid, and {self.hold.why_no_trap}"
+        if not python.exists():
+            return f"not installed: no {python}"
+        return "" if file.exists() else f"no {file}"
+
+
+def chosen(names: list[str], place: Place) -> tuple[list[Engine], list[tuple[Engine, str]]]:
+    """Return the named peers ("all": every one) that can run, and all others with the reason.
 
     Raises: ValueError for a name that is not in the table.
     """
@@ -143,13 +196,20 @@ def chosen(names: list[str], models: Path, model: str, venvs: Path, own: str) ->
     unknown = sorted(set(names) - {*table, "all"})
     if unknown:
         raise ValueError(f"no such peer: {', '.join(unknown)}; known: {', '.join(table)}")
-    wanted = list(table) if "all" in names else names
-    found = []
-    for engine in (table[name] for name in wanted):
-        needs = [Path(engine.python(venvs, own)), engine.path(models, model)]
-        missing = [str(path) for path in needs if not path.exists()]
-        if missing:
-            print(f"{engine.name} left out: no {' and no '.join(missing)}", flush=True)
+    found, missing = [], []
+    for engine in PEERS:
+        is_wanted = "all" in names or engine.name in names
+        why = place.why_not(engine) if is_wanted else NOT_ASKED
+        if why:
+            missing.append((engine, why))
         else:
             found.append(engine)
-    return found
+    return found, missing
+
+
+def usual_best(width: int) -> dict[str, list[str]]:
+    """Return, for the engines that are usually the best of a width, the names they have here."""
+    return {
+        family: [peer.name for peer in PEERS if (peer.family, peer.width) == (family, width)]
+        for family in USUAL_BEST.get(width, ())
+    }

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from catalog import Engine
+from benchmarks.peers.catalog import Engine
 
-HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 LOAD_LIMIT_S = 400.0
 
 
@@ -25,13 +24,14 @@ class EngineFailed(Exception):
 
 
 def environment(engine: Engine, num_threads: int) -> dict[str, str]:
-    """Return what the worker's process sees: its number of threads and no network."""
+    """Return what the worker's process sees: this checkout, its number of threads, no network.
+
+    Of the checkout a peer sees the package `benchmarks` alone, whose names hide none of its own.
+    """
     told = os.environ | {"OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1"}
     told |= {"TOKENIZERS_PARALLELISM": "false"} | engine.environment
-    told.pop("PYTHONPATH", None)
-    if engine.is_dovetail:
-        parts = [str(CHECKOUT / part) for part in ("core", "plugins", "kernels")]
-        told["PYTHONPATH"] = os.pathsep.join(parts)
+    parts = ("core", "plugins", "kernels") if engine.is_dovetail else ()
+    told["PYTHONPATH"] = os.pathsep.join(str(CHECKOUT / part) for part in (*parts, "."))
     return told
 
 
@@ -51,7 +51,9 @@ class EngineProcess:
         """Start and load. Raises: EngineFailed"""
         self.engine = engine
         self.log = log
-        command = [python, str(HERE / "worker.py"), engine.driver, "--model", str(model)]
+        # -P: neither the current folder nor the worker's own stands on its path
+        command = [python, "-P", "-m", "benchmarks.peers.worker", engine.driver]
+        command += ["--model", str(model)]
         command += ["--checkpoint", str(checkpoint), "--threads", str(num_threads)]
         command += ["--options", json.dumps(engine.options)]
         self.process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """llama.cpp's OpenAI server from the wheel `xllamacpp`, until it is terminated.
 
-`llamacpp_server.py GGUF PORT SLOTS TOKENS_EACH THREADS`; serve.py starts it in that wheel's venv.
+`python -P -m benchmarks.peers.llamacpp_server GGUF PORT SLOTS TOKENS_EACH THREADS`; serve.py starts
+it in that wheel's venv, the checkout on its path.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from drivers.xllamacpp import engine_of
+from benchmarks.peers.drivers.xllamacpp import engine_of
 
 
 def main() -> None:

@@ -1,20 +1,23 @@
 """Random-weight models for the peers, in every peer's own format. Downloads nothing.
 
-`python make_models.py OUT` writes OUT/S (Qwen3-0.6B layers, 32000 tokens of vocabulary, tied) and
-OUT/T (a Llama of 33 M parameters) as Hugging Face checkpoints in bfloat16, with a byte-level BPE
-trained on the running Python's standard library, and from them GGUF, OpenVINO and CTranslate2
-files. Seeds are fixed and what exists is kept. Run it where torch, transformers, gguf, ctranslate2
-and optimum-intel are installed; a format whose package is missing is left out with one line.
+`python -m benchmarks.peers.make_models OUT` writes OUT/S (Qwen3-0.6B layers, 32000 tokens of
+vocabulary, tied) and OUT/T (a Llama of 33 M parameters) as Hugging Face checkpoints in bfloat16,
+with a byte-level BPE trained on the running Python's standard library, and from them GGUF, OpenVINO
+and CTranslate2 files. Seeds are fixed and what exists is kept. Run it where torch, transformers,
+gguf, ctranslate2 and optimum-intel are installed. A file that cannot be made does not stop those
+after it: what failed is listed at the end, and the exit status is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,64 +122,116 @@ def write_checkpoint(name: str, folder: Path, tokenizer: Any) -> None:
     print(name, sum(p.numel() for p in model.parameters()), "parameters", flush=True)
 
 
-def write_gguf(checkpoint: Path) -> None:
-    """Write the GGUF files beside the checkpoint."""
-    from gguf_file import write_gguf as write_one
+def write_gguf(checkpoint: Path, kind: str, target: Path) -> None:
+    """Write one GGUF file."""
+    from benchmarks.peers.gguf_file import write_gguf as write_one
 
-    for kind in GGUF_TYPES:
-        target = checkpoint.with_name(f"{checkpoint.name}-{kind}.gguf")
-        if not target.exists():
-            write_one(checkpoint, target, kind)
-            print(target.name, target.stat().st_size, flush=True)
+    write_one(checkpoint, target, kind)
 
 
-def write_openvino(checkpoint: Path) -> None:
+def write_openvino(checkpoint: Path, kind: str, target: Path) -> None:
     """Export through optimum's own command, which also converts the tokenizer."""
     command = Path(sys.executable).with_name("optimum-cli")
     if not command.exists():
         raise ModuleNotFoundError("no optimum-cli beside this python")
-    for kind in OPENVINO_TYPES:
-        target = checkpoint.with_name(f"{checkpoint.name}-openvino-{kind}")
-        if not (target / "openvino_model.xml").exists():
-            arguments = ["export", "openvino", "--model", str(checkpoint), str(target)]
-            arguments += ["--task", "text-generation-with-past", "--weight-format", kind]
-            subprocess.run([str(command), *arguments], check=True)
-            print(target.name, flush=True)
+    arguments = ["export", "openvino", "--model", str(checkpoint), str(target)]
+    arguments += ["--task", "text-generation-with-past", "--weight-format", kind]
+    subprocess.run([str(command), *arguments], check=True)
 
 
-def write_ctranslate2(checkpoint: Path) -> None:
-    """Convert with CTranslate2's own converter, which wants a BOS token to be named."""
+def write_ctranslate2(checkpoint: Path, kind: str, target: Path) -> None:
+    """Convert with CTranslate2's own converter, and name a BOS token where it wrote none.
+
+    CTranslate2 does not load a model whose BOS token is null; prompts of ids never use it.
+    """
     from ctranslate2.converters import TransformersConverter
 
-    for kind in CTRANSLATE2_TYPES:
-        target = checkpoint.with_name(f"{checkpoint.name}-ctranslate2-{kind}")
-        if not (target / "model.bin").exists():
-            shutil.rmtree(target, ignore_errors=True)
-            TransformersConverter(str(checkpoint)).convert(str(target), quantization=kind)
-            print(target.name, flush=True)
+    TransformersConverter(str(checkpoint)).convert(str(target), quantization=kind)
+    config = target / "config.json"
+    told = json.loads(config.read_text())
+    if told.get("bos_token") is None:
+        config.write_text(json.dumps(told | {"bos_token": SPECIALS[0]}, indent=2))
 
 
-WRITERS = {"gguf": write_gguf, "openvino": write_openvino, "ctranslate2": write_ctranslate2}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One peer's files: made by `write` from a checkpoint, one per kind.
+
+    `suffix` comes after the kind; `proof` is the file of a folder that is written last.
+    """
+
+    write: Callable[[Path, str, Path], None]
+    kinds: tuple[str, ...]
+    stem: str = ""
+    suffix: str = ""
+    proof: str = ""
+
+    def target(self, checkpoint: Path, kind: str) -> Path:
+        """Return the file or folder of a kind, beside the checkpoint."""
+        return checkpoint.with_name(f"{checkpoint.name}-{self.stem}{kind}{self.suffix}")
 
 
-def main() -> None:
-    """Write what is asked for and not there yet."""
+FORMATS = {
+    "gguf": Format(write=write_gguf, kinds=GGUF_TYPES, suffix=".gguf"),
+    "openvino": Format(
+        write=write_openvino, kinds=OPENVINO_TYPES, stem="openvino-", proof="openvino_model.xml"
+    ),
+    "ctranslate2": Format(
+        write=write_ctranslate2, kinds=CTRANSLATE2_TYPES, stem="ctranslate2-", proof="model.bin"
+    ),
+}
+
+
+def write_formats(checkpoint: Path, formats: list[str]) -> list[str]:
+    """Write every file of the formats that is not there; return what failed, and why.
+
+    Mutates: the folder. What a failed try has left is removed, so that the next one starts afresh.
+    """
+    failed = []
+    for name in formats:
+        wanted = FORMATS[name]
+        for kind in wanted.kinds:
+            target = wanted.target(checkpoint, kind)
+            if (target / wanted.proof).exists():
+                continue
+            remove(target)
+            try:
+                wanted.write(checkpoint, kind, target)
+            except Exception as error:  # whatever one converter raises, the others go on
+                remove(target)
+                failed.append(f"{target.name}: {type(error).__name__}: {error}")
+                print(f"FAILED {failed[-1]}", file=sys.stderr, flush=True)
+            else:
+                print(f"wrote {target.name}", flush=True)
+    return failed
+
+
+def remove(target: Path) -> None:
+    """Remove a file or a folder, where it is there."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def main() -> int:
+    """Write what is asked for and not there yet. Return 1 when something could not be made."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--formats", nargs="*", default=list(WRITERS), choices=list(WRITERS))
+    parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
     arguments = parser.parse_args()
     missing = [n for n in arguments.models if not (arguments.out / n / "config.json").exists()]
     tokenizer = train_tokenizer() if missing else None
     for name in missing:
         write_checkpoint(name, arguments.out / name, tokenizer)
+    failed = []
     for name in arguments.models:
-        for kind in arguments.formats:
-            try:
-                WRITERS[kind](arguments.out / name)
-            except (ImportError, TypeError, subprocess.CalledProcessError) as error:
-                print(f"{kind} of {name} left out: {error}", file=sys.stderr)
+        failed += write_formats(arguments.out / name, arguments.formats)
+    if failed:
+        print(f"{len(failed)} not made:", *failed, sep="\n  ", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,19 +1,23 @@
 """Ratios and tables from the JSON lines of run.py. Pure, but for reading the file.
 
-`python report.py RESULTS.jsonl` prints the tables of a finished run again. A ratio is taken within
-a round, where engines ran minutes apart, and told as the median of rounds with the smallest and
-the largest.
+`python -m benchmarks.peers.report RESULTS.jsonl` prints the tables of a finished run again. A ratio
+is taken within a round, where engines ran minutes apart, and told as the median of rounds with the
+smallest and the largest. A peer without a figure has a line that says why, and a ratio to the best
+says which of those that are usually the best were not there.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.peers.catalog import NOT_ASKED, usual_best
 
 Row = dict[str, Any]
 DISTURBED = 0.1
@@ -156,10 +160,42 @@ def _markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def limit_share(row: Row) -> float:
-    """Return what a run reached of what the machine gave just before: bytes read or multiplies."""
+    """Return what a run reached of what the machine gave just before: bytes read or multiplies.
+
+    nan where the probe skipped that limit.
+    """
+    limits = row["limits"]
     if row["measure"] == "decode":
-        return float(row["weights_gb_s"] / row["limits"]["read_gb_s"])
-    return float(row["gflop_s"] / row["limits"]["fp32_gflop_s"])
+        return float(row["weights_gb_s"] / limits.get("read_gb_s", float("nan")))
+    return float(row["gflop_s"] / limits.get("fp32_gflop_s", float("nan")))
+
+
+def absences(rows: Iterable[Row], width: int, measure: str, threads: int) -> dict[str, str]:
+    """Return why engines of a width have no figure of a measure: the last error, or why none ran.
+
+    Those that nobody asked for are there too, with NOT_ASKED.
+    """
+    known = [row for row in rows if row.get("width") == width]
+    whys: dict[str, str] = {}
+    for row in known:
+        concerns = row.get("threads", threads) == threads and row.get("measure", measure) == measure
+        why = row.get("missing") or row.get("error")
+        if concerns and why:
+            whys[row["engine"]] = why
+    return {name: why for name, why in whys.items() if not by_round(known, name, measure, threads)}
+
+
+def best_missing(rows: Sequence[Row], width: int, measure: str, threads: int) -> str:
+    """Return which engines that are usually the best have no figure, and why; "" when all have."""
+    whys = absences(rows, width, measure, threads)
+    told = []
+    for family, names in usual_best(width).items():
+        if any(by_round(rows, name, measure, threads) for name in names):
+            continue
+        reasons = ordered(whys.get(name, NOT_ASKED) for name in names)
+        reasons = [why for why in reasons if why != NOT_ASKED] or [NOT_ASKED]
+        told.append(f"{family} ({'; '.join(reasons)})")
+    return f"best peer missing: {', '.join(told)}" if told else ""
 
 
 def _cells(rows: Sequence[Row]) -> list[str]:
@@ -172,6 +208,7 @@ def _cells(rows: Sequence[Row]) -> list[str]:
     else:
         told += [f"{middle(rows, 'step_p10_ms'):.1f}", f"{middle(rows, 'step_p50_ms'):.1f}"]
     shares = [limit_share(row) for row in rows if row["limits"]["foreign_share"] <= DISTURBED]
+    shares = [share for share in shares if not math.isnan(share)]
     told.append(f"{100 * statistics.median(shares):.0f} %" if shares else "-")
     told.append(f"{middle(rows, 'foreign_share'):.2f}")
     told.append(f"{max(row['peak_bytes'] for row in rows) / 2**20:.0f}")
@@ -184,44 +221,74 @@ HEADER = (
 
 
 def table(rows: Sequence[Row], width: int, measure: str, threads: int) -> str:
-    """Return the engines of one width under one measure, fastest first."""
+    """Return the engines of one width under one measure, fastest first, then who is missing."""
     names = ordered(r["engine"] for r in rows if r.get("width") == width)
     found = {name: list(by_round(rows, name, measure, threads).values()) for name in names}
     figure = headline(measure)
     ranked = sorted((n for n in names if found[n]), key=lambda n: -middle(found[n], figure))
-    return _markdown(HEADER, ([name, *_cells(found[name])] for name in ranked))
+    lines = [[name, *_cells(found[name])] for name in ranked]
+    whys = absences(rows, width, measure, threads)
+    blank = [""] * (len(HEADER) - 2)
+    lines += [[name, f"missing: {why}", *blank] for name, why in whys.items() if why != NOT_ASKED]
+    unasked = [name for name, why in whys.items() if why == NOT_ASKED]
+    note = f"\n\n{NOT_ASKED.capitalize()}: {', '.join(unasked)}." if unasked else ""
+    return _markdown(HEADER, lines) + note
 
 
 def ratios(rows: Sequence[Row], width: int, threads: int) -> str:
-    """Return dovetail over every peer of its width, and over the best; "" without either."""
-    rows = [row for row in rows if row.get("width") == width and "measure" in row]
-    ours = ordered(row["engine"] for row in rows if row.get("is_dovetail"))
-    peers = ordered(row["engine"] for row in rows if not row.get("is_dovetail"))
-    measures = ordered(row["measure"] for row in rows)
+    """Return dovetail over every peer of its width, and over the best; "" without dovetail.
+
+    Where a peer that is usually the best is missing, the line says so beside the ratio.
+    """
+    rows = [row for row in rows if row.get("width") == width]
+    measured = [row for row in rows if "measure" in row]
+    peers = ordered(row["engine"] for row in measured if not row.get("is_dovetail"))
     lines = []
-    for name in ours:
-        for measure in measures:
-            mine = by_round(rows, name, measure, threads)
+    for name in ordered(row["engine"] for row in measured if row.get("is_dovetail")):
+        for measure in ordered(row["measure"] for row in measured):
+            mine = by_round(measured, name, measure, threads)
             figure = headline(measure)
-            others = {peer: by_round(rows, peer, measure, threads) for peer in peers}
+            others = {peer: by_round(measured, peer, measure, threads) for peer in peers}
             found = {peer: ratio_of(mine, theirs, figure) for peer, theirs in others.items()}
             known = {peer: ratio for peer, ratio in found.items() if ratio}
-            if known:
-                best = min(known, key=lambda peer: known[peer].median)
-                each = "; ".join(f"{peer} {ratio}" for peer, ratio in known.items())
-                lines.append([name, measure, f"{known[best]} ({best})", each])
+            each = "; ".join(f"{peer} {ratio}" for peer, ratio in known.items())
+            lines.append([name, measure, _against(known), each])
+            lines[-1][2] += _unless_empty("; ", best_missing(rows, width, measure, threads))
     return _markdown(("engine", "measure", "of the best peer", "of each"), lines) if lines else ""
+
+
+def _against(known: dict[str, Ratio]) -> str:
+    """Return the ratio to the fastest of the peers that ran."""
+    if not known:
+        return "no peer ran"
+    best = min(known, key=lambda peer: known[peer].median)
+    return f"{known[best]} ({best})"
+
+
+def _unless_empty(before: str, text: str) -> str:
+    return before + text if text else ""
 
 
 def probe_middles(rows: Iterable[Row], threads: int) -> Row:
     """Return the median of every probe taken with this number of threads."""
     probes = [row["probe"] for row in rows if "probe" in row and row["threads"] == threads]
-    return {name: middle(probes, name) for name in (probes[0] if probes else ())}
+    names = ordered(name for one in probes for name, value in one.items() if name != "skipped")
+    return {name: middle(probes, name) for name in names}
+
+
+def machines(rows: Iterable[Row]) -> list[str]:
+    """Return a line for every machine and way of holding it that the rows were taken on."""
+    told = [row["machine"] for row in rows if "machine" in row]
+    return ordered(
+        f"Taken on {one['name']}, {one['cores']} core(s), with {' '.join(one['sets'])}; held to "
+        f"{one['held_to']}"
+        for one in told
+    )
 
 
 def render(rows: Sequence[Row]) -> str:
     """Return all tables of a run."""
-    parts: list[str] = []
+    parts = machines(rows)
     measured = [row for row in rows if "measure" in row]
     for threads in ordered(row["threads"] for row in measured):
         probes = probe_middles(rows, threads)

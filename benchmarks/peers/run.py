@@ -1,12 +1,14 @@
 """dovetail beside its peers on CPU: same prompts, same tokens, interleaved, ratios at the end.
 
-`python run.py --models DIR --venvs DIR --peers all --engine "dovetail-int8: --quantization int8"`.
-For every number of threads and every round, the engines of one weight width are loaded together
-and take turns at each measure (A B C, the next round begins with B), each in its own process, with
-the machine's limits probed in the same minutes. Measures: `decode` (one sequence, 128 + 64),
-`prefill` (1024 + 1), `batchN` (N sequences of 128 + 64). Greedy, end tokens ignored, prefix caches
-off. Rows are appended to --out as JSON lines; `report.py` makes the tables again. How to install
-the peers: README.md beside this file.
+    python -m benchmarks.peers.run --models DIR --venvs DIR --peers all \\
+        --engine "dovetail-int8: --quantization int8"
+
+For every number of threads and every round, the engines of one weight width are loaded together and
+take turns at each measure (A B C, the next round begins with B), each in its own process, with the
+machine's limits probed in the same minutes. Measures: `decode` (one sequence, 128 + 64), `prefill`
+(1024 + 1), `batchN` (N sequences of 128 + 64). Greedy, end tokens ignored, prefix caches off. With
+--avx2 everything computes as on a machine with AVX2 alone. Rows are appended to --out as JSON
+lines; report.py makes the tables again. How to install the peers: README.md beside this file.
 """
 
 from __future__ import annotations
@@ -23,27 +25,20 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from catalog import Engine, chosen, dovetail_engine
-from engine_process import EngineFailed, EngineProcess
-from machine import Window, wait_quiet
-from probe import probe
-from prompts import PromptMaker
-from report import Row, Shape, figures_of, headline, render, shape_of
+
+from benchmarks.peers.catalog import Engine, Place, chosen, dovetail_engine
+from benchmarks.peers.engine_process import EngineFailed, EngineProcess
+from benchmarks.peers.isa import Hold, hold_to_avx2, processor
+from benchmarks.peers.machine import Window, wait_quiet
+from benchmarks.peers.probe import probe
+from benchmarks.peers.prompts import PromptMaker
+from benchmarks.peers.report import Row, Shape, figures_of, headline, render, shape_of
 
 MEASURES = ("decode", "prefill", "batch8", "batch16", "batch32")
 NUM_PROMPT, NUM_NEW, NUM_PREFILL = 128, 64, 1024
 RUN_LIMIT_S = 600.0
 FREE_BYTES = 3 << 30
 """An engine is not started when less memory than this is free."""
-HELD_TO_AVX2 = {
-    "DOVETAIL_CPU_ISA": "avx2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "CT2_FORCE_CPU_ISA": "AVX2",
-}
-"""Environment that makes a machine with AVX-512 compute as one without. llama.cpp is held by its
-build (`xllamacpp-*`); vLLM's own kernels are not held, only its torch and oneDNN."""
 
 
 def protocol(measure: str) -> tuple[int, int, int]:
@@ -65,6 +60,16 @@ class Bench:
         self.shape: Shape = shape_of(config)
         self.maker = PromptMaker(self.checkpoint)
         self.rows: list[Row] = []
+
+    def note(self, place: Place, missing: list[tuple[Engine, str]]) -> None:
+        """Keep what the run is taken on, and who of its widths is not there."""
+        machine = {"name": place.machine.name, "sets": place.machine.sets}
+        machine |= {"cores": os.cpu_count(), "held_to": str(place.hold)}
+        self._write({"machine": machine})
+        widths = {engine.width for engine in self.engines}
+        for engine, why in missing:
+            if engine.width in widths:
+                self._write({"engine": engine.name, "width": engine.width, "missing": why})
 
     def run(self) -> None:
         """Run everything that was asked for."""
@@ -168,6 +173,10 @@ class Bench:
 
 def _line(row: Row) -> str:
     """Return a row as one line for the eye."""
+    if "machine" in row:
+        return f"{row['at'][11:]} on {row['machine']}"
+    if "missing" in row:
+        return f"{row['at'][11:]} {row['engine']} missing: {row['missing']}"
     place = f"{row['at'][11:]} round {row['round']} x{row['threads']}"
     if "probe" in row:
         return f"{place} probe {row['probe']}"
@@ -206,18 +215,33 @@ def arguments_of(given: list[str] | None = None) -> Any:
     return parser.parse_args(given)
 
 
+def place_of(asked: argparse.Namespace) -> Place:
+    """Return where the run looks for engines, and the machine it runs on."""
+    machine = processor()
+    hold = hold_to_avx2(machine, asked.logs) if asked.avx2 else Hold(environment={})
+    return Place(
+        models=asked.models,
+        model=asked.model,
+        venvs=asked.venvs,
+        own=sys.executable,
+        machine=machine,
+        hold=hold,
+    )
+
+
 def main() -> None:
     """Run and print the tables."""
     asked = arguments_of()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing started is left
     asked.logs.mkdir(parents=True, exist_ok=True)
-    if asked.avx2:
-        os.environ.update(HELD_TO_AVX2)
-    engines = chosen(asked.peers, asked.models, asked.model, asked.venvs, sys.executable)
-    engines += [dovetail_engine(text) for text in asked.engine]
+    place = place_of(asked)
+    os.environ.update(place.hold.environment)
+    peers, missing = chosen(asked.peers, place)
+    engines = peers + [dovetail_engine(text) for text in asked.engine]
     if asked.widths:
         engines = [engine for engine in engines if engine.width in asked.widths]
     bench = Bench(asked, engines)
+    bench.note(place, missing)
     start_s = time.perf_counter()
     try:
         bench.run()

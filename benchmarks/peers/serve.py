@@ -1,6 +1,7 @@
 """dovetail's server beside llama.cpp's and vLLM's: start-up, latency, throughput, memory.
 
-`python serve.py --models DIR --venvs DIR --peers xllamacpp-q8_0 vllm-bf16 --server "dovetail: "`.
+`python -m benchmarks.peers.serve --models DIR --venvs DIR --peers xllamacpp-q8_0 vllm-bf16 --server
+"dovetail: "`.
 Every round starts each server in turn (A B C A B C), times it from the process's start to the first
 completion answered with 200, sends closed loops of streamed requests (128 tokens in, 32 out, 16 a
 level) at each concurrency, reads its memory and stops it. One JSON line a level goes to --out.
@@ -26,13 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from machine import Window, family, resident_bytes, wait_quiet
-from prompts import PromptMaker
-from report import Row, middle, ordered, percentile
-from servers import SERVERS, Server, dovetail_server
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from loads import Timing, run_level
+from benchmarks.loads import Timing, run_level
+from benchmarks.peers.machine import Window, family, resident_bytes, wait_quiet
+from benchmarks.peers.prompts import PromptMaker
+from benchmarks.peers.report import Row, middle, ordered, percentile
+from benchmarks.peers.servers import SERVERS, Server, dovetail_server
 
 NUM_PROMPT = 128
 START_LIMIT_S = 400.0

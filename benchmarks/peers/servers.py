@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 SEQUENCES, TOKENS_EACH = 16, 512
 
 
@@ -32,7 +31,6 @@ class Server:
         """Return the command to run."""
         python = sys.executable if self.venv is None else str(venvs / self.venv / "bin" / "python")
         text = self.command.format(
-            here=shlex.quote(str(HERE)),
             python=shlex.quote(python),
             model=shlex.quote(str(models / model)),
             gguf=shlex.quote(str(models / model)),
@@ -57,9 +55,10 @@ def _llamacpp(kind: str) -> Server:
     return Server(
         name=f"xllamacpp-{kind}",
         venv="xllamacpp",
-        command="{python} {here}/llamacpp_server.py {gguf}-"
+        command="{python} -P -m benchmarks.peers.llamacpp_server {gguf}-"
         f"{kind}.gguf {{port}} {SEQUENCES} {TOKENS_EACH} {{threads}}",
         body={"ignore_eos": True, "cache_prompt": False},
+        environment={"PYTHONPATH": str(CHECKOUT)},
     )
 
 

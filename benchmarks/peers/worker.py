@@ -1,9 +1,9 @@
 """One engine in one process, told what to run by JSON lines on standard input.
 
-Started by run.py with the python of the engine's own venv:
-`worker.py DRIVER --model PATH --checkpoint PATH --threads N --options JSON`. Answers go to the
-original standard output, one JSON line a command; whatever the engine prints goes to standard
-error. Commands: {"do": "prepare"|"run"|"facts"|"end", ...}.
+Started by engine_process.py with the python of the engine's own venv, the checkout on its path:
+`python -P -m benchmarks.peers.worker DRIVER --model PATH --checkpoint PATH --threads N --options
+JSON`. Answers go to the original standard output, one JSON line a command; whatever the engine
+prints goes to standard error. Commands: {"do": "prepare"|"run"|"facts"|"end", ...}.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.peers.drivers.trace import Setting
 
 
 def main() -> None:
@@ -31,14 +33,13 @@ def main() -> None:
     os.dup2(2, 1)  # engines print to standard output too
 
     start_s = time.perf_counter()
-    trace = importlib.import_module("drivers.trace")
-    setting = trace.Setting(
+    setting = Setting(
         model=arguments.model,
         checkpoint=arguments.checkpoint,
         num_threads=arguments.threads,
         options=json.loads(arguments.options),
     )
-    driver = importlib.import_module(f"drivers.{arguments.driver}").Driver(setting)
+    driver = importlib.import_module(f"benchmarks.peers.drivers.{arguments.driver}").Driver(setting)
     answers.write(json.dumps({"load_s": time.perf_counter() - start_s}) + "\n")
     for line in sys.stdin:
         command = json.loads(line)

@@ -1,4 +1,4 @@
-"""The pure parts of benchmarks/peers: prompts, work per token, ratios, tables. No peer is run."""
+"""benchmarks/peers: prompts, work per token, ratios, tables, who is missing. No peer is run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ QWEN3 = {
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return an importer of the scripts, which stand in no package."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    """Return an importer of the package's modules, found as from the checkout's root."""
+    monkeypatch.syspath_prepend(str(ROOT))
 
     def importer(name: str) -> ModuleType:
-        return importlib.import_module(name)
+        return importlib.import_module(f"benchmarks.peers.{name}")
 
     return importer
 
@@ -98,7 +98,7 @@ def test_ratios_are_taken_within_a_round_and_against_the_best_of_the_width(load:
     assert ratio.median == pytest.approx(1.3)
     assert report.ratio_of(ours, {}, "step_tok_s") is None
     line = report.ratios(ROWS, 8, 2).splitlines()[2]
-    assert line.startswith("| ours | decode | 1.30 (1.10-1.50) (fast) |")
+    assert line.startswith("| ours | decode | 1.30 (1.10-1.50) (fast); best peer missing: ")
     assert "slow 3.00 (3.00-3.00)" in line
     assert "other-width" not in line
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import ctranslate2
 from tokenizers import Tokenizer
 
-from drivers.trace import Setting, Trace
+from benchmarks.peers.drivers.trace import Setting, Trace
 
 
 class Driver:

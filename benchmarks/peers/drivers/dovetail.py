@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 import dovetail
+from benchmarks.peers.drivers.trace import Setting, Trace
 from dovetail import LLM
 from dovetail.config.flags import add_flags, config_of
 from dovetail.config.resolve import resolve
-from drivers.trace import Setting, Trace
 
 FLAGS = [
     "--no-enable-prefix-caching",

@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from drivers.trace import Setting, Trace
+from benchmarks.peers.drivers.trace import Setting, Trace
 
 BATCH_TOKENS = 2048
 

@@ -10,7 +10,7 @@ import openvino
 import openvino_genai
 from openvino import properties
 
-from drivers.trace import Setting, Trace, common_steps
+from benchmarks.peers.drivers.trace import Setting, Trace, common_steps
 
 
 class Driver:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from drivers.trace import Setting, Trace
+from benchmarks.peers.drivers.trace import Setting, Trace
 
 
 class _Marks(transformers.StoppingCriteria):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from drivers.trace import Setting, Trace, common_steps
+from benchmarks.peers.drivers.trace import Setting, Trace, common_steps
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -13,7 +13,7 @@ from typing import Any
 
 import xllamacpp
 
-from drivers.trace import Setting, Trace, common_steps
+from benchmarks.peers.drivers.trace import Setting, Trace, common_steps
 
 
 def engine_of(

@@ -1,12 +1,13 @@
 """dovetail and llama.cpp on the very same GGUF files: decoding, prefill, a batch, and the logits.
 
-    python gguf.py --venvs DIR --checkpoint DIR [--threads 1] [--rounds 5] FILE.gguf...
-    python gguf.py --venvs DIR --checkpoint DIR --logits FILE.gguf...
+    python -m benchmarks.peers.gguf_files --venvs DIR [--threads 1] [--rounds 5] FILE.gguf...
+    python -m benchmarks.peers.gguf_files --venvs DIR --logits FILE.gguf...
 
 Both engines are loaded and take turns at each measure: `decode` (one sequence, 64 + 32), `batch8`
-(8 x (64 + 16)), `prefill` (512 + 1). The ratio is llama.cpp's median time over dovetail's. With
---logits, one prompt of 24 tokens goes through both, and the distance of their logprobs is printed
-in parts of the range of the logits; llama.cpp rounds activations to 8 bits as dovetail does.
+(8 x (64 + 16)), `prefill` (512 + 1). The ratio is llama.cpp's median time over dovetail's. --peer
+picks llama.cpp's build: `llamacpp`, for this machine, or `xllamacpp`, a wheel for AVX2. With
+--logits (which `llamacpp` alone tells), one prompt of 24 tokens goes through both, and the distance
+of their logprobs is printed in parts of the range of the logits.
 How to install llama.cpp: README.md beside this file.
 """
 
@@ -14,18 +15,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from catalog import Engine
-from engine_process import EngineProcess, environment
+from benchmarks.peers.catalog import Engine
+from benchmarks.peers.engine_process import EngineProcess, environment
+from benchmarks.peers.isa import hold_to_avx2, processor
 
 MEASURES = {"decode": (1, 64, 32), "batch8": (8, 64, 16), "prefill": (1, 512, 1)}
 LIMIT_S = 300.0
-LLAMA_CPP = Engine(name="llama.cpp", driver="llamacpp", width=4, bits=4.5, venv="llamacpp")
 TOKEN_IDS = [400 + 7 * number for number in range(24)]
 
 THEIRS = """
@@ -57,25 +59,26 @@ np.save(sys.argv[4], np.stack(rows))
 """
 
 
-def engines(threads: int) -> list[Engine]:
+def engines(threads: int, peer: str) -> list[Engine]:
     """Return the two."""
     flags = ["--num-threads", str(threads)]
+    theirs = Engine(name="llama.cpp", driver=peer, width=4, bits=4.5, venv=peer)
     ours = Engine(
         name="dovetail", driver="dovetail", width=4, bits=4.5, venv=None, options={"flags": flags}
     )
-    return [ours, LLAMA_CPP]
+    return [ours, theirs]
 
 
 def compare(file: Path, asked: argparse.Namespace) -> None:
     """Print the ratios of one file."""
     running: dict[str, EngineProcess] = {}
     try:
-        for engine in engines(asked.threads):
+        for engine in engines(asked.threads, asked.peer):
             running[engine.name] = EngineProcess(
                 engine,
                 python=engine.python(asked.venvs, sys.executable),
                 model=file,
-                checkpoint=asked.checkpoint,
+                checkpoint=file.parent,
                 num_threads=asked.threads,
                 log=Path(tempfile.gettempdir(), f"gguf_{engine.driver}.log"),
             )
@@ -108,7 +111,7 @@ def distance(file: Path, asked: argparse.Namespace) -> None:
     import numpy as np
 
     found = []
-    for engine, script in zip(engines(asked.threads), (OURS, THEIRS), strict=True):
+    for engine, script in zip(engines(asked.threads, asked.peer), (OURS, THEIRS), strict=True):
         python = engine.python(asked.venvs, sys.executable)
         with tempfile.NamedTemporaryFile(suffix=".npy") as out:
             told = [str(file), str(asked.threads), json.dumps(TOKEN_IDS), out.name]
@@ -134,11 +137,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--venvs", type=Path, required=True)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--peer", default="llamacpp", choices=("llamacpp", "xllamacpp"))
+    parser.add_argument("--avx2", action="store_true", help="hold both engines to AVX2")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--logits", action="store_true")
     asked = parser.parse_args()
+    if asked.logits and asked.peer != "llamacpp":
+        parser.error("--logits needs --peer llamacpp: the wheel does not tell a prompt's logits")
+    if asked.avx2:
+        hold = hold_to_avx2(processor(), Path(tempfile.mkdtemp()))
+        if hold.is_needed and asked.peer == "llamacpp":
+            parser.error("--avx2 needs --peer xllamacpp: llamacpp is built for this machine")
+        os.environ.update(hold.environment)
     for file in asked.files:
         (distance if asked.logits else compare)(file, asked)
     return 0
