@@ -216,6 +216,7 @@ class GuideCompiler:
     async def _start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # no code of the working folder
             "-m",
             "dovetail.guided.compile_worker",
             stdin=asyncio.subprocess.PIPE,
