@@ -17,6 +17,7 @@ BANNED_IMPORTS = re.compile(
     r"^\s*(?:import|from)\s+(pickle|cloudpickle|dill|marshal|multiprocessing)\b", re.MULTILINE
 )
 SILENT = re.compile(r"except[^\n]*:\s*\n?\s*pass\b")
+STARTS_A_CHILD = re.compile(r"\b(Popen\(|create_subprocess_|os\.fork\(|posix_spawn)")
 
 
 def test_sources_are_found() -> None:
@@ -25,6 +26,17 @@ def test_sources_are_found() -> None:
 
 def test_no_pickle_and_no_fork() -> None:
     assert [p.name for p in PYTHON if BANNED_IMPORTS.search(p.read_text())] == []
+
+
+def test_children_are_started_in_one_place() -> None:
+    """The one that compiles forks too, to be able to kill what takes too long."""
+    product = [p for p in PYTHON if p.relative_to(ROOT).parts[0] in ("core", "plugins", "kernels")]
+    found = {
+        p.relative_to(ROOT).as_posix() for p in product if STARTS_A_CHILD.search(p.read_text())
+    }
+    assert {path for path in found if "/testing/" not in path} == {
+        "core/dovetail/process.py", "core/dovetail/guided/compile_worker.py"
+    }  # fmt: skip
 
 
 def test_no_silent_handler() -> None:

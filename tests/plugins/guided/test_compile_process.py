@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dovetail.config.model_path import DEMO_PATH
@@ -13,6 +14,7 @@ from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.form import Literal
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.testing.impostors import make_impostors
+from dovetail.testing.orphans import kill_parent, survivors
 
 
 def spec() -> GuidedSpec:
@@ -41,3 +43,36 @@ def test_it_runs_no_code_of_the_working_folder(
             assert note.read_text() == ""
 
     asyncio.run(body())
+
+
+PARENT = """
+import asyncio, sys
+import msgspec, psutil
+from dovetail.guided.compiler import GuideCompiler
+from dovetail.interfaces.form import Json, Literal
+from dovetail.interfaces.spec import GuidedSpec
+
+SLOW = {"type": "object", "properties": {str(i): {"enum": list(range(i, 900))} for i in range(40)}}
+
+async def main(spec):
+    guides = GuideCompiler(spec)
+    await guides.guide(Literal("x"), where="f")
+    worker, jobs = psutil.Process(guides._process.pid), []
+    if sys.argv[2] == "busy":
+        asyncio.ensure_future(guides.guide(Json(SLOW), where="f"))
+        while not (jobs := worker.children()):
+            await asyncio.sleep(0)
+    print(worker.pid, *[job.pid for job in jobs], flush=True)
+    print("ready", file=sys.stderr, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main(msgspec.json.decode(sys.argv[1], type=GuidedSpec)))
+"""
+
+
+@pytest.mark.parametrize("stage", ["idle", "busy"])
+def test_it_ends_within_a_second_of_its_parent(stage: str) -> None:
+    text = msgspec.json.encode(spec()).decode()
+    children = kill_parent(PARENT, text, stage, ready="ready")
+    assert len(children) == (2 if stage == "busy" else 1)
+    assert survivors(children, 1.0) == []
