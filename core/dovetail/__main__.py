@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+
+
+def _leave_first_entry() -> None:
+    """Import nothing from the folder that the interpreter put first, as `dovetail` does not.
+
+    After -m that is the working folder, unless dovetail itself lies there; without it, this folder,
+    whose modules are not top-level ones. Mutates: sys.path
+    """
+    first = Path(sys.path[0]).resolve()
+    if not sys.flags.safe_path and first in (HERE, Path.cwd()) and first != HERE.parent:
+        del sys.path[0]
+
 
 def _use_checkout() -> None:
-    """Put the three source roots on the path, here and for child processes."""
-    root = Path(__file__).resolve().parents[2]
-    roots = [str(root / folder) for folder in ("core", "plugins", "kernels")]
-    sys.path[0:1] = roots
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [*roots, *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    """Put the three source roots on the path. Mutates: sys.path"""
+    root = HERE.parents[1]
+    sys.path[0:0] = [str(root / folder) for folder in ("core", "plugins", "kernels")]
 
 
 if __name__ == "__main__":
+    _leave_first_entry()
     if not __package__:
         _use_checkout()
     from dovetail.cli.main import main

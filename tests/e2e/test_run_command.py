@@ -16,6 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dovetail.testing.impostors import make_impostors
+from dovetail.testing.orphans import survivors
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 LIMIT_S = 60.0
 QUESTION = "What is the capital of France?"
@@ -112,13 +115,25 @@ def test_one_question(tmp_path: Path) -> None:
     assert list(tmp_path.glob("dovetail-run-*")) == []
 
 
+def test_no_code_of_the_working_folder_runs(tmp_path: Path) -> None:
+    """Not in the command, nor in the server, nor in its engine."""
+    note = make_impostors(tmp_path / "work")
+    words = [sys.executable, "-P", *command("-q", QUESTION, "--temperature", "0")[1:]]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment(tmp_path), cwd=tmp_path / "work"
+    )
+    assert note.read_text() == ""
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
+
+
 def test_a_killed_terminal_takes_its_server_along(tmp_path: Path) -> None:
     terminal = Terminal(folder=tmp_path)
     try:
         terminal.until("> ")
         children = tree(terminal.process)
+        assert len(children) >= 2
         terminal.process.send_signal(signal.SIGKILL)
-        assert psutil.wait_procs(children, timeout=8)[1] == []
+        assert survivors(children, 1.0) == []
     finally:
         terminal.close()
 

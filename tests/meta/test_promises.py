@@ -24,6 +24,7 @@ MAY_FORK = {
 }
 """The files that may fork, and why that is safe there. docs/explanation/processes.md says so."""
 SILENT = re.compile(r"except[^\n]*:\s*\n?\s*pass\b")
+STARTS_A_CHILD = re.compile(r"\b(Popen\(|create_subprocess_|os\.fork\(|posix_spawn)")
 
 
 def test_sources_are_found() -> None:
@@ -100,6 +101,17 @@ def test_only_named_files_fork() -> None:
     assert found == set(MAY_FORK)
     page = (ROOT / "docs" / "decisions" / "0003-no-pickle-no-fork.md").read_text()
     assert [path for path in MAY_FORK if path.removeprefix("core/dovetail/") not in page] == []
+
+
+def test_children_are_started_in_one_place() -> None:
+    """The one that compiles forks too, to be able to kill what takes too long."""
+    product = [p for p in PYTHON if p.relative_to(ROOT).parts[0] in ("core", "plugins", "kernels")]
+    found = {
+        p.relative_to(ROOT).as_posix() for p in product if STARTS_A_CHILD.search(p.read_text())
+    }
+    assert {path for path in found if "/testing/" not in path} == {
+        "core/dovetail/process.py", "core/dovetail/guided/compile_worker.py"
+    }  # fmt: skip
 
 
 def test_no_silent_handler() -> None:

@@ -1,17 +1,15 @@
 """Behind: the server process of `dovetail run`, from its start to its end.
 
 It is a process of its own, so that its log stays out of the conversation and Ctrl-C out of it.
-Knows of it only its address, its log file and its standard input.
+Knows of it only its address and its log file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
-import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -19,9 +17,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from dovetail.errors import DovetailError
+from dovetail.process import Child, spawn
 
 READY_PERIOD_S = 0.1
 END_LIMIT_S = 15.0
+KILL_WAIT_S = 2.0
 TAIL_LINES = 10
 
 
@@ -33,18 +33,17 @@ class Behind:
         self._place = (host, port)
         handle, name = tempfile.mkstemp(prefix="dovetail-run-", suffix=".log")
         self.log = Path(name)
-        with open(handle, "wb") as log:  # noqa: PTH123  (a descriptor)
-            self._process = _start(log)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # wait_ready tells why it ended
-            self._process.stdin.write(json.dumps(fields).encode() + b"\n")
-            self._process.stdin.flush()
+        try:
+            self._child = _spawn(fields, handle)
+        except DovetailError:
+            self.log.unlink()
+            raise
 
     def wait_ready(self, model: str) -> int | None:
         """Return None once it answers, or the status it ended with, its error shown."""
         line = _StatusLine(model, self.log)
         with contextlib.closing(line):
-            while (status := self._process.poll()) is None:
+            while (status := self._child.status) is None:
                 if self._is_ready():
                     return None
                 line.update()
@@ -73,29 +72,22 @@ class Behind:
         return self
 
     def __exit__(self, *reason: object) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._child.send_signal(signal.SIGTERM)  # it ends in order; without its lifeline, at once
         try:
-            self._process.wait(END_LIMIT_S)
-        except BaseException as error:  # Ctrl-C while it ends: it must not stay
-            self._process.kill()
-            self._process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-        if not isinstance(reason[1], DovetailError) and self._process.returncode == 0:
+            self._child.wait(END_LIMIT_S)
+        finally:
+            status = self._child.end(KILL_WAIT_S)
+        if not isinstance(reason[1], DovetailError) and status == 0:
             self.log.unlink(missing_ok=True)
 
 
-def _start(log: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "dovetail.cli.behind_child"],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,  # Ctrl-C belongs to the conversation
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
+def _spawn(fields: dict[str, Any], handle: int) -> Child:
+    """Start the server, which writes to this open file, outside the terminal's session: Ctrl-C
+    belongs to the conversation."""
+    with open(handle, "wb") as log:
+        return spawn(
+            "dovetail.cli.behind_child", fields, stdout=log, stderr=log, has_own_session=True
+        )
 
 
 class _StatusLine:

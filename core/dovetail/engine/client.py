@@ -1,28 +1,19 @@
 """EngineHost: how an API process starts an engine and learns of its end.
 
-Either a child process (spawned, told everything over its standard input, which stays open as its
-lifeline) or a thread of this process. Knows nothing of requests.
+Either a child process or a thread of this process. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import logging
-import os
-import struct
-import subprocess
-import sys
-import sysconfig
+import shutil
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
-from dovetail import errors
+from dovetail import errors, process
 from dovetail.engine.messages import Boot, Shutdown, StartFailed, ToEngine
 from dovetail.engine.transport import (
     ClientEnd,
@@ -30,14 +21,12 @@ from dovetail.engine.transport import (
     ZmqClientEnd,
     address_in,
     make_socket_folder,
-    remove_socket_folder,
 )
 from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.spec import EngineSpec
 
 logger = logging.getLogger(__name__)
 
-LENGTH = struct.Struct(">Q")
 KILL_WAIT_S = 5.0
 
 OnExit = Callable[[str], None]
@@ -61,31 +50,32 @@ class EngineProcess:
     """An engine in a child process. The caller is its parent: when it dies, the child does."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        folder = make_socket_folder(spec.socket_dir)
-        self.address: str | None = address_in(folder)
-        self._folder_address = self.address
+        self._folder = make_socket_folder(spec.socket_dir)
+        self.address: str | None = address_in(self._folder)
+        boot = Boot(spec=spec, address=self.address)
+        try:
+            self._child = process.spawn(
+                "dovetail.engine.process", boot, leftovers=[str(self._folder)]
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         atexit.register(self._tidy)
-        # The death signal comes when the *thread* that spawned ends, so only the main one may ask.
-        boot = Boot(
-            spec=spec,
-            address=self.address,
-            parent_pid=os.getpid(),
-            uses_death_signal=threading.current_thread() is threading.main_thread(),
-        )
-        self._process = _spawn(boot)
         self.end: ClientEnd = ZmqClientEnd(self.address)
         self._watcher: threading.Thread | None = None
 
     @property
     def pid(self) -> int:
         """Return the child's process id."""
-        return self._process.pid
+        return self._child.pid
 
     def watch(self, on_exit: OnExit) -> None:
         """Ask to be told when the engine ends."""
 
         def wait() -> None:
-            on_exit(_how_it_ended(self._process.wait()))
+            status = self._child.wait()
+            assert status is not None
+            on_exit(_how_it_ended(status))
 
         self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
         self._watcher.start()
@@ -93,57 +83,18 @@ class EngineProcess:
     def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
         """End the child, by force after `timeout_s`. Blocks; may be called twice."""
         self.end.close()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        if self._child.wait(timeout_s) is None:
             logger.info("the engine process is busy after %.1f s; its lifeline is cut", timeout_s)
         self._tidy()
-        try:
-            self._process.wait(KILL_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.end(KILL_WAIT_S)
         atexit.unregister(self._tidy)
         if self._watcher is not None:
             self._watcher.join(timeout_s)
 
     def _tidy(self) -> None:
         """Cut the lifeline, which ends the child at once, and remove the socket."""
-        lifeline = self._process.stdin
-        if lifeline is not None and not lifeline.closed:
-            with contextlib.suppress(BrokenPipeError):  # settings that a dead child never read
-                lifeline.close()
-        remove_socket_folder(self._folder_address)
-
-
-def _spawn(boot: Boot) -> subprocess.Popen[bytes]:
-    """Start the child and write its settings into its standard input, which stays open."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "dovetail.engine.process"],
-        stdin=subprocess.PIPE,
-        stdout=2,  # a stray print must not mix with what this process writes for others to read
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(_import_paths())},
-        close_fds=True,
-    )
-    payload = msgspec.msgpack.encode(boot)
-    assert process.stdin is not None
-    try:
-        process.stdin.write(LENGTH.pack(len(payload)) + payload)
-        process.stdin.flush()
-    except BrokenPipeError:
-        logger.debug("the child ended before it had read its settings")  # watch() tells how
-    return process
-
-
-def _import_paths() -> list[str]:
-    """Return where this process imports from, so that the child imports the same."""
-    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    paths = (str(Path(entry or ".").resolve()) for entry in sys.path)
-    return [
-        path
-        for path in dict.fromkeys(paths)
-        if path not in own and Path(path).name != "lib-dynload" and Path(path).exists()
-    ]
+        self._child.cut_lifeline()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _how_it_ended(status: int) -> str:

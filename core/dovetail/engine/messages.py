@@ -63,12 +63,10 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """The first thing an engine process reads, from its standard input."""
+    """The boot message of an engine process."""
 
     spec: EngineSpec
     address: str
-    parent_pid: int
-    uses_death_signal: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -12,7 +12,6 @@ import logging
 import os
 import queue
 import secrets
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -104,13 +103,6 @@ def _make_in(parent: str, longest: int) -> Path:
 def address_in(folder: Path) -> str:
     """Return the address of the engine's socket in its folder."""
     return f"ipc://{folder}/engine.sock"
-
-
-def remove_socket_folder(address: str) -> None:
-    """Remove the folder an address lies in; one that is gone already is fine."""
-    folder = Path(address.removeprefix("ipc://")).parent
-    if folder.name.startswith("dovetail-"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class ZmqEngineEnd:

@@ -1,13 +1,12 @@
 """The process that compiles forms: reads one, answers, reads the next.
 
-`python -m dovetail.guided.compile_worker`, spoken to in length-prefixed msgpack over its standard
-input and output. It holds the vocabulary and the backends and forks a child for every form: the
-child is killed at the limit, the system bounds its memory, and the next form finds all as it was.
+Its boot message is a GuidedSpec; jobs and answers are length-prefixed msgpack on its channel. It
+holds the vocabulary and the backends and forks a child for every form: the child is killed at the
+limit, the system bounds its memory, and the next form finds all as it was.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import math
 import os
@@ -15,13 +14,13 @@ import resource
 import select
 import signal
 import struct
-import sys
 import time
 from typing import BinaryIO, NoReturn
 
 import msgspec
 import psutil
 
+from dovetail import process
 from dovetail.errors import DovetailError
 from dovetail.guided.table import GuideTable
 from dovetail.guided.trial import TooSlow, Trial
@@ -30,7 +29,6 @@ from dovetail.interfaces.guided import InvalidForm
 from dovetail.interfaces.spec import GuidedSpec
 
 LENGTH = struct.Struct("<I")
-PR_SET_PDEATHSIG = 1
 PIECE_BYTES = 1 << 20
 
 
@@ -69,15 +67,11 @@ def read(stream: BinaryIO) -> bytes | None:
     return stream.read(size)
 
 
-def main() -> None:
-    """Compile until the input ends."""
-    _end_with_parent()
-    incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints goes to the log
-    first = read(incoming)
-    if first is None:
-        return
-    spec = msgspec.msgpack.decode(first, type=GuidedSpec)
+def main() -> int:
+    """Compile until the parent closes the channel; return the exit status."""
+    spec = process.read_boot(GuidedSpec)
+    channel = process.open_channel()
+    incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
     os.nice(10)  # streams that run come first
     table = GuideTable(spec)
     trial = Trial(table.vocabulary)
@@ -88,6 +82,7 @@ def main() -> None:
             write(outgoing, _in_child(table, trial, job))
         else:
             write(outgoing, _made_ready(table, job.backend))
+    return 0
 
 
 def _made_ready(table: GuideTable, backend: str) -> Answer:
@@ -129,7 +124,7 @@ def _in_child(table: GuideTable, trial: Trial, job: Job) -> Answer:
 def _child(table: GuideTable, trial: Trial, job: Job, writer: int) -> NoReturn:
     """Compile, write the answer and end, whatever happens."""
     try:
-        _end_with_parent()
+        process.kill_with_parent()
         _limit(table.spec.compile_memory_bytes, table.spec.compile_limit_s)
         with os.fdopen(writer, "wb") as stream:
             stream.write(msgspec.msgpack.encode(_answer(table, trial, job)))
@@ -159,12 +154,6 @@ def _limit(more_bytes: int, most_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (most_cpu_s, most_cpu_s))
 
 
-def _end_with_parent() -> None:
-    """Ask Linux to end this process with the one that started it, whatever it is at."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _answer(table: GuideTable, trial: Trial, job: Job) -> Answer:
     """Return what compiling a form brings: whatever goes wrong is the form's fault here."""
     try:
@@ -183,7 +172,3 @@ def _answer(table: GuideTable, trial: Trial, job: Job) -> Answer:
         return Answer(fault="it is nested too deep")
     except Exception as error:
         return Answer(fault=f"{type(error).__name__}: {error}")
-
-
-if __name__ == "__main__":
-    main()

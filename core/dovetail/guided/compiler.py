@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
-import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Self
 
 import msgspec
 
@@ -23,6 +22,7 @@ from dovetail.guided.compile_worker import LENGTH, Answer, Job
 from dovetail.interfaces.form import Form, encode_form
 from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.spec import GuidedSpec
+from dovetail.process import Child, spawn
 
 START_LIMIT_S = 60.0
 SLACK_S = 10.0
@@ -41,7 +41,7 @@ class GuideCompiler:
 
     def __init__(self, spec: GuidedSpec) -> None:
         self.spec = spec
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: _Worker | None = None
         self._ready: set[str] = set()
         self._turn = asyncio.Lock()
         self._task: asyncio.Future[bytes] | None = None
@@ -180,9 +180,7 @@ class GuideCompiler:
         """Return the artifact. Raises: RequestError, for a form that takes too long too"""
         process = await self._started(job.backend)
         try:
-            answer = await asyncio.wait_for(
-                _asked(process, job), self.spec.compile_limit_s + SLACK_S
-            )
+            answer = await asyncio.wait_for(process.ask(job), self.spec.compile_limit_s + SLACK_S)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
             what = "the process that compiles forms ended or does not answer."
@@ -199,36 +197,26 @@ class GuideCompiler:
             raise RequestError(answer.fault, where=place, code="invalid_grammar")
         return answer.artifact
 
-    async def _started(self, backend: str) -> asyncio.subprocess.Process:
+    async def _started(self, backend: str) -> _Worker:
         """Return the process with this backend ready, started if there is none.
 
         Neither counts as compiling: a vocabulary may take seconds.
         """
-        if self._process is None or self._process.returncode is not None:
+        if self._process is not None and self._process.has_ended:
+            await self._kill()
+        if self._process is None:
             self._ready.clear()
-            await self._start()
-        assert self._process is not None
+            self._process = await _Worker.start(self.spec)
+            await self._made_ready(self._process.answer())  # it has read the vocabulary
         if backend not in self._ready:
-            await self._first_words(Job(backend=backend, form=b""))
+            await self._made_ready(self._process.ask(Job(backend=backend, form=b"")))
             self._ready.add(backend)
         return self._process
 
-    async def _start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "dovetail.guided.compile_worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        )
-        await self._first_words(self.spec)
-
-    async def _first_words(self, message: msgspec.Struct) -> None:
-        """Tell a process what it needs before the first form. Raises: RequestError"""
-        assert self._process is not None
+    async def _made_ready(self, coming: Coroutine[Any, Any, Answer]) -> None:
+        """Wait for an answer that comes before the first form. Raises: RequestError"""
         try:
-            answer = await asyncio.wait_for(_asked(self._process, message), START_LIMIT_S)
+            answer = await asyncio.wait_for(coming, START_LIMIT_S)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
             what = "the process that compiles forms could not be made ready."
@@ -237,22 +225,52 @@ class GuideCompiler:
             raise RequestError(f"the backend could not be made: {answer.fault}", status=500)
 
     async def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        worker, self._process = self._process, None
+        if worker is not None:
+            await worker.kill()
 
 
-async def _asked(process: asyncio.subprocess.Process, message: msgspec.Struct) -> Answer:
-    """Send a message and return the answer."""
-    assert process.stdin is not None and process.stdout is not None
-    data = msgspec.msgpack.encode(message)
-    process.stdin.write(LENGTH.pack(len(data)) + data)
-    await process.stdin.drain()
-    (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-    return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer)
+class _Worker:
+    """The process that compiles, and the channel to it."""
+
+    def __init__(
+        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._child = child
+        self._reader = reader
+        self._writer = writer
+        self.pid = child.pid
+
+    @classmethod
+    async def start(cls, spec: GuidedSpec) -> Self:
+        """Return a started process. Its first answer comes when it has read the vocabulary."""
+        child = spawn("dovetail.guided.compile_worker", spec, has_channel=True)
+        reader, writer = await asyncio.open_unix_connection(sock=child.channel)
+        return cls(child, reader, writer)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process is gone."""
+        return self._child.status is not None
+
+    async def ask(self, job: Job) -> Answer:
+        """Send a job and return the answer."""
+        data = msgspec.msgpack.encode(job)
+        self._writer.write(LENGTH.pack(len(data)) + data)
+        await self._writer.drain()
+        return await self.answer()
+
+    async def answer(self) -> Answer:
+        """Return the next answer. Raises: IncompleteReadError, OSError when the process ends"""
+        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return msgspec.msgpack.decode(await self._reader.readexactly(size), type=Answer)
+
+    async def kill(self) -> None:
+        """End the process, whatever it is at."""
+        self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        await asyncio.get_running_loop().run_in_executor(None, self._child.end, 0.0)
 
 
 def _written(form: Form, where: str) -> bytes:

@@ -1,37 +1,30 @@
-"""One API process of several: `python -m dovetail.server.child`, started by `fleet`.
+"""One API process of several, started by `fleet`.
 
-Reads its settings as one line of JSON from standard input; the end of that pipe means that the
-parent is gone, and so this process ends. Starts no engine.
+Takes its ChildBoot message and serves on the socket named there. Starts no engine.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import sys
-import threading
 
-import msgspec
-
+from dovetail import process
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.observability import logging as log_setup
 from dovetail.server.app import build_app
-from dovetail.server.fleet import ChildBoot
+from dovetail.server.fleet import READY, ChildBoot
 from dovetail.server.launch import run_loop
 from dovetail.server.life import Life
 from dovetail.server.mcp import connected
 from dovetail.server.parsers import build_parsers
 
 logger = logging.getLogger("dovetail.server")
-EXIT_PARENT_GONE = 3
-MAX_BOOT_BYTES = 64 << 20
 
 
 def main() -> int:
     """Serve as told; return the exit status."""
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(MAX_BOOT_BYTES), type=ChildBoot)
+    boot = process.read_boot(ChildBoot)
     log_setup.configure(
         boot.spec.log_level,
         uvicorn_level=boot.frontend.uvicorn_log_level,
@@ -39,18 +32,11 @@ def main() -> int:
         prefix=boot.spec.log_prefix,
         is_wanted=boot.spec.sets_up_log,
     )
-    threading.Thread(target=_watch_parent, name="lifeline", daemon=True).start()
     try:
         return run_loop(_serve(boot))
     except DovetailError as error:
         logger.error("%s", error)
         return 1
-
-
-def _watch_parent() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(EXIT_PARENT_GONE)
 
 
 async def _serve(boot: ChildBoot) -> int:
@@ -72,9 +58,5 @@ async def _serve(boot: ChildBoot) -> int:
 
 def _tell_ready() -> None:
     """Tell the parent that this process listens."""
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    with process.open_channel() as channel:
+        channel.sendall(READY)

@@ -7,13 +7,9 @@ ends the whole, so that whoever supervises it sees one clear exit.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 
 import msgspec
 
@@ -23,6 +19,7 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.process import Child, spawn
 from dovetail.server.mcp import connected
 from dovetail.server.parsers import ParserChoice, choose_parsers
 from dovetail.server.phases import Phases
@@ -33,10 +30,12 @@ logger = logging.getLogger("dovetail.server")
 WATCH_PERIOD_S = 0.1
 GRACE_S = 5.0
 START_LIMIT_S = 120.0
+READY = b"!"
+"""What a child sends once it listens."""
 
 
 class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API child reads from its standard input: one line of JSON."""
+    """The boot message of an API process."""
 
     spec: EngineSpec
     frontend: FrontendConfig
@@ -50,7 +49,7 @@ async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Pha
     """Run engine and children until told to stop; return the exit status."""
     await connected(config.frontend.tool_server)  # a fault is told before anything starts
     engine = await start_engine(config, spec, phases)
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[Child] = []
     stop = _stop_event()
     try:
         boots = _boots(config, spec, sock, engine)
@@ -86,37 +85,38 @@ def _boots(
     ]
 
 
-def _spawn(boot: ChildBoot, sock: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a child, tell it everything, and keep its standard input open as its lifeline."""
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "dovetail.server.child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=(sock.fileno(),),
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
+    return spawn(
+        "dovetail.server.child",
+        boot,
+        stdout=None,  # where a log configuration may send lines to
+        pass_fds=[sock.fileno()],
+        has_channel=True,
+        has_own_session=True,
     )
-    assert child.stdin is not None
-    try:
-        child.stdin.write(msgspec.json.encode(boot) + b"\n")
-        child.stdin.flush()
-    except BrokenPipeError:
-        logger.debug("a child ended before it had read its settings")  # _wait_started tells
-    return child
 
 
-async def _wait_started(children: list[subprocess.Popen[bytes]]) -> None:
+async def _wait_started(children: list[Child]) -> None:
     """Wait until every child says that it listens. Raises: DovetailError"""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(START_LIMIT_S):
         for child in children:
-            assert child.stdout is not None
-            if not await loop.run_in_executor(None, child.stdout.readline):
+            assert child.channel is not None
+            child.channel.setblocking(False)
+            if not await _received(loop, child.channel):
                 raise DovetailError(
                     "a server process ended while starting.",
                     fix="see the log lines above; if they name no cause, memory may have run "
                     "out: lower --api-server-count.",
                 )
+
+
+async def _received(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> bytes:
+    """Return the next bytes, none when the other side has closed or was reset."""
+    try:
+        return await loop.sock_recv(channel, len(READY))
+    except ConnectionError:
+        return b""
 
 
 def _stop_event() -> asyncio.Queue[int]:
@@ -128,7 +128,7 @@ def _stop_event() -> asyncio.Queue[int]:
 
 
 async def _watch(
-    children: list[subprocess.Popen[bytes]],
+    children: list[Child],
     engine: AsyncEngine,
     signals: asyncio.Queue[int],
     timeout_s: float,
@@ -142,35 +142,25 @@ async def _watch(
             signals.get_nowait()
             deadline_s = deadline_s or loop.time() + timeout_s + GRACE_S
             _signal(children, signal.SIGTERM)
-        gone = [child for child in children if child.poll() is not None]
+        gone = [child.status for child in children if child.status is not None]
         if len(gone) == len(children):
-            return 0 if deadline_s and all(c.returncode == 0 for c in gone) else 1
+            return 0 if deadline_s and not any(gone) else 1
         if deadline_s is None and gone and engine.is_alive:
-            status = gone[0].returncode
-            logger.error("a server process ended with status %d: stopping", status)
+            logger.error("a server process ended with status %d: stopping", gone[0])
             return 1
         if deadline_s is not None and loop.time() > deadline_s:
             logger.warning("%d server processes did not end in time", len(children) - len(gone))
             return 1
 
 
-def _signal(children: list[subprocess.Popen[bytes]], number: int) -> None:
+def _signal(children: list[Child], number: int) -> None:
     for child in children:
-        if child.poll() is None:
-            child.send_signal(number)
+        child.send_signal(number)
 
 
-def _end(children: list[subprocess.Popen[bytes]]) -> None:
+def _end(children: list[Child]) -> None:
     """Cut every lifeline, which ends the children at once."""
     for child in children:
-        if child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # what it never read is of no use now
-                child.stdin.close()
+        child.cut_lifeline()
     for child in children:
-        try:
-            child.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
+        child.end(GRACE_S)

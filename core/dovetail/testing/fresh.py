@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dovetail.process import child_environment
+
 Wanted = tuple[str, str, tuple[str, ...]]
 TIMEOUT_S = 300
 
@@ -23,7 +25,7 @@ TIMEOUT_S = 300
 def import_each(wanted: Sequence[Wanted]) -> dict[str, dict[str, Any]]:
     """Return, for each (kind, target, packages), the import error and which packages it loaded."""
     done = subprocess.run(
-        [sys.executable, "-m", "dovetail.testing.fresh"],
+        [sys.executable, "-P", "-m", "dovetail.testing.fresh"],
         input=json.dumps(wanted),
         capture_output=True,
         text=True,
@@ -38,8 +40,7 @@ def import_each(wanted: Sequence[Wanted]) -> dict[str, dict[str, Any]]:
 
 
 def _environment() -> dict[str, str]:
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _main() -> None:

@@ -1,22 +1,22 @@
 """Two ranks on this machine: what a divided model answers, for the clause that it equals the whole.
 
-`python -m dovetail.testing.ranks RANK ADDRESS OUT` reads JSON [[folder, model name], ...] from
-standard input; rank 0 writes the logits of TOKENS to OUT, one list entry each (or an error text).
+Each rank is a child process whose boot message is a RankBoot; rank 0 writes the logits of TOKENS to
+a file, one list entry (or an error text) for each checkpoint.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 
 from dovetail.interfaces.spec import RankSpec
 from dovetail.parallel.groups import join, leave
+from dovetail.process import Child, read_boot, spawn
 from dovetail.testing.harness import PagedModel, load_model
 
 NUM_RANKS = 2
@@ -24,46 +24,59 @@ TIMEOUT_S = 240
 TOKENS = [(11 * i * i + 5 * i) % 300 for i in range(13)]
 
 
+class RankBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """The boot message of a rank: [(checkpoint, model name), ...], where to meet, what to write."""
+
+    models: tuple[tuple[str, str], ...]
+    rank: int
+    address: str
+    out: str
+
+
 def divided_logits(models: Sequence[tuple[str, str]], folder: Path) -> list[torch.Tensor | str]:
     """Return, for each (checkpoint, model name), logits [T, V] of two ranks, or the error."""
-    out, address = folder / "logits.pt", f"file://{folder}/meeting"
-    paths = os.pathsep.join(path for path in sys.path if path)
-    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo asks what the host's name resolves to
-    command = [sys.executable, "-m", "dovetail.testing.ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), address, str(out)],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-        )
+    out, log = folder / "logits.pt", folder / "ranks.log"
+    boots = [
+        RankBoot(models=tuple(models), rank=rank, address=f"file://{folder}/meeting", out=str(out))
         for rank in range(NUM_RANKS)
     ]
-    try:
-        for process in ranks:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(list(models)).encode())
-            process.stdin.close()
-            process.stdin = None
-        errors = [process.communicate(timeout=TIMEOUT_S)[1].decode() for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
+    variables = {"OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        variables["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo asks what the host's name resolves to
+    children: list[Child] = []
+    with log.open("wb") as stream:
+        try:
+            for boot in boots:
+                child = spawn(__name__, boot, stdout=stream, stderr=stream, variables=variables)
+                children.append(child)
+            _wait_all(children, time.monotonic() + TIMEOUT_S)
+        finally:
+            for child in children:
+                child.end(0.0)
     if not out.is_file():
-        raise RuntimeError("".join(errors))
+        raise RuntimeError(log.read_text(encoding="utf-8", errors="replace"))
     answers: list[torch.Tensor | str] = torch.load(out, weights_only=True)
     return answers
 
 
-def _main(number: int, address: str, out: str) -> None:
+def _wait_all(children: Sequence[Child], deadline_s: float) -> None:
+    """Wait until every rank has ended. Raises: TimeoutError"""
+    for child in children:
+        if child.wait(max(0.0, deadline_s - time.monotonic())) is None:
+            raise TimeoutError(f"the ranks did not end within {TIMEOUT_S} s")
+
+
+def main() -> int:
+    """Answer as one rank; return the exit status."""
+    boot = read_boot(RankBoot)
+    number = boot.rank
     rank = RankSpec(rank=number, world_size=NUM_RANKS, tensor_rank=number, tensor_size=NUM_RANKS)
-    join(rank, backend="gloo", address=address)
-    answers = [_answer(folder, name, rank) for folder, name in json.load(sys.stdin)]
+    join(rank, backend="gloo", address=boot.address)
+    answers = [_answer(folder, name, rank) for folder, name in boot.models]
     if number == 0:
-        torch.save(answers, out)
+        torch.save(answers, boot.out)
     leave()
+    return 0
 
 
 def _answer(folder: str, name: str, rank: RankSpec) -> torch.Tensor | str:
@@ -72,7 +85,3 @@ def _answer(folder: str, name: str, rank: RankSpec) -> torch.Tensor | str:
         return model.forward([(0, TOKENS)])[0].clone()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

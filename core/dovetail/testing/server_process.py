@@ -6,7 +6,6 @@ Reads the log for the line that says where it answers. Needs httpx and psutil.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,9 @@ from typing import Any, Self
 
 import httpx
 import psutil
+
+from dovetail.process import child_environment
+from dovetail.testing.orphans import is_running
 
 READY = re.compile(r"ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
 START_LIMIT_S = 90.0
@@ -74,7 +76,7 @@ class ServerProcess:
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 self._known[child.pid] = child
-        return [child for child in self._known.values() if _is_alive(child)]
+        return [child for child in self._known.values() if is_running(child)]
 
     def engine(self) -> psutil.Process:
         """Return the engine process."""
@@ -100,21 +102,13 @@ class ServerProcess:
             self.process.kill()
             self.process.wait(STOP_LIMIT_S)
         for child in left:
-            if _is_alive(child):
+            if is_running(child):
                 child.kill()
         self._reader.join(STOP_LIMIT_S)
         assert self.process.stderr is not None
         self.process.stderr.close()
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _environment() -> dict[str, str]:
     """Return this process's environment, with its import path and one thread per process."""
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return child_environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -13,6 +13,7 @@ import pytest
 from dovetail.cli.main import main
 from dovetail.config.engine import Config
 from dovetail.errors import ConfigError, EngineDead
+from dovetail.testing.impostors import make_impostors
 from dovetail.version import __version__
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -140,6 +141,22 @@ def test_starts_in_a_checkout(way: list[str]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "fcfs" in done.stdout
+
+
+def test_python_m_dovetail_imports_no_package_of_the_working_folder(tmp_path: Path) -> None:
+    note = make_impostors(tmp_path / "work")
+    for name in (*sys.stdlib_module_names, "dovetail"):  # those, -m itself takes from there
+        (tmp_path / "work" / f"{name}.py").unlink(missing_ok=True)
+    roots = [str(ROOT / name) for name in ("core", "plugins", "kernels")]
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "config", "show"],
+        cwd=tmp_path / "work",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(roots)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, note.read_text()) == (0, ""), done.stderr
 
 
 def test_public_names() -> None:

@@ -264,50 +264,5 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
 
 
 def test_a_boot_message_is_pure_data() -> None:
-    boot = Boot(spec=fake_spec(options={"script": "ü"}), address="ipc:///x", parent_pid=1)
+    boot = Boot(spec=fake_spec(options={"script": "ü"}), address="ipc:///x")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(boot), type=Boot) == boot
-
-
-def test_garbage_on_standard_input_ends_the_child() -> None:
-    for garbage in (b"", b"\0" * 7, b"\0" * 8, b"\0\0\0\0\0\0\0\2hi"):
-        done = subprocess.run(
-            [sys.executable, "-m", "dovetail.engine.process"],
-            input=garbage,
-            capture_output=True,
-            timeout=10,
-            env=os.environ | {"PYTHONPATH": str(CORE)},
-        )
-        assert done.returncode != 0
-
-
-STUCK = """
-import ctypes, sys, time
-from dovetail.engine import process
-
-process._arm_death_signal(ctypes.CDLL(None))
-print("armed", flush=True)
-while True:
-    ctypes.PyDLL(None).sleep(60)  # keeps the interpreter lock: no Python thread can run
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
-def test_a_stuck_child_dies_with_its_parent_too(tmp_path: Path) -> None:
-    script = tmp_path / "stuck.py"
-    script.write_text(STUCK)
-    parent = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, sys.argv[1]], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline()\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", parent, str(script)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(CORE)},
-    ) as process:
-        assert process.stdout is not None
-        child = psutil.Process(int(process.stdout.readline()))
-        process.kill()
-        child.wait(7)

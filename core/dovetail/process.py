@@ -1,0 +1,295 @@
+"""Child processes: how one is started, told what to do, and ended with its parent.
+
+A child is `python -P -m dovetail.process MODULE`. It reads one boot message from standard input
+(8 bytes of length, then msgpack), watches that pipe from then on, its lifeline, and only then
+imports MODULE and calls its `main()`, which takes the message by `read_boot`. The end of the pipe
+means that the parent is gone or wants the child gone: the child ends, whatever it is doing.
+Knows nothing of what children do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, TypeVar
+
+import msgspec
+
+from dovetail.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+STDIN = 0
+STDERR = 2
+LENGTH = struct.Struct(">Q")
+PR_SET_PDEATHSIG = 1
+EXIT_PARENT_GONE = 3
+READ_BYTES = 1 << 20
+
+Boot = TypeVar("Boot")
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels to a child: the boot message, encoded, and what every child needs to know.
+
+    `leftovers` are folders that the child removes when its parent is gone, for nobody else would.
+    """
+
+    parent_pid: int
+    uses_death_signal: bool
+    leftovers: tuple[str, ...]
+    channel: int | None
+    boot: bytes
+
+
+class Child:
+    """A child process, as its parent sees it. `channel` is a socket to it, where it has one."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket | None) -> None:
+        self._process = process
+        self.channel = channel
+        self.pid = process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Return the exit status, minus the number of a signal that killed it; None: it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return the exit status, or None when the child still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; a child that has ended is fine."""
+        self._process.send_signal(number)
+
+    def cut_lifeline(self) -> None:
+        """Tell the child to end at once. May be called twice."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def end(self, grace_s: float) -> int:
+        """End the child and return its status: by its lifeline, killed after `grace_s`. Blocks."""
+        self.cut_lifeline()
+        try:
+            self.wait(grace_s)
+        finally:  # whatever happens meanwhile, Ctrl-C too, it does not stay
+            if self.channel is not None:
+                self.channel.close()
+            self._process.kill()
+            status = self._process.wait()
+        return status
+
+
+def spawn(
+    module: str,
+    boot: Any,
+    *,
+    stdout: int | IO[bytes] | None = STDERR,
+    stderr: int | IO[bytes] | None = None,
+    pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] | None = None,
+    leftovers: Sequence[str] = (),
+    has_channel: bool = False,
+    has_own_session: bool = False,
+) -> Child:
+    """Start `module` in a process of its own and tell it `boot`, which msgspec can encode.
+
+    What the child prints goes to this process's standard error: it must not mix with what this
+    process writes for others to read. The child inherits `pass_fds` under the same numbers and has
+    `variables` beside this process's environment; Ctrl-C does not reach it where `has_own_session`.
+    A child that ends before it has read the message is known by its status alone. Raises:
+    ConfigError for a number that cannot be sent
+    """
+    ours, theirs = socket.socketpair() if has_channel else (None, None)
+    channel = [theirs.fileno()] if theirs else []
+    try:
+        message = _message(boot, leftovers, *channel)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, module],  # -P: no code of the working folder
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=child_environment() | dict(variables or {}),
+            pass_fds=[*pass_fds, *channel],
+            start_new_session=has_own_session,
+            bufsize=0,
+        )
+    except BaseException:
+        if ours:
+            ours.close()
+        raise
+    finally:
+        if theirs:
+            theirs.close()
+    _tell(process, message)
+    return Child(process, ours)
+
+
+def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) -> bytes:
+    """Return what is written into a child's standard input. Raises: ConfigError"""
+    envelope = Envelope(
+        parent_pid=os.getpid(),
+        # The signal comes when the *thread* that spawned ends, so only the main one may ask.
+        uses_death_signal=threading.current_thread() is threading.main_thread(),
+        leftovers=tuple(leftovers),
+        channel=channel,
+        boot=_encoded(boot),
+    )
+    data = msgspec.msgpack.encode(envelope)
+    return LENGTH.pack(len(data)) + data
+
+
+def _encoded(boot: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(boot)
+    except OverflowError as error:
+        what = "a number among the settings does not fit into 64 bits."
+        raise ConfigError(what, fix="give a smaller number.") from error
+
+
+def _tell(process: subprocess.Popen[bytes], message: bytes) -> None:
+    """Write the message. The child reads all of it before it imports anything heavy."""
+    assert process.stdin is not None
+    rest = memoryview(message)
+    try:
+        while rest:
+            rest = rest[process.stdin.write(rest) :]
+    except BrokenPipeError:
+        logger.debug("child process %d ended before it had read its boot message", process.pid)
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment, in which a child imports from where this process does."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(import_paths())}
+
+
+def import_paths() -> list[str]:
+    """Return the folders and archives that this process imports from, absolute, each once.
+
+    Without the standard library, which an interpreter finds by itself, and without an empty entry:
+    that one means the working folder, whatever it is by then.
+    """
+    library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    library |= {os.path.join(path, "lib-dynload") for path in library}  # noqa: PTH118
+    paths = dict.fromkeys(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
+    return [p for p in paths if os.path.exists(p) and os.path.realpath(p) not in library]  # noqa: PTH110
+
+
+_received: Envelope | None = None
+
+
+def read_boot(boot_type: type[Boot]) -> Boot:
+    """Return the boot message of this child process. Raises: msgspec.ValidationError"""
+    return msgspec.msgpack.decode(_own_envelope().boot, type=boot_type)
+
+
+def open_channel() -> socket.socket:
+    """Return this child's socket to its parent. To be called once."""
+    number = _own_envelope().channel
+    if number is None:
+        raise RuntimeError("this process was spawned without a channel")
+    channel = socket.socket(fileno=number)
+    channel.set_inheritable(False)
+    return channel
+
+
+def _own_envelope() -> Envelope:
+    if _received is None:
+        raise RuntimeError("this process was not started by dovetail.process.spawn")
+    return _received
+
+
+def main(module: str) -> int:
+    """Run a module as a child process: read the message, end with the parent, and go."""
+    global _received
+    try:
+        _received = msgspec.msgpack.decode(_read_framed(STDIN), type=Envelope)
+    except EOFError as error:
+        sys.stderr.write(f"dovetail.process: {error}\n")
+        return EXIT_PARENT_GONE
+    end_with_parent(_received)
+    status: int = importlib.import_module(module).main()
+    return status
+
+
+def _read_framed(descriptor: int) -> bytes:
+    """Return one length-prefixed message. Raises: EOFError when the pipe ends before it does."""
+    (length,) = LENGTH.unpack(_read_exactly(descriptor, LENGTH.size))
+    return _read_exactly(descriptor, length)
+
+
+def _read_exactly(descriptor: int, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = os.read(descriptor, min(size - len(parts), READ_BYTES))
+        if not part:
+            raise EOFError("standard input ended before the boot message did")
+        parts += part
+    return bytes(parts)
+
+
+def end_with_parent(envelope: Envelope) -> None:
+    """End this process when the parent ends, by the pipe and, on Linux, by a signal too."""
+    threading.Thread(target=_watch_parent, args=(envelope,), name="lifeline", daemon=True).start()
+    if envelope.uses_death_signal and sys.platform == "linux":
+        if envelope.leftovers:
+            kill_later_with_parent()
+        else:
+            kill_with_parent()
+    if os.getppid() != envelope.parent_pid:
+        _leave(envelope)
+
+
+def _watch_parent(envelope: Envelope) -> None:
+    """Wait for the end of standard input, then leave at once."""
+    with contextlib.suppress(OSError):  # a pipe that cannot be read is a pipe that has ended
+        while os.read(STDIN, 4096):
+            continue
+    _leave(envelope)
+
+
+def _leave(envelope: Envelope) -> None:
+    """End this process. The parent is gone: nobody else will tidy up."""
+    for folder in envelope.leftovers:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(EXIT_PARENT_GONE)
+
+
+def kill_with_parent() -> None:
+    """Have Linux kill this process when the thread that started or forked it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_later_with_parent() -> None:
+    """Have Linux kill this process 5 s after the thread that started it has ended.
+
+    That is for a watching thread that cannot run, because something keeps the interpreter lock; if
+    it can, it has tidied up by then. The signal's handler is libc's alarm(signal number): SIGALRM
+    kills 5 s later, and needs no interpreter lock, unlike a handler in Python.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGTRAP, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTRAP)
+
+
+if __name__ == "__main__":
+    from dovetail import process  # the module that others import, not this copy of it
+
+    sys.exit(process.main(sys.argv[1]))

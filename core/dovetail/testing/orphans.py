@@ -1,0 +1,59 @@
+"""Orphans: the children of a program that was killed, for tests of what outlives it. Needs psutil.
+
+Knows nothing of what the children do.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+import psutil
+
+from dovetail.process import child_environment
+
+
+def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
+    """Run a Python script, kill it, and return the processes that it had started.
+
+    It prints their ids on one line of standard output; it is killed once a line of its standard
+    error, or of theirs, holds the text `ready`. Raises: RuntimeError when none does
+    """
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", script, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+    ) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        try:
+            children = [psutil.Process(int(word)) for word in parent.stdout.readline().split()]
+            lines: list[str] = []
+            while not lines or ready not in lines[-1]:
+                lines.append(parent.stderr.readline())
+                if not lines[-1]:
+                    raise RuntimeError("the parent ended by itself:\n" + "".join(lines))
+        finally:
+            parent.kill()
+    return children
+
+
+def survivors(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Return those that still run after `timeout_s`; return earlier when none does."""
+    deadline_s = time.monotonic() + timeout_s
+    left = [process for process in processes if is_running(process)]
+    while left and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+        left = [process for process in left if is_running(process)]
+    return left
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; one that nobody has collected has."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
