@@ -1,0 +1,125 @@
+"""benchmarks/quality.py: its figures, bars and table, and a whole run on the bundled demo model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.config.model_path import DEMO_PATH
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCAB = 11
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return an importer of the repository's benchmarks."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+def made_reference(module: ModuleType, folder: Path) -> tuple[Any, np.ndarray]:
+    """Return a reference of two windows of 4 tokens, and its logits."""
+    windows = [[1, 4, 2, 9], [1, 0, 3, 10]]
+    reference = module.Reference(folder / "reference.f32", windows, VOCAB)
+    logits = np.random.default_rng(0).normal(size=(6, VOCAB)).astype(np.float32) * 3
+    reference.create()[:] = module.log_softmax(logits)
+    return reference, logits
+
+
+def test_the_reference_compared_with_itself_is_no_distance(load: Any, tmp_path: Path) -> None:
+    module = load("quality_figures")
+    reference, logits = made_reference(module, tmp_path)
+    assert reference.num_bytes == (tmp_path / "reference.f32").stat().st_size
+    comparison = module.Comparison(reference)
+    comparison.add(logits[:4] + 5.0, 0)  # logits are the same whatever is added to all of a row
+    comparison.add(logits[4:], 4)
+    found = module.figures(comparison.found)
+    assert (found["tokens"], found["top1"]) == (6, 1.0)
+    assert (found["mean"], found["kl"], found["ppl_more"]) == pytest.approx((0, 0, 0), abs=1e-6)
+
+
+def test_figures_are_those_of_the_definitions(load: Any, tmp_path: Path) -> None:
+    module = load("quality_figures")
+    reference, logits = made_reference(module, tmp_path)
+    other = logits + np.random.default_rng(1).normal(size=logits.shape).astype(np.float32)
+    comparison = module.Comparison(reference)
+    comparison.add(other, 0)
+    found = module.figures(comparison.found)
+    exact = [one - np.log(np.exp(one).sum(1, keepdims=True)) for one in (logits, other)]
+    tokens = [4, 2, 9, 0, 3, 10]
+    right, own = (one[np.arange(6), tokens].astype(np.float64) for one in exact)
+    assert found["ppl"] == pytest.approx(math.exp(-own.mean()), rel=1e-5)
+    assert found["ppl_more"] == pytest.approx(math.exp(right.mean() - own.mean()) - 1, rel=1e-4)
+    assert found["mean"] == pytest.approx(np.abs(own - right).mean(), rel=1e-5)
+    assert found["p99"] == pytest.approx(np.quantile(np.abs(own - right), 0.99), rel=1e-5)
+    divergence = (np.exp(exact[0]) * (exact[0] - exact[1])).sum(1).mean()
+    assert found["kl"] == pytest.approx(divergence, rel=1e-5)
+    assert found["top1"] == (logits.argmax(1) == other.argmax(1)).mean() < 1
+
+
+def test_bars(load: Any) -> None:
+    failures = load("quality_figures").failures
+    row = {"ppl_more": -0.004, "mean": 0.07, "top1": 0.95}
+    assert failures(row, {"ppl_more": 0.005}, None) == []
+    assert failures(row, {"ppl_more": 0.002}, None) == ["ppl_more 0.40% > 0.20%"]
+    assert failures(row, {"mean": 0.06}, None) == ["mean 0.070 > 0.060"]
+    assert failures({**row, "mean": math.nan}, {"mean": 0.06}, None) != []
+    peer = {"mean": 0.08, "top1": 0.96}
+    assert failures(row, {"mean": 0.06}, peer) == ["top-1 95.00% < 96.00%"]
+
+
+def test_table_and_custom_rows(load: Any) -> None:
+    figures, quality = load("quality_figures"), load("quality")
+    made = {"row": "a", "ppl": 9.0, "ppl_more": 0.01, "mean": 0.1, "p99": 1, "kl": 0.2, "top1": 0.5}
+    lines = figures.table([{**made, "missed": ["mean"]}, {"row": "b", "error": "x|y"}]).splitlines()
+    assert lines[2].startswith("| a | 9.000 | +1.00% | 0.1000 |")
+    assert lines[2].endswith("| **fails**: mean |") and lines[3].endswith("| x\\|y |")
+    assert {line.count(" | ") for line in (lines[0], lines[2], lines[3])} == {12}
+    row = quality.custom_row("mine=bf16 --quantization int4")
+    assert (row.name, row.checkpoint, row.flags) == ("mine", "bf16", ("--quantization", "int4"))
+    assert len({row.name for row in quality.ROWS}) == len(quality.ROWS)
+
+
+def test_text_is_the_same_prose_for_everybody(load: Any) -> None:
+    module = load("quality_reference")
+    assert not set(module.TOPICS) & set(module.CALIBRATION)
+    assert all(len(text) > 4000 for text in module.topics(module.TOPICS))
+
+
+def test_a_run_on_the_demo_model(tmp_path: Path) -> None:
+    """float32 is the reference over again, in prompts and in decoding; an 8-bit float cache is not."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.quality", str(DEMO_PATH), "--quick"),
+            *("--rows", "file, ngram drafts;float32;KV int8;llama.cpp", "--threads", "1"),
+            *("--work", str(tmp_path), "--json", str(tmp_path / "rows.jsonl")),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    by_name = {row["row"]: row for row in rows}
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    exact, cached = by_name["float32"], by_name["KV int8"]
+    assert exact["tokens"] == 2 * 511 and exact["decoding"]["tokens"] == 2 * 17
+    assert max(exact["mean"], exact["decoding"]["mean"]) < 1e-4 < cached["mean"]
+    assert exact["top1"] > 0.999 and exact["kl"] < 1e-6 < cached["kl"]
+    assert exact["missed"] == [] and 0 < exact["weights_mib"] < exact["peak_mib"]
+    drafted = by_name["file, ngram drafts"]["decoding"]
+    assert drafted["tokens"] == 2 * 17 and drafted["tokens_per_step"] >= 1
+    assert "absent" in by_name["llama.cpp"]["error"]
