@@ -81,7 +81,7 @@ LINES: dict[str, Line] = {
     ),
     "000: two devices": Line(
         words="MODEL -tp 2 --distributed-executor-backend mp",
-        fails="--tensor-parallel-size: dividing a layer over devices is not built yet.",
+        fails="--tensor-parallel-size: dividing a layer over devices is not supported yet.",
     ),
     "002: a file": Line(
         words="--config FILE --max-num-seqs=9",

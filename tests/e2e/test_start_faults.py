@@ -325,7 +325,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "several devices": Fault(
         args=flags("--tensor-parallel-size", "2"),
-        cause="--tensor-parallel-size: .*not built",
+        cause="--tensor-parallel-size: .*not supported",
         fix="use 1",
     ),
     "code of the checkpoint": Fault(

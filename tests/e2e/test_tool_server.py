@@ -390,7 +390,7 @@ def test_at_start(tools: Tools, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no tools come with the server"):
         check_frontend(FrontendConfig(tool_server=("demo",)))
     for wrong in ("http://one:1", "one", "one:0", "one:99999", "o ne:1"):
-        with pytest.raises(ConfigError, match="is no address"):
+        with pytest.raises(ConfigError, match="is not an address"):
             check_frontend(FrontendConfig(tool_server=(wrong,)))
     both = asyncio.run(connected([f"{tools.label},{tools.label}"]))
     assert [server.label for server in both] == [tools.label]

@@ -185,6 +185,8 @@ class GuideCompiler:
             await self._kill()
             what = "the process that compiles forms ended or does not answer."
             raise RequestError(what, status=500) from error
+        if answer.fault is None:
+            return answer.artifact
         if answer.is_too_complex:
             raise RequestError(
                 answer.fault,
@@ -192,10 +194,8 @@ class GuideCompiler:
                 fix="make it smaller or less nested.",
                 code="grammar_too_complex",
             )
-        if answer.fault is not None:
-            place = f"{where}{answer.pointer}"
-            raise RequestError(answer.fault, where=place, code="invalid_grammar")
-        return answer.artifact
+        place = f"{where}{answer.pointer}"
+        raise RequestError(answer.fault, where=place, code="invalid_grammar")
 
     async def _started(self, backend: str) -> _Worker:
         """Return the process with this backend ready, started if there is none.

@@ -89,7 +89,7 @@ def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_left_alone(text: str, tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="is no result"):
+    with pytest.raises(ConfigError, match="is not the result"):
         Results.open(path, resumes=True)
     assert path.read_text() == text
     written(path, good("a"), resumes=False)

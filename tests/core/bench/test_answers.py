@@ -102,7 +102,7 @@ def test_one_token_has_no_gap() -> None:
         (answer_of((10.1, event("a")), (10.2, DONE)), "without a finish_reason"),
         (answer_of((10.1, event("a"))), "without a finish_reason"),
         (answer_of((10.1, b'{"choices": []}')), "no event stream"),
-        (answer_of((10.1, b"data: {oops\n\n")), "no JSON"),
+        (answer_of((10.1, b"data: {oops\n\n")), "not JSON"),
     ],
 )
 def test_failures_say_why(trace: Answer, text: str) -> None:

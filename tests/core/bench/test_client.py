@@ -140,7 +140,7 @@ def test_times_are_those_of_the_socket() -> None:
         (CHUNKED + chunk(event("a", 1))[:-9], "connection broke"),
         (b"", "connection broke"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + event("a"), "connection broke"),
-        (b"SMTP ready\r\n\r\n", "no HTTP"),
+        (b"SMTP ready\r\n\r\n", "not HTTP"),
         (
             CHUNKED + chunk(event("a", 1)) + chunk(b'data: {"error": {"message": "NaN"}}\n\n')
             + b"0\r\n\r\n",
@@ -193,7 +193,7 @@ def test_addresses(base_url: str, url: str) -> None:
 
 
 def test_a_wrong_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="not an address"):
         target_of("ftp://h", "/v1/completions", api_key=None, timeout_s=1)
 
 

@@ -236,7 +236,7 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_wrong_address(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", url, "-q", "a"]) == 2
-    assert "is no address" in capsys.readouterr().err
+    assert "is not an address" in capsys.readouterr().err
 
 
 def test_https_where_http_is_spoken(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -381,7 +381,7 @@ def test_where_torch_files_go_reaches_the_load_format(
         config = parse(str(folder), "--load-format", name, *argv)
         wanted = {} if places is None else {"map_location": places}
         assert resolve.resolve(config).run.load_format.options == wanted
-    with pytest.raises(ConfigError, match=r"pt-load-map-location.cuda:1: 3 is no device"):
+    with pytest.raises(ConfigError, match=r"pt-load-map-location.cuda:1: 3 is not a device"):
         spec_of(folder, pt_load_map_location={"cuda:1": 3})
 
 
@@ -420,7 +420,7 @@ def test_generating_is_what_every_model_is_run_for(fields: dict[str, Any], folde
     [
         ({"runner": "pooling"}, "--runner"),
         ({"convert": "embed"}, "--convert"),
-        ({"task": "embed"}, '--runner: "pooling" is not available: pooling models are not built'),
+        ({"task": "embed"}, '--runner: "pooling" is not available: pooling models are not supported'),
         ({"pooler_config": {"pooling_type": "MEAN"}}, "--pooler-config"),
         ({"runner": "dance"}, "dance"),
     ],

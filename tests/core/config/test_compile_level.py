@@ -68,13 +68,13 @@ def test_a_cpu_records_every_number() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"cuda_graph_sizes": ["a"]}, "'a' is no number"),
+        ({"cuda_graph_sizes": ["a"]}, "'a' is not a number"),
         ({"cuda_graph_sizes": ["0"]}, "--cuda-graph-sizes"),
-        ({"compilation_config": {"cudagraph_capture_sizes": 4}}, "no list"),
+        ({"compilation_config": {"cudagraph_capture_sizes": 4}}, "not a list"),
         ({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, "not in pieces"),
-        ({"compilation_config": {"cudagraph_mode": "all"}}, "all is no mode"),
+        ({"compilation_config": {"cudagraph_mode": "all"}}, "all is not a mode"),
         ({"compilation_config": {"levle": 3}}, "did you mean level"),
-        ({"compilation_config": {"custom_ops": ["none"]}}, "not built yet"),
+        ({"compilation_config": {"custom_ops": ["none"]}}, "not supported yet"),
         (
             {"cuda_graph_sizes": ["4"], "compilation_config": {"cudagraph_capture_sizes": [8]}},
             "other than those",

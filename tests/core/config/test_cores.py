@@ -19,7 +19,7 @@ def test_lists(text: str, found: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "0,,1", "-1", "0-", "1.5", "0x1"])
 def test_no_lists(text: str) -> None:
-    with pytest.raises(ConfigError, match="no list of processors"):
+    with pytest.raises(ConfigError, match="not a list of processors"):
         parse_cores(text)
 
 

@@ -56,7 +56,7 @@ def test_every_key_has_its_place() -> None:
     [
         ({"num_speculative_tokens": 3}, "method", "no method"),
         ({"method": "ngrams"}, "method", "ngram"),
-        ({"method": 3}, "method", "no name"),
+        ({"method": 3}, "method", "not a name"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens", "out of"),
         ({"method": "ngram", "num_speculative_tokens": 24}, "num_speculative_tokens", "most 23"),
         ({"method": "ngram", "num_speculative_tokens": "x"}, "num_speculative_tokens", "int"),

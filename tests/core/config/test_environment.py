@@ -118,7 +118,7 @@ def test_a_wrong_value_names_the_variable_and_no_secret() -> None:
 )
 def test_unknown_names_warn_with_the_nearest(name: str, near: str | None) -> None:
     (warning,) = read({name: "1"}).warnings
-    assert warning.startswith(f"{name} is no variable")
+    assert warning.startswith(f"{name} is not a variable")
     assert (near is None) == ("did you mean" not in warning)
     assert near is None or warning.endswith(f"did you mean {near}?")
 

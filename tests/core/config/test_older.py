@@ -159,7 +159,7 @@ def test_what_is_settled(name: str, passing: tuple[Any, ...], failing: tuple[Any
     ("fields", "message"),
     [
         ({"task": "embed", "runner": "generate"}, "--task: asks for 'pooling', but --runner"),
-        ({"task": "dance"}, '--task: "dance" is no task'),
+        ({"task": "dance"}, '--task: "dance" is not a task'),
         ({"enable_reasoning": False, "reasoning_parser": "qwen3"}, "--enable-reasoning: asks for"),
         (
             {"num_speculative_tokens": 3, SPECULATION: {"num_speculative_tokens": 4}},

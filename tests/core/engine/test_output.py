@@ -107,7 +107,7 @@ def test_one_childs_fault_ends_the_whole_request() -> None:
     bench = Bench(n=2)
     processed = bench.feed(child=0, finish_reason="error", error="NaN")
     ((key, error),) = processed.errors
-    assert key == 1 and isinstance(error, RequestFault) and error.what == "NaN"
+    assert key == 1 and isinstance(error, RequestFault) and error.what == "NaN."
     assert processed.aborts == [bench.prepared.requests[1].request_id]
     assert processed.stats[0].finish_reason == "error"
     assert len(bench.output) == 0

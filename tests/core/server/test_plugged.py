@@ -135,7 +135,7 @@ def test_a_client_that_leaves_a_whole_answer_ends_it() -> None:
         (f"{HERE}.plain", "neither a class nor an async function"),
         (f"{HERE}.takes_one", "a function must take request and call_next"),
         (f"{HERE}.Greedy", "a class must take the application alone"),
-        ("word", "is no import path"),
+        ("word", "is not an import path"),
     ],
 )
 def test_wrong_paths_are_told_at_start(path: str, told: str) -> None:

@@ -194,5 +194,5 @@ def test_strict_calls_are_held_beside_tags() -> None:
     assert found is not None
     assert [trigger for trigger, _ in found.tags] == ["<a", "<tool_call>"]
     bare = tool_use(body, Parsers(tool=pythonic.Pythonic(None)))
-    with pytest.raises(RequestError, match="no tag"):
+    with pytest.raises(RequestError, match="no opening tag"):
         asked_answer(server, body, bare)
