@@ -171,14 +171,14 @@ int multiply_int8(const GemmArgs& args) {
   if (Int8Rows::is_wide || !args.rounded_inputs) return multiply<Int8>(args);
   GemmArgs grouped = args;
   grouped.group = args.in_size;
-  return multiply<Grouped<GroupedBytes>>(grouped);
+  return multiply<Grouped<Plain<8>>>(grouped);
 }
 
 int multiply_any(const GemmArgs& args) {
   switch (args.format) {
     case kInt8: return multiply_int8(args);
     case kInt4Int8: return multiply<Grouped<Nibbles>>(args);
-    case kInt8Int8: return multiply<Grouped<GroupedBytes>>(args);
+    case kInt8Int8: return multiply<Grouped<Plain<8>>>(args);
     case kInt2Int8: return multiply<Grouped<Narrow<2>>>(args);
     case kInt3Int8: return multiply<Grouped<Narrow<3>>>(args);
     case kInt5Int8: return multiply<Grouped<Narrow<5>>>(args);

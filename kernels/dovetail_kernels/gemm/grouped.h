@@ -4,6 +4,8 @@
 // that of the weight's group.
 #pragma once
 
+#include <type_traits>
+
 #include "gemm/integer_rows.h"
 #include "gemm/planes.h"
 
@@ -17,8 +19,8 @@ namespace DT_ISA {
 // Four bits.
 struct Nibbles {
   using Kind = Bytes;
+  using Wider = void;
   static constexpr int kStep = 8, kBits = 4;
-  static constexpr bool widens = false;
   static constexpr int kZero = 8, kStart = 0;
   // The integer sums of a segment: 8 inputs a 32-bit lane, the first four in the lower nibbles.
   template <int R>
@@ -85,20 +87,43 @@ struct Nibbles {
   }
 };
 
-// Bytes.
-struct GroupedBytes {
+// Bytes, or words, which bytes become where a piece of a panel is multiplied by several tiles.
+template <int bits>
+struct Plain {
   using Kind = Int8Rows;
-  static constexpr int kStep = kInt8Step, kBits = 8;
-  static constexpr bool widens = false;
+  using Wider = std::conditional_t<Kind::is_wide && bits == 8, Plain<16>, void>;
+  static constexpr int kStep = kInt8Step, kBits = bits;
   static constexpr int kZero = 0, kStart = kInt8Offset;
+  static DT_INLINE void widen(const uint8_t* w, int64_t lanes, uint8_t* wide) {
+    for (int64_t i = 0; i < 2 * lanes; ++i, w += kLanes * kStep, wide += 2 * kLanes * kStep)
+      istore(wide, Kind::weights(w));
+  }
   template <int R>
   static DT_INLINE void add_segment(const Kind::T* a, const uint8_t* w, int64_t lanes, Ahead ahead,
                                     IVec (&sums)[R][2]) {
+    if constexpr (Kind::is_wide) add_apart<R>(a, w, lanes, ahead, sums);
+    else add_lanes<R>(a, w, lanes, ahead, sums);
+  }
+
+ private:
+  // All registers are for the sums of a long segment.
+  template <int R>
+  static __attribute__((noinline)) void add_apart(const Kind::T* a, const uint8_t* w, int64_t lanes,
+                                                  Ahead ahead, IVec (&sums)[R][2]) {
+    IVec own[R][2];
+    add_lanes<R>(a, w, lanes, ahead, own);
+#pragma GCC unroll 12
+    for (int i = 0; i < R; ++i) sums[i][0] = own[i][0], sums[i][1] = own[i][1];
+  }
+  template <int R>
+  static DT_INLINE void add_lanes(const Kind::T* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+                                  IVec (&sums)[R][2]) {
+    constexpr int64_t kHalf = kLanes * kStep * bits / 8;
     if (!kStart)
       for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(0);
-    for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += kPanel * kStep) {
+    for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += 2 * kHalf) {
       ahead.ask<kPanel * kStep>(l);
-      const IVec w0 = Kind::weights(w), w1 = Kind::weights(w + kLanes * kStep);
+      const IVec w0 = read(w), w1 = read(w + kHalf);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) {
         const IVec x = broadcast(a + i * kStep);
@@ -107,6 +132,7 @@ struct GroupedBytes {
       }
     }
   }
+  static DT_INLINE IVec read(const uint8_t* w) { return bits == 8 ? Kind::weights(w) : iload(w); }
 };
 
 // What of four inputs' bytes is added to sums when. On AVX2 two products' sums are of 16 bits, which
@@ -169,8 +195,8 @@ struct Widened {
 template <int bits>
 struct Narrow {
   using Kind = Bytes;
+  using Wider = Widened;
   static constexpr int kStep = Planes<bits>::kUnit, kBits = bits;
-  static constexpr bool widens = true;
   static constexpr int kZero = 1 << (bits - 1), kStart = 0;
   static DT_INLINE void widen(const uint8_t* w, int64_t lanes, uint8_t* wide) {
     for (int64_t l = 0; l < lanes; ++l, w += Planes<bits>::kUnitBytes, wide += kStep * kPanel) {
@@ -253,10 +279,12 @@ struct SpelledFactors {
 template <class Own>
 struct Grouped {
   using Kind = typename Own::Kind;
+  using Wider = typename Own::Wider;
+  static constexpr bool widens = !std::is_void_v<Wider>;
 #if defined(__AVX512F__)
   static constexpr int kRows = 6;  // a segment's sums and totals, two registers each
 #elif defined(__AVX2__)
-  static constexpr int kRows = Own::kBits == 8 ? 3 : 4;
+  static constexpr int kRows = Own::kBits == 8 ? 6 : 4;
 #else
   static constexpr int kRows = 4;
 #endif
@@ -268,7 +296,7 @@ struct Grouped {
     return bytes(divide_up(args.in_size, kStep) * kStep);
   }
   static int64_t depth(const Rows& rows, int64_t tiles) {
-    const int64_t most = tiles < 2 ? kAloneInputs : Own::widens ? kWideInputs : kPieceInputs;
+    const int64_t most = tiles < 2 ? kAloneInputs : widens ? kWideInputs : kPieceInputs;
     const int64_t unit = rows.group <= most ? rows.group : rows.segment;
     return divide_up(most, unit) * unit;
   }
@@ -285,17 +313,17 @@ struct Grouped {
         : args(args), rows(rows), k0(k0), k1(k1),
           w(static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args) + bytes(k0)),
           factors(args, panel, k0 / rows.group, divide_up(k1, rows.group) - k0 / rows.group, Own::kZero) {
-      if constexpr (Own::widens)
+      if constexpr (widens)
         if (may_widen) {
-          auto* to = static_cast<uint8_t*>(scratch(1, divide_up(k1 - k0, 16) * 16 * kPanel));
+          auto* to = static_cast<uint8_t*>(scratch(1, divide_up(k1 - k0, 16) * 16 * kPanel * Wider::kBits / 8));
           Own::widen(w, divide_up(k1 - k0, kStep), to);
           wide = to;
         }
     }
     template <int R>
     DT_INLINE void multiply(int64_t first, float* kept, const Ahead& ahead) const {
-      if constexpr (Own::widens && R > kRows / 2)  // there are at least three tiles then
-        if (wide) return add<Widened, R>(wide, first, kept, ahead);
+      if constexpr (widens && R > kRows / 2)  // there are at least three tiles then
+        if (wide) return add<Wider, R>(wide, first, kept, ahead);
       add<Own, R>(w, first, kept, ahead);
     }
 

@@ -316,15 +316,15 @@ def quantize_int8_groups(weight: torch.Tensor, group: int) -> Weight:
     Shapes: weight [N, K]
     """
     outputs, inputs = weight.shape
-    wide = torch.nn.functional.pad(weight.float(), (0, -inputs % group))
-    made = quantize_int8(wide.view(-1, group))
-    assert made.scales is not None
-    return Weight(
-        format="int8_float32",
-        values=made.values.view(outputs, -1)[:, :inputs],
-        scales=made.scales.view(outputs, -1),
-        group=group,
-    )
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(outputs, -(-inputs // group), device=weight.device)
+    for part in _parts(weight):
+        wide = torch.nn.functional.pad(weight[part].float(), (0, -inputs % group))
+        made = quantize_int8(wide.view(-1, group))
+        assert made.scales is not None
+        values[part] = made.values.view(len(wide), -1)[:, :inputs]
+        scales[part] = made.scales.view(len(wide), -1)
+    return Weight(format="int8_float32", values=values, scales=scales, group=group)
 
 
 def quantize_int4(

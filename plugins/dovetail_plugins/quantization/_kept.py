@@ -166,6 +166,14 @@ def made_kept(
     )
 
 
+def int8_kept(layer: StoredLayer, group: int, *, packs: bool) -> Kept | None:
+    """Return what a layer becomes in 8 bits while it loads. `group` 0: a scale an output."""
+    weight = matrix_of(layer)
+    is_whole = weight is None or not group or weight.shape[-1] <= group
+    format = "int8" if is_whole else f"int8, groups of {group}"
+    return made_kept(layer, bits=8, group=group, scale_bytes=4, packs=packs, format=format)
+
+
 def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
     """Return a layer's tensors with its dense `weight` in place of the half that a bitmask keeps of
     it, as they are where there is no bitmask."""

@@ -6,6 +6,7 @@ Routers of experts are left alone: they are tiny, and their errors pick other ex
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
@@ -44,6 +45,14 @@ class WhileLoading(QuantMethod):
     def is_skipped(self, name: str) -> bool:
         """Return whether a layer stays in full precision."""
         return name.endswith(ROUTER) or any(part in name for part in self._skipped())
+
+    def in_int8(self, group: int) -> LinearMethod:
+        """Return the method of a layer in 8 bits. `group` 0: a scale an output."""
+        from dovetail.layers.matrix_linear import ConvertedLinear
+        from dovetail_kernels.gemm.weight import quantize_int8, quantize_int8_groups
+
+        convert = partial(quantize_int8_groups, group=group) if group else quantize_int8
+        return ConvertedLinear(convert, activations=self.activations)
 
     @abstractmethod
     def _quantized(self, spec: LinearSpec) -> LinearMethod:

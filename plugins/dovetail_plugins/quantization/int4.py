@@ -14,12 +14,14 @@ from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.layers.rounding import IntegerOptions
-from dovetail_plugins.quantization._kept import made_kept
+from dovetail_plugins.quantization._kept import int8_kept, made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 GROUPS = (32, 64, 128)
-HEADS = ("int4", "int8", "none")
 HEAD = "lm_head"
+HEAD_GROUP = 128
+"""Inputs of a head in 8 bits that share a scale."""
+HEADS = ("int4", "int8", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Int4(WhileLoading):
         if self.is_skipped(layer.name):
             return None
         if layer.name == HEAD and options.head == "int8":
-            return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8")
+            return int8_kept(layer, HEAD_GROUP, packs=packs)
         return made_kept(
             layer,
             bits=4,
@@ -67,11 +69,11 @@ class Int4(WhileLoading):
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 4-bit method, or the head's."""
         from dovetail.layers.matrix_linear import ConvertedLinear
-        from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8
+        from dovetail_kernels.gemm.weight import quantize_int4
 
         options: Any = self.options
         if spec.name == HEAD and options.head == "int8":
-            return ConvertedLinear(quantize_int8, activations=self.activations)
+            return self.in_int8(HEAD_GROUP)
         convert = partial(
             quantize_int4,
             group=options.group,

@@ -1,7 +1,7 @@
 """int8: any full-precision checkpoint becomes 8-bit while it loads, activations 8-bit as they come.
 
-Weights get one scale per output, activations one per group of inputs: outliers take the exactness
-of their group alone. Source: Dettmers et al., LLM.int8(), 2022, without the outlier part.
+Weights get one scale per output and group of inputs, activations one per group of inputs: outliers
+take the exactness of their group alone. Rounding to nearest, no calibration.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.layers.rounding import IntegerOptions
-from dovetail_plugins.quantization._kept import made_kept
+from dovetail_plugins.quantization._kept import int8_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
+
+GROUPS = (0, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Options(IntegerOptions):
     """Options of int8."""
 
+    group: int = field(
+        default=128,
+        metadata={"choices": GROUPS, "help": "inputs that share a scale; 0: all of an output's"},
+    )
     skip: tuple[str, ...] = field(
         default=(),
         metadata={"help": "parts of layer names that stay in full precision, e.g. lm_head"},
@@ -28,7 +34,7 @@ class Int8Options(IntegerOptions):
 
 
 class Int8(WhileLoading):
-    """8-bit weights per output, 8-bit or float activations."""
+    """8-bit weights per output and group, 8-bit or float activations."""
 
     info = Info(
         summary="8-bit weights and activations, quantized while loading",
@@ -40,14 +46,12 @@ class Int8(WhileLoading):
         """Return what a full-precision layer becomes."""
         if self.is_skipped(layer.name):
             return None
-        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8")
+        group: int = self.options.group
+        return int8_kept(layer, group, packs=packs)
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 8-bit method."""
-        from dovetail.layers.matrix_linear import ConvertedLinear
-        from dovetail_kernels.gemm.weight import quantize_int8
-
-        return ConvertedLinear(quantize_int8, activations=self.activations)
+        return self.in_int8(self.options.group)
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options
