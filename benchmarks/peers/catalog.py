@@ -207,9 +207,15 @@ def chosen(names: list[str], place: Place) -> tuple[list[Engine], list[tuple[Eng
     return found, missing
 
 
-def usual_best(width: int) -> dict[str, list[str]]:
-    """Return, for the engines that are usually the best of a width, the names they have here."""
+def usual_best(width: int, *, uses_avx512: bool) -> dict[str, list[str]]:
+    """Return, for the engines that are usually the best of a width, the names they have here.
+
+    A wheel built for AVX2 is not the best of its family where AVX-512 is used.
+    """
+    peers = [peer for peer in PEERS if not (uses_avx512 and peer.held_by == "build")]
     return {
-        family: [peer.name for peer in PEERS if (peer.family, peer.width) == (family, width)]
+        family + (" built for this machine" if uses_avx512 and family == "llama.cpp" else ""): [
+            peer.name for peer in peers if (peer.family, peer.width) == (family, width)
+        ]
         for family in USUAL_BEST.get(width, ())
     }

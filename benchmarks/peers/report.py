@@ -185,11 +185,17 @@ def absences(rows: Iterable[Row], width: int, measure: str, threads: int) -> dic
     return {name: why for name, why in whys.items() if not by_round(known, name, measure, threads)}
 
 
+def uses_avx512(rows: Iterable[Row]) -> bool:
+    """Return whether rows were taken with AVX-512; False where they do not say."""
+    machines = [row["machine"] for row in rows if "machine" in row]
+    return any("avx512f" in one["sets"] and not one["is_held"] for one in machines)
+
+
 def best_missing(rows: Sequence[Row], width: int, measure: str, threads: int) -> str:
     """Return which engines that are usually the best have no figure, and why; "" when all have."""
     whys = absences(rows, width, measure, threads)
     told = []
-    for family, names in usual_best(width).items():
+    for family, names in usual_best(width, uses_avx512=uses_avx512(rows)).items():
         if any(by_round(rows, name, measure, threads) for name in names):
             continue
         reasons = ordered(whys.get(name, NOT_ASKED) for name in names)
@@ -240,8 +246,7 @@ def ratios(rows: Sequence[Row], width: int, threads: int) -> str:
 
     Where a peer that is usually the best is missing, the line says so beside the ratio.
     """
-    rows = [row for row in rows if row.get("width") == width]
-    measured = [row for row in rows if "measure" in row]
+    measured = [row for row in rows if row.get("width") == width and "measure" in row]
     peers = ordered(row["engine"] for row in measured if not row.get("is_dovetail"))
     lines = []
     for name in ordered(row["engine"] for row in measured if row.get("is_dovetail")):

@@ -65,6 +65,7 @@ class Bench:
         """Keep what the run is taken on, and who of its widths is not there."""
         machine = {"name": place.machine.name, "sets": place.machine.sets}
         machine |= {"cores": os.cpu_count(), "held_to": str(place.hold)}
+        machine["is_held"] = place.hold.is_needed
         self._write({"machine": machine})
         widths = {engine.width for engine in self.engines}
         for engine, why in missing:

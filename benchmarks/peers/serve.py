@@ -120,6 +120,8 @@ class ServeBench:
         url = f"http://127.0.0.1:{port}"
         log = asked.logs / f"serve-{server.name}.log"
         command = server.arguments(asked.models, asked.model, asked.venvs, port, asked.threads)
+        if not Path(command[0]).exists():
+            raise ServerFailed(f"not installed: no {command[0]}")
         start_s = time.perf_counter()
         with running(command, self._environment(server), log) as process:
             self._wait(process, url, server, log, start_s)
@@ -213,7 +215,7 @@ COLUMNS = {
 
 
 def table(rows: list[Row]) -> str:
-    """Return one line a server and level, medians over rounds."""
+    """Return one line a server and level, medians over rounds, and one for each that failed."""
     good = [row for row in rows if "error" not in row]
     header = ["server", "at once", *COLUMNS, "idle MiB", "peak MiB"]
     lines = [header, ["---"] * len(header)]
@@ -224,6 +226,9 @@ def table(rows: list[Row]) -> str:
                 cells = [form.format(middle(found, column)) for column, form in COLUMNS.items()]
                 sizes = [f"{middle(found, s) / 2**20:.0f}" for s in ("idle_bytes", "peak_bytes")]
                 lines.append([name, str(concurrency), *cells, *sizes])
+    failed = {row["server"]: row["error"] for row in rows if "error" in row}
+    blank = [""] * (len(header) - 2)
+    lines += [[name, f"missing: {' '.join(why.split())}", *blank] for name, why in failed.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

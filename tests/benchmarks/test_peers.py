@@ -179,3 +179,19 @@ def test_level_of_a_server(load: Any) -> None:
     assert figures["ttft_p50_ms"] == 1000.0
     assert figures["itl_p50_ms"] == figures["token_mean_ms"] == 500.0
     assert "error" in serve.level_figures(4.0, timings, 4)
+
+
+def test_a_server_that_is_not_installed_has_a_line(load: Any, tmp_path: Path) -> None:
+    serve = load("serve")
+    make_models = load("make_models")
+    texts = (path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
+    (tmp_path / "T").mkdir()
+    make_models.train_bpe(texts, 1500).save(str(tmp_path / "T" / "tokenizer.json"))
+    words = ["--models", str(tmp_path), "--venvs", str(tmp_path), "--rounds", "1"]
+    words += ["--logs", str(tmp_path), "--out", str(tmp_path / "rows.jsonl"), "--quiet-wait-s", "0"]
+    asked = serve.arguments_of([*words, "--peers", "vllm-bf16"])
+    bench = serve.ServeBench(asked, [load("servers").SERVERS["vllm-bf16"]])
+    bench.run()
+    line = serve.table(bench.rows).splitlines()[-1]
+    assert line.startswith("| vllm-bf16 | missing: not installed: no ")
+    assert line.count("|") == serve.table([]).splitlines()[0].count("|")

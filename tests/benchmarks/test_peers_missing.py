@@ -66,6 +66,12 @@ def test_a_ratio_says_which_of_the_usual_best_is_missing(load: Any) -> None:
     line = report.ratios([*rows[:2], absent], 8, 1).splitlines()[2]
     assert f"| 1.50 (1.50-1.50) (xllamacpp-q8_0); best peer missing: OpenVINO ({why}) |" in line
     assert "not asked for" in report.best_missing(rows[:2], 8, "decode", 1)
+    machine = {"machine": {"sets": ["avx2", "avx512f"], "is_held": True}}
+    assert report.best_missing([machine, *rows], 8, "decode", 1) == ""
+    machine["machine"]["is_held"] = False  # then the wheel, built for AVX2, is not llama.cpp's best
+    assert report.best_missing([machine, *rows], 8, "decode", 1) == (
+        "best peer missing: llama.cpp built for this machine (not asked for)"
+    )
     alone = report.ratios([rows[0], absent], 8, 1)
     assert "no peer ran; best peer missing: llama.cpp (not asked for), OpenVINO" in alone
 
