@@ -10,12 +10,14 @@ PORT ?= 8000
 WORKERS ?= 2
 # What computes numbers on a CPU, by ways that differ between instruction sets.
 ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_rounded.py \
-  kernels/test_gemm_gpu.py kernels/test_interpreter.py kernels/test_ops.py kernels/test_paged_attention.py \
-  kernels/test_program.py kernels/test_sample.py kernels/test_small_ops_native.py \
-  core/layers core/sampling plugins/quantization plugins/quantizers plugins/gguf plugins/models \
+  kernels/test_gemm_gpu.py kernels/test_interpreter.py kernels/test_paged_attention.py \
+  kernels/test_ops.py::test_reference_passes_its_cases kernels/test_program.py kernels/test_sample.py \
+  kernels/test_small_ops_native.py core/layers core/sampling/test_draw.py core/sampling/test_filters.py \
+  core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
+  core/sampling/test_sampler.py plugins/quantization plugins/gguf plugins/models \
   plugins/attention/test_native_cpu.py plugins/attention/test_triton_paged.py::test_scenes[bits] \
-  plugins/test_inspect_kept.py plugins/test_torch_sdpa.py plugins/test_concurrent_equals_alone.py \
-  e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
+  plugins/load_formats/test_tensorizer.py plugins/test_inspect_kept.py plugins/test_torch_sdpa.py \
+  plugins/test_concurrent_equals_alone.py e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
 .PHONY: serve test test-isa test-gpu lint docs bench clean
 

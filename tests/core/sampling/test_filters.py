@@ -20,7 +20,7 @@ def obvious(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     kept = order[: top_k if 0 < top_k < len(logits) else len(logits)]
     share = logits[kept].double().softmax(dim=0)
     before = share.cumsum(dim=0) - share
-    kept = kept[before < top_p]
+    kept = kept[before < top_p] if top_p < 1.0 else kept
     out = torch.full_like(logits, -torch.inf)
     out[kept] = logits[kept]
     return out
