@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality MODEL [--rows "NAME;NAME"] [--quick] [--llamacpp VENV]
         [--threads N] [--work FOLDER] [--json FILE.jsonl] [--row "NAME=CHECKPOINT FLAGS"]...
-    python -m benchmarks.quality --table FILE.jsonl
+    python -m benchmarks.quality --table FILE.jsonl [--into PAGE.md]
 
 MODEL is a GGUF file or a folder of safetensors. Four windows of 512 tokens from the pages of
 Python's language reference go through transformers in float32 (a GGUF file dequantized by its own
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -102,6 +103,8 @@ ROWS = (
 )
 """fp8 as a KV cache type is fp8_e4m3."""
 CALIBRATED = ("gptq", "awq")
+BEGIN, END = "<!-- quality: begin -->", "<!-- quality: end -->"
+"""Marks of the place in a page where `--table FILE --into PAGE` puts the tables."""
 
 
 class Unavailable(Exception):
@@ -306,20 +309,27 @@ def measure(model: Path, rows: Sequence[Row], asked: argparse.Namespace) -> list
     bench.prepare()
     told = facts(bench)
     if asked.json is not None:  # rows of an earlier run that the bars refer to
-        earlier = (
-            row for row in read_lines(asked.json) if all(row.get(k) == told[k] for k in told)
-        )
-        bench.rows = {row["row"]: row for row in earlier}
+        earlier = read_lines(asked.json)
+        same = [row for row in earlier if all(row.get(key) == told[key] for key in told)]
+        bench.rows = {row["row"]: row for row in same}
     for row in rows:
         found = bench.measure(row)
         bench.judge(row)
         print(table([found]).splitlines()[-1], flush=True)
+        _keep({**told, **found}, asked.json)
     for row in rows:  # llama.cpp's may have come after those that are held to it
+        before = bench.rows[row.name].get("missed")
         bench.judge(row)
-        if asked.json is not None:
-            with asked.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**told, **bench.rows[row.name]}) + "\n")
+        if bench.rows[row.name].get("missed") != before:
+            _keep({**told, **bench.rows[row.name]}, asked.json)
     return [bench.rows[row.name] for row in rows]
+
+
+def _keep(row: Mapping[str, Any], path: Path | None) -> None:
+    """Add a line to a file; the last one of a row counts."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -338,6 +348,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--work", type=Path, default=CACHE, help="folder of checkpoints (gigabytes)")
     made.add_argument("--json", type=Path, help="file that gets a line for every row")
     made.add_argument("--table", type=Path, help="print the table of such a file")
+    made.add_argument("--into", type=Path, help="put the table between the marks of this page")
     made.add_argument("--verbose", action="store_true", help="show what a failing row said")
     return made
 
@@ -354,12 +365,39 @@ def newest(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     }
 
 
+def tables(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tables of all models in the lines, each with what its figures hang on."""
+    parts = []
+    for model, rows in newest(lines).items():
+        row = next((one for one in rows if "ppl_reference" in one), rows[0])
+        machines = {one["row"] == LLAMACPP: one["machine"] for one in rows if "machine" in one}
+        told = [
+            f"{model}: {row.get('tokens', 0)} tokens, perplexity of the reference "
+            f"{row.get('ppl_reference', math.nan):.3f}, {row['threads']} thread(s)",
+            f"dovetail on {machines.get(False, 'nothing')}",
+        ]
+        parts.append(f"**{'; '.join(told)}**\n\n{table(rows)}")
+    return "\n\n".join(parts)
+
+
+def put(text: str, page: Path) -> None:
+    """Replace what stands between the marks of a page. Raises: SystemExit where there are none"""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{page} has no line {BEGIN} with {END} below it")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
 def main() -> int:
     """Measure the rows, or print a table."""
     asked = parser().parse_args()
     if asked.table is not None:
-        for model, rows in newest(read_lines(asked.table)).items():
-            print(f"{model}\n\n{table(rows)}\n")
+        text = tables(read_lines(asked.table))
+        if asked.into is None:
+            print(text)
+        else:
+            put(text, asked.into)
         return 0
     if asked.model is None or not asked.model.exists():
         raise SystemExit("name a GGUF file or a folder of safetensors")
@@ -367,8 +405,7 @@ def main() -> int:
     rows = measure(asked.model, chosen(asked), asked)
     print(f"\n{table(rows)}")
     failed = [row["row"] for row in rows if row.get("missed") or "error" in row]
-    absent = asked.llamacpp is None
-    failed = [name for name in failed if not (absent and name.startswith(LLAMACPP))]
+    failed = [name for name in failed if not name.startswith(LLAMACPP)]  # a peer may be absent
     if failed:
         print(f"\nfailed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
