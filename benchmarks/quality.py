@@ -23,6 +23,7 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,8 @@ ROWS = (
 )
 """fp8 as a KV cache type is fp8_e4m3."""
 CALIBRATED = ("gptq", "awq")
+TYPES = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+COMPLETE = ".complete"
 BEGIN, END = "<!-- quality: begin -->", "<!-- quality: end -->"
 """Marks of the place in a page where `--table FILE --into PAGE` puts the tables."""
 
@@ -122,6 +125,7 @@ class Bench:
         self.work = asked.work / f"{self.model.stem}-{self.identity[:12]}"
         self.work.mkdir(parents=True, exist_ok=True)
         self.rows: dict[str, dict[str, Any]] = {}
+        self._quantized: set[str] = set()
 
     def prepare(self) -> None:
         """Have windows and reference, from an earlier run where it had the same text."""
@@ -156,7 +160,8 @@ class Bench:
         beside = self.rows.get(row.beside, {})
         if row.beside and "ppl_more" not in beside:
             return
-        bar["ppl_more"] = bar.get("ppl_more", 1.0) + abs(beside.get("ppl_more", 0.0))
+        if row.beside:
+            bar["ppl_more"] += abs(beside["ppl_more"])
         found["missed"] = failures(found, bar, peer)
 
     def _measure(self, row: Row) -> dict[str, Any]:
@@ -191,31 +196,32 @@ class Bench:
 
     def _peer_python(self) -> str:
         venv = self.asked.llamacpp
-        if venv is None:
-            raise Unavailable(
-                "absent: --llamacpp names a virtual environment with xllamacpp, numpy"
-            )
-        return str(venv / "bin" / "python")
+        python = venv and venv / "bin" / "python"
+        if python is None or not python.exists():
+            raise Unavailable("absent: --llamacpp names a venv with xllamacpp and numpy")
+        return str(python)
 
     def _checkpoint(self, name: str) -> Path:
-        """Return a checkpoint's path; it is made where there is none."""
+        """Return a checkpoint's path; it is made where there is none.
+
+        Weights that transformers wrote are kept for later runs, copies by dovetail's own methods
+        are not: those are measured as today's code makes them.
+        """
         if name == "file":
             return self.model
         path = self.work / name
-        done = path / ".complete"
-        if done.exists():
-            return path
-        if name in ("f32", "bf16", "fp16"):
-            types = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-            job = {"does": "weights", "dtypes": [types[name]], "out": str(self.work)}
+        if name in TYPES and not (path / COMPLETE).exists():
+            job = {"does": "weights", "dtypes": [TYPES[name]], "out": str(self.work)}
             self._child("quality_reference", job)
-        else:
+            (path / COMPLETE).touch()
+        if name not in TYPES and name not in self._quantized:
             self._quantize(name, path)
-        done.touch()
+            self._quantized.add(name)
         return path
 
     def _quantize(self, method: str, out: Path) -> None:
         """Write a quantized copy of the bf16 checkpoint."""
+        shutil.rmtree(out, ignore_errors=True)
         words = ["quantize", str(self._checkpoint("bf16")), "--method", method, "--out", str(out)]
         if method in CALIBRATED:
             from benchmarks.quality_reference import CALIBRATION, topics
