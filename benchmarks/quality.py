@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality MODEL [--rows "NAME;NAME"] [--quick] [--llamacpp VENV]
         [--threads N] [--work FOLDER] [--json FILE.jsonl] [--row "NAME=CHECKPOINT FLAGS"]...
-    python -m benchmarks.quality --table FILE.jsonl
+    python -m benchmarks.quality --table FILE.jsonl [--into PAGE.md]
 
 MODEL is a GGUF file or a folder of safetensors. Four windows of 512 tokens from the pages of
 Python's language reference go through transformers in float32 (a GGUF file dequantized by its own
@@ -19,9 +19,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -102,6 +104,10 @@ ROWS = (
 )
 """fp8 as a KV cache type is fp8_e4m3."""
 CALIBRATED = ("gptq", "awq")
+TYPES = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+COMPLETE = ".complete"
+BEGIN, END = "<!-- quality: begin -->", "<!-- quality: end -->"
+"""Marks of the place in a page where `--table FILE --into PAGE` puts the tables."""
 
 
 class Unavailable(Exception):
@@ -119,6 +125,7 @@ class Bench:
         self.work = asked.work / f"{self.model.stem}-{self.identity[:12]}"
         self.work.mkdir(parents=True, exist_ok=True)
         self.rows: dict[str, dict[str, Any]] = {}
+        self._quantized: set[str] = set()
 
     def prepare(self) -> None:
         """Have windows and reference, from an earlier run where it had the same text."""
@@ -153,7 +160,8 @@ class Bench:
         beside = self.rows.get(row.beside, {})
         if row.beside and "ppl_more" not in beside:
             return
-        bar["ppl_more"] = bar.get("ppl_more", 1.0) + abs(beside.get("ppl_more", 0.0))
+        if row.beside:
+            bar["ppl_more"] += abs(beside["ppl_more"])
         found["missed"] = failures(found, bar, peer)
 
     def _measure(self, row: Row) -> dict[str, Any]:
@@ -188,31 +196,32 @@ class Bench:
 
     def _peer_python(self) -> str:
         venv = self.asked.llamacpp
-        if venv is None:
-            raise Unavailable(
-                "absent: --llamacpp names a virtual environment with xllamacpp, numpy"
-            )
-        return str(venv / "bin" / "python")
+        python = venv and venv / "bin" / "python"
+        if python is None or not python.exists():
+            raise Unavailable("absent: --llamacpp names a venv with xllamacpp and numpy")
+        return str(python)
 
     def _checkpoint(self, name: str) -> Path:
-        """Return a checkpoint's path; it is made where there is none."""
+        """Return a checkpoint's path; it is made where there is none.
+
+        Weights that transformers wrote are kept for later runs, copies by dovetail's own methods
+        are not: those are measured as today's code makes them.
+        """
         if name == "file":
             return self.model
         path = self.work / name
-        done = path / ".complete"
-        if done.exists():
-            return path
-        if name in ("f32", "bf16", "fp16"):
-            types = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-            job = {"does": "weights", "dtypes": [types[name]], "out": str(self.work)}
+        if name in TYPES and not (path / COMPLETE).exists():
+            job = {"does": "weights", "dtypes": [TYPES[name]], "out": str(self.work)}
             self._child("quality_reference", job)
-        else:
+            (path / COMPLETE).touch()
+        if name not in TYPES and name not in self._quantized:
             self._quantize(name, path)
-        done.touch()
+            self._quantized.add(name)
         return path
 
     def _quantize(self, method: str, out: Path) -> None:
         """Write a quantized copy of the bf16 checkpoint."""
+        shutil.rmtree(out, ignore_errors=True)
         words = ["quantize", str(self._checkpoint("bf16")), "--method", method, "--out", str(out)]
         if method in CALIBRATED:
             from benchmarks.quality_reference import CALIBRATION, topics
@@ -306,20 +315,27 @@ def measure(model: Path, rows: Sequence[Row], asked: argparse.Namespace) -> list
     bench.prepare()
     told = facts(bench)
     if asked.json is not None:  # rows of an earlier run that the bars refer to
-        earlier = (
-            row for row in read_lines(asked.json) if all(row.get(k) == told[k] for k in told)
-        )
-        bench.rows = {row["row"]: row for row in earlier}
+        earlier = read_lines(asked.json)
+        same = [row for row in earlier if all(row.get(key) == told[key] for key in told)]
+        bench.rows = {row["row"]: row for row in same}
     for row in rows:
         found = bench.measure(row)
         bench.judge(row)
         print(table([found]).splitlines()[-1], flush=True)
+        _keep({**told, **found}, asked.json)
     for row in rows:  # llama.cpp's may have come after those that are held to it
+        before = bench.rows[row.name].get("missed")
         bench.judge(row)
-        if asked.json is not None:
-            with asked.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**told, **bench.rows[row.name]}) + "\n")
+        if bench.rows[row.name].get("missed") != before:
+            _keep({**told, **bench.rows[row.name]}, asked.json)
     return [bench.rows[row.name] for row in rows]
+
+
+def _keep(row: Mapping[str, Any], path: Path | None) -> None:
+    """Add a line to a file; the last one of a row counts."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -338,6 +354,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--work", type=Path, default=CACHE, help="folder of checkpoints (gigabytes)")
     made.add_argument("--json", type=Path, help="file that gets a line for every row")
     made.add_argument("--table", type=Path, help="print the table of such a file")
+    made.add_argument("--into", type=Path, help="put the table between the marks of this page")
     made.add_argument("--verbose", action="store_true", help="show what a failing row said")
     return made
 
@@ -354,12 +371,39 @@ def newest(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     }
 
 
+def tables(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tables of all models in the lines, each with what its figures hang on."""
+    parts = []
+    for model, rows in newest(lines).items():
+        row = next((one for one in rows if "ppl_reference" in one), rows[0])
+        machines = {one["row"] == LLAMACPP: one["machine"] for one in rows if "machine" in one}
+        told = [
+            f"{model}: {row.get('tokens', 0)} tokens, perplexity of the reference "
+            f"{row.get('ppl_reference', math.nan):.3f}, {row['threads']} thread(s)",
+            f"dovetail on {machines.get(False, 'nothing')}",
+        ]
+        parts.append(f"**{'; '.join(told)}**\n\n{table(rows)}")
+    return "\n\n".join(parts)
+
+
+def put(text: str, page: Path) -> None:
+    """Replace what stands between the marks of a page. Raises: SystemExit where there are none"""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{page} has no line {BEGIN} with {END} below it")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
 def main() -> int:
     """Measure the rows, or print a table."""
     asked = parser().parse_args()
     if asked.table is not None:
-        for model, rows in newest(read_lines(asked.table)).items():
-            print(f"{model}\n\n{table(rows)}\n")
+        text = tables(read_lines(asked.table))
+        if asked.into is None:
+            print(text)
+        else:
+            put(text, asked.into)
         return 0
     if asked.model is None or not asked.model.exists():
         raise SystemExit("name a GGUF file or a folder of safetensors")
@@ -367,8 +411,7 @@ def main() -> int:
     rows = measure(asked.model, chosen(asked), asked)
     print(f"\n{table(rows)}")
     failed = [row["row"] for row in rows if row.get("missed") or "error" in row]
-    absent = asked.llamacpp is None
-    failed = [name for name in failed if not (absent and name.startswith(LLAMACPP))]
+    failed = [name for name in failed if not name.startswith(LLAMACPP)]  # a peer may be absent
     if failed:
         print(f"\nfailed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

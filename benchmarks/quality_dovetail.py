@@ -2,7 +2,7 @@
 
 `python -m benchmarks.quality_dovetail JOB.json` loads a model as `serve` does and reads the logits
 where the engine itself has them: those of prompts as the runner makes logprobs of them, chunk by
-chunk, those of decoding in a logits processor that makes the text's own token the one that is drawn.
+chunk, those of decoding in a logits processor that makes the text's own token the one drawn.
 Scheduler, runner, kernels, KV cache and drafting are the engine's. Knows no other engine.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from benchmarks.quality_figures import Comparison, Reference, figures
+
 from dovetail import LLM
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
@@ -192,6 +192,14 @@ def score_decoding(llm: SteppedLLM, job: dict[str, Any], reference: Reference) -
     return {**told, "tokens_per_step": count * len(job["windows"]) / steps}
 
 
+def _machine() -> str:
+    """Return the instruction set of the native kernels, and the best one of the machine."""
+    from dovetail_kernels.cpu.library import library
+
+    found = library()
+    return "torch" if found is None else f"{found.isa} (the machine has {found.best_isa})"
+
+
 def main() -> int:
     """Measure as the job says; write one JSON object."""
     import torch
@@ -205,7 +213,7 @@ def main() -> int:
     reference = Reference(Path(job["reference"]), job["windows"], job["vocab_size"])
     row |= score_prompts(llm, job, reference)
     row["decoding"] = score_decoding(llm, job, reference)
-    row["machine"] = torch.backends.cpu.get_cpu_capability()
+    row["machine"] = _machine()
     Path(job["out"]).write_text(json.dumps(row), encoding="utf-8")
     llm.close()
     return 0

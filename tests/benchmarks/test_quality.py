@@ -91,6 +91,21 @@ def test_table_and_custom_rows(load: Any) -> None:
     assert len({row.name for row in quality.ROWS}) == len(quality.ROWS)
 
 
+def test_tables_are_put_between_the_marks_of_a_page(load: Any, tmp_path: Path) -> None:
+    quality, page = load("quality"), tmp_path / "page.md"
+    line = {"model": "m.gguf", "threads": 2, "row": "float32", "error": "first"}
+    later = {**line, "error": "later"}
+    page.write_text(f"above\n{quality.BEGIN}\nold\n{quality.END}\nbelow\n")
+    for _ in range(2):
+        quality.put(quality.tables([line, {**line, "row": "file"}, later]), page)
+    text = page.read_text()
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "old" not in text
+    assert text.index("| file |") < text.index("| float32 |") < text.index("later |")
+    assert "m.gguf" in text and "first |\n| float32" in text and text.count("later") == 1
+    with pytest.raises(SystemExit, match="has no line"):
+        quality.put("text", ROOT / "LICENSE")
+
+
 def test_text_is_the_same_prose_for_everybody(load: Any) -> None:
     module = load("quality_reference")
     assert not set(module.TOPICS) & set(module.CALIBRATION)
@@ -98,7 +113,7 @@ def test_text_is_the_same_prose_for_everybody(load: Any) -> None:
 
 
 def test_a_run_on_the_demo_model(tmp_path: Path) -> None:
-    """float32 is the reference over again, in prompts and in decoding; an 8-bit float cache is not."""
+    """float32 is the reference over again, in prompts and in decoding; an 8-bit cache is not."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks.quality", str(DEMO_PATH), "--quick"),

