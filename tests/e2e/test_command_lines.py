@@ -72,8 +72,8 @@ LINES: dict[str, Line] = {
     ),
     "000: media by pairs": Line(
         words="MODEL --limit-mm-per-prompt image=4,video=2",
-        fails="--limit-mm-per-prompt: this engine reads text alone; no model with images, sound or "
-        "video is built yet.",
+        fails="--limit-mm-per-prompt: this engine reads text alone; models with images, sound or "
+        "video are not supported yet.",
     ),
     "000: nothing given twice": Line(
         words="MODEL --quantization None --preemption-mode None --tokenizer-pool-size 0",
@@ -129,7 +129,7 @@ LINES: dict[str, Line] = {
         words="DOVETAIL_SEED= DOVETAIL_MAX_NUM_SEQ=8 --model MODEL",
         gives={"seed": None},
         notes=(
-            "DOVETAIL_MAX_NUM_SEQ is no variable of dovetail's; did you mean "
+            "DOVETAIL_MAX_NUM_SEQ is not a variable of dovetail; did you mean "
             "DOVETAIL_MAX_NUM_SEQS?",
         ),
     ),
@@ -196,7 +196,7 @@ LINES: dict[str, Line] = {
     "001: replicas without a server": Line(
         words="MODEL --data-parallel-size 2 --headless",
         fails="--data-parallel-size: one engine serves the model; several behind one address are "
-        "not built yet.",
+        "not supported yet.",
     ),
     "001: caches that move": Line(
         words="""MODEL --kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_both"}'""",

@@ -282,7 +282,7 @@ def calls_of(found: Any) -> list[dict[str, Any]]:
         ("fails {}", "mcp_tool_execution_error", "no sky"),
         ("slow {}", "http_error", "longer than 0.3 s"),
         ("long {}", "http_error", "longer than 65536 bytes"),
-        ("weather [1]", "mcp_protocol_error", "no JSON object"),
+        ("weather [1]", "mcp_protocol_error", "not a JSON object"),
     ],
 )
 def test_a_tool_that_fails_is_told_to_the_model(

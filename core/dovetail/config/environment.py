@@ -129,7 +129,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     by_stem = {_stem(other): other for other in alike}
     near = difflib.get_close_matches(_stem(name), by_stem, n=1, cutoff=0.6)
     hint = f"; did you mean {by_stem[near[0]]}?" if near else "."
-    return f"{name} is not a variable of dovetail's{hint}"
+    return f"{name} is not a variable of dovetail{hint}"
 
 
 def _stem(name: str) -> str:

@@ -420,7 +420,10 @@ def test_generating_is_what_every_model_is_run_for(fields: dict[str, Any], folde
     [
         ({"runner": "pooling"}, "--runner"),
         ({"convert": "embed"}, "--convert"),
-        ({"task": "embed"}, '--runner: "pooling" is not available: pooling models are not supported'),
+        (
+            {"task": "embed"},
+            '--runner: "pooling" is not available: pooling models are not supported',
+        ),
         ({"pooler_config": {"pooling_type": "MEAN"}}, "--pooler-config"),
         ({"runner": "dance"}, "dance"),
     ],

@@ -61,7 +61,10 @@ FAULTS: dict[str, tuple[Edit, str]] = {
     "another model": (lambda c: c.update(model_type="llama"), "llama model, this one is qwen3"),
     "another type": (lambda c: c["kv_cache"].update(dtype="float8_e5m2"), "float8_e5m2"),
     "no cache": (lambda c: c.pop("kv_cache"), "kv_cache is not an object"),
-    "no ranks": (lambda c: c["kv_cache"].update(scaling_factor=[1]), "scaling_factor is not an object"),
+    "no ranks": (
+        lambda c: c["kv_cache"].update(scaling_factor=[1]),
+        "scaling_factor is not an object",
+    ),
     "two ranks": (lambda c: c["kv_cache"]["scaling_factor"].update({"1": {}}), "ranks 0, 1"),
     "layer missing": (lambda c: c["kv_cache"]["scaling_factor"]["0"].pop("1"), "has 1 layers"),
     "zero": (lambda c: c["kv_cache"]["scaling_factor"]["0"].update({"1": 0}), "layer 1: 0,"),

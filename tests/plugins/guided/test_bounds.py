@@ -243,7 +243,7 @@ def test_a_request_chooses_among_the_servers_backends_alone() -> None:
     spec = spec_of("guidance")
     assert choose_backend(spec, [Pattern("a")], "guidance", "here") == "guidance"
     for wish in ("xgrammar", "outlines", "nothing"):
-        with pytest.raises(RequestError, match="no backend of this server"):
+        with pytest.raises(RequestError, match="no structured-output backend"):
             choose_backend(spec, [Pattern("a")], wish, "here")
 
 
