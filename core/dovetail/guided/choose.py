@@ -44,7 +44,7 @@ def choose_backends(
         raise RequestError(
             "no backend for structured output is installed.",
             where=where,
-            fix='pip install "dovetail-llm[guided]"',
+            fix="run `pip install llguidance` where the server runs.",
             code="unsupported_field",
         )
     wish = asked or spec.backend

@@ -110,6 +110,6 @@ def guide_table(spec: EngineSpec) -> GuideTable:
     if spec.run.guided is None:
         raise RequestError(
             "no backend for structured output is installed.",
-            fix='pip install "dovetail-llm[guided]"',
+            fix="run `pip install llguidance` where the server runs.",
         )
     return GuideTable(spec.run.guided)

@@ -114,7 +114,7 @@ class Server:
             raise RequestError(
                 "no backend for structured output is installed.",
                 where=where,
-                fix='pip install "dovetail-llm[guided]" where the server runs.',
+                fix="run `pip install llguidance` where the server runs.",
                 code="unsupported_field",
             )
 
