@@ -163,7 +163,7 @@ def test_a_missing_package_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError) as caught:
         select_stat_loggers(config)
     assert "--otlp-traces-endpoint" in (caught.value.where or "")
-    assert caught.value.fix == 'run `pip install "dovetail-llm[otel]"`.'
+    assert caught.value.fix == 'run `pip install "dovetail-llm[tracing]"`.'
 
 
 def test_nothing_of_it_is_imported_unless_asked_for() -> None:

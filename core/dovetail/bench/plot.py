@@ -1,4 +1,4 @@
-"""Distributions of a measurement as a PNG, with matplotlib, which the extra `bench` installs."""
+"""Distributions of a measurement as a PNG, with matplotlib, which the extra `plot` installs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_plot(path: str) -> None:
         raise ConfigError(
             "matplotlib, which draws it, is not installed.",
             where="--plot",
-            fix='run `pip install "dovetail-llm[bench]"`.',
+            fix='run `pip install "dovetail-llm[plot]"`.',
         )
     if Path(path).suffix.lower() != ".png":
         raise ConfigError(

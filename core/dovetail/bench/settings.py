@@ -182,7 +182,7 @@ class ReportFlags:
         (), metavar="KEY=VALUE", help="further facts to keep in the result"
     )
     plot: str | None = flag(
-        None, metavar="FILE.png", help="draw the distributions; needs the extra bench"
+        None, metavar="FILE.png", help="draw the distributions; needs the extra plot"
     )
 
 

@@ -137,7 +137,7 @@ def _check(words: Sequence[str], clauses: Sequence[str], *, as_json: bool) -> in
         raise ConfigError(
             "the conformance kit runs on pytest, which is not installed.",
             where="dovetail plugins check",
-            fix='run `pip install "dovetail-llm[testing]"`.',
+            fix='run `pip install "dovetail-llm[plugin-check]"`.',
         ) from error
     from dovetail.testing.check import check
 

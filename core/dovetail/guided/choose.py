@@ -70,7 +70,7 @@ def none_installed(where: str | None = None) -> RequestError:
     return RequestError(
         "no backend for structured output is installed.",
         where=where,
-        fix='run `pip install "dovetail-llm[guided]"` where the server runs.',
+        fix="run `pip install llguidance` where the server runs.",
         code="unsupported_field",
     )
 

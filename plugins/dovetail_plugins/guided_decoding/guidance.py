@@ -43,7 +43,6 @@ class Guidance(GuidedBackend):
         summary="llguidance: JSON schemas, regular expressions, grammars, free text",
         source="https://github.com/guidance-ai/llguidance",
         requires=("llguidance",),
-        extra="guided",
     )
     capabilities = frozenset(
         {"json", "pattern", "grammar", "sequence", "free", "forced", "special", "blanks"}

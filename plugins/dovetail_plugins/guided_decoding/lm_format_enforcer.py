@@ -41,7 +41,7 @@ class LmFormatEnforcer(GuidedBackend):
         summary="lm-format-enforcer: JSON schemas, regular expressions, free text",
         source="https://github.com/noamgat/lm-format-enforcer",
         requires=("lmformatenforcer",),
-        extra="guided",
+        extra="structured-output",
     )
     capabilities = frozenset({"json", "pattern", "sequence", "free", "blanks"})
     keywords = json_grammar.KEYWORDS

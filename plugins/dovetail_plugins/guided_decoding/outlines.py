@@ -41,7 +41,7 @@ class Outlines(GuidedBackend):
         summary="outlines-core: JSON schemas without recursion, regular expressions",
         source="https://github.com/dottxt-ai/outlines-core",
         requires=("outlines_core",),
-        extra="guided",
+        extra="structured-output",
     )
     capabilities = frozenset({"json", "pattern", "sequence", "blanks"})
     auto_rank = 1

@@ -26,7 +26,7 @@ class Fastsafetensors(LoadFormat):
         summary="safetensors files copied whole by several threads",
         source="https://github.com/foundation-model-stack/fastsafetensors",
         requires=("fastsafetensors",),
-        extra="stream",
+        extra="load-formats",
     )
 
     @classmethod

@@ -64,7 +64,7 @@ class RunaiStreamer(LoadFormat):
         summary="safetensors files read by many threads",
         source=SOURCE,
         requires=("runai_model_streamer",),
-        extra="stream",
+        extra="load-formats",
     )
     Options = StreamOptions
 
@@ -93,7 +93,7 @@ class RunaiStreamerSharded(ShardedState):
         summary="sharded_state files read by many threads",
         source=SOURCE,
         requires=("runai_model_streamer",),
-        extra="stream",
+        extra="load-formats",
     )
     capabilities = frozenset({"divided", "writes"})
     Options = ShardedStreamOptions

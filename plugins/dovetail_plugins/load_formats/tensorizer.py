@@ -113,6 +113,6 @@ class Tensorizer(LoadFormat):
             raise UnavailablePlugin(
                 "the tensorizer package is not installed",
                 where="--to tensorizer",
-                fix='run `pip install "dovetail-llm[tensorizer]"`.',
+                fix='run `pip install "dovetail-llm[load-formats]"`.',
             ) from error
         return write_file(Path(folder) / FILE, tensors)

@@ -30,7 +30,7 @@ class OtlpTraces(StatLogger):
         summary="OpenTelemetry spans of every request, sent by OTLP over HTTP",
         source="https://opentelemetry.io/docs/specs/semconv/gen-ai/",
         requires=("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-        extra="otel",
+        extra="tracing",
     )
     capabilities = frozenset({"offline"})
     Options = _Options

@@ -63,4 +63,4 @@ def test_check_without_pytest(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pytest", None)
     assert main(["plugins", "check", f"{KIND}:good"]) == 2
-    assert 'pip install "dovetail-llm[testing]"' in capsys.readouterr().err
+    assert 'pip install "dovetail-llm[plugin-check]"' in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_options_are_checked_before_anything_is_loaded() -> None:
 def test_an_absent_package_is_told_with_the_command() -> None:
     for plugin in (RunaiStreamer, Fastsafetensors):
         reason = plugin.unavailable_reason()
-        assert reason is None or 'pip install "dovetail-llm[stream]"' in reason
+        assert reason is None or 'pip install "dovetail-llm[load-formats]"' in reason
 
 
 def test_fastsafetensors(folder: Path) -> None:
