@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from benchmarks.quality_figures import Comparison, Reference, figures
 
+from benchmarks.quality_figures import Comparison, Reference, figures
 from dovetail import LLM
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.quality_figures import Comparison, Reference, figures
 
 CONTEXT = 1024
