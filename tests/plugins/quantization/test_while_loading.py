@@ -102,8 +102,8 @@ def differences(
         ("int4", {"activations": "int16"}, r"quantization\.activations: 'int16' is not possible"),
         (
             "int8",
-            {"group": 32},
-            r"quantization\.group: there is no such option\. Fix: it has activations, skip",
+            {"symmetric": False},
+            r"quantization\.symmetric: there is no such option\. Fix: it has activations, group, skip",
         ),
         ("int9", {}, r"--quantization"),
     ],
