@@ -51,7 +51,11 @@ class ToolParser(Plugin):
 
     @abstractmethod
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls in one region, markers excluded. Raises: MalformedToolCall."""
+        """Return the calls in one region, markers excluded. Raises: MalformedToolCall.
+
+        A call among others whose arguments are not a JSON object is never passed on as one: with
+        `text` it comes out as that text.
+        """
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls that the beginning of a region is sure to hold; arguments may be cut.
@@ -59,9 +63,15 @@ class ToolParser(Plugin):
         A longer body must give the same calls, names unchanged, arguments only longer, perhaps
         more calls; and so must `parse`, if the whole body is well formed. If it is not, what this
         says of the whole body stands. The default waits for the end of the region.
+        Core passes on short arguments when they are whole and long ones as they grow.
         Raises: MalformedToolCall when no text that follows can make it a call.
         """
         return []
+
+    def close(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls of a region that has ended within a value, as no end marker behind its
+        first one made it whole. The default knows none. Raises: MalformedToolCall"""
+        raise MalformedToolCall("the region is not whole")
 
     def region_end(self, body: str) -> int | None:
         """Return where a region that no marker ends is over by its own syntax (a list is closed,

@@ -14,7 +14,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.syntax.json_calls import object_at, schema_of
-from dovetail.syntax.json_text import value_end
+from dovetail.syntax.json_text import check
 from dovetail.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers._harmony import CALL, HEAD, LAYOUT, MESSAGE, START, TO
 
@@ -78,7 +78,7 @@ class OpenAi(ToolParser):
         """Return the call as far as it is written. Raises: MalformedToolCall"""
         head = HEAD.match(body)
         if head is not None:
-            arguments = body[head.end() : value_end(body, head.end())]
+            arguments = body[head.end() : check(body, head.end()).end]
             return [ToolCall(name=head["name"], arguments=arguments)]
         at = body.find(MESSAGE, 0, MAX_HEAD_CHARS)
         is_over = bool(body[at + len(MESSAGE) :].strip()) if at >= 0 else len(body) > MAX_HEAD_CHARS
@@ -89,7 +89,7 @@ class OpenAi(ToolParser):
     def region_end(self, body: str) -> int | None:
         """Return where the arguments are over."""
         head = HEAD.match(body)
-        return value_end(body, head.end()) if head else None
+        return check(body, head.end()).over if head else None
 
     def form(self, tool: Tool) -> Form:
         """Return the text of one call; <|call|> would be the answer's end."""

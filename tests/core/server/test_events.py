@@ -141,7 +141,7 @@ class Dotted(NameAndJson):
     [
         ("a @f. b @g.", ("ab", "", [("f", "{}"), ("g", "{}")])),
         ("a @f", ("a", "", [("f", "{}")])),
-        ("a @f1. b @g. and much more text", ("a @f1. b @g. and much more text", "", [])),
+        ("a @f1. b @g. and much more text", ("a @f1. band much more text", "", [("g", "{}")])),
         ("@f.<end> @g.<en", ("<en", "", [("f", "{}"), ("g", "{}")])),
         ("@1<end>23456789012345678901234567890<end>", ("@123456789012345678901234567890", "", [])),
     ],

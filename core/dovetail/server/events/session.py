@@ -9,19 +9,25 @@ strings are looked for in content alone; what follows one is not read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.engine.stop import StopMatcher
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
+from dovetail.server.events.held import HeldCall
 from dovetail.server.events.matcher import find_first, partial_length
-from dovetail.server.events.region import Region
+from dovetail.server.events.region import Mark, Region, is_whole
 from dovetail.server.events.types import ContentDelta, Event, ReasoningDelta
 
 FEED_CHARS = 4096
 """Longer text is read in parts of this size: text that waits is copied at every marker."""
 MAX_REGION_ENDS = 8
 """How many end markers may stand inside one call's strings before the region is given up."""
+MAX_GIVEN_UP = 64
+"""After so many regions that are no call, the rest of an answer is content: every one is read again
+behind its marker."""
+MAX_TRIALS = 16
+"""How many markers of calls in open thinking are tried as its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,11 @@ class Session:
         self._stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
         self._may_stop = True
         self._is_cut = False
+        self._num_given_up = 0
+        self._held: HeldCall | None = None
+        self._trial: Session | None = None
+        self._num_trials = 0
+        self._is_closed_ahead = False
 
     @property
     def matched(self) -> str | None:
@@ -78,7 +89,12 @@ class Session:
     @property
     def is_reasoning(self) -> bool:
         """Return whether the text so far ends inside a reasoning region."""
-        return self._phase == "reasoning"
+        return self._phase in ("reasoning", "held")
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether it is open if the text so far is reasoning or a call."""
+        return self._phase == "held"
 
     def feed(self, text: str, *, may_stop: bool = True) -> list[Event]:
         """Return the events that this text completes. Mutates: self
@@ -114,8 +130,8 @@ class Session:
                 more = self._step_region(is_final)
             elif self._phase == "reasoning":
                 more = self._step_reasoning(is_final)
-            elif self._phase == "verbatim":
-                more = self._step_verbatim(is_final)
+            elif self._phase == "held":
+                more = self._step_held(is_final)
             else:
                 more = self._step_content(is_final)
         return self._take()
@@ -158,16 +174,16 @@ class Session:
             self._open_reasoning(marker)
         return True
 
-    def _step_verbatim(self, is_final: bool) -> bool:
-        found = self._next_marker(self._layout, is_final)
-        if found is not None:
-            self._say(found[0])
-        return found is not None
-
     def _open_region(self, markers: Markers) -> None:
         parser = self.plan.tool_parser
         assert parser is not None
-        self._region = Region(markers, id_prefix=parser.id_prefix, id_digits=parser.id_digits)
+        others = [m.start for m in parser.markers if not (m.opens_answer or m.is_body)]
+        self._region = Region(
+            markers,
+            others=(*others, markers.start),
+            id_prefix=parser.id_prefix,
+            id_digits=parser.id_digits,
+        )
         self._phase = "region"
 
     def _open_reasoning(self, marker: str) -> None:
@@ -182,17 +198,68 @@ class Session:
     def _step_reasoning(self, is_final: bool) -> bool:
         assert self.plan.reasoning is not None
         markers = self.plan.reasoning
-        found = self._next_marker((markers.end, markers.start, *self._layout), is_final)
+        starts = self._calls_that_end_it(markers)
+        found = self._next_marker((markers.end, markers.start, *starts, *self._layout), is_final)
         if found is None:
             return False
         before, marker = found
         self._say(before)
         if marker == markers.end:
             self._phase = "content"
+            self._is_closed_ahead = False
             self._leave()
+        elif marker in starts:
+            self._hold(marker)
         elif marker == markers.start and self._has_said:
             self._say(marker)
         return True
+
+    def _calls_that_end_it(self, markers: Markers) -> tuple[str, ...]:
+        """Return the markers of calls that may end thinking which is not closed ahead."""
+        is_open = markers.ends_with_call and not self._is_closed_ahead
+        if not is_open or self._num_trials >= MAX_TRIALS:
+            return ()
+        found = [region.start for region in self._regions if not region.opens_answer]
+        return tuple(start for start in found if start not in (markers.end, markers.start))
+
+    def _hold(self, marker: str) -> None:
+        """Hold back what opens like a call: whether it is one shows when the thinking is closed, or
+        never is."""
+        assert self.plan.reasoning is not None
+        self._phase = "held"
+        self._num_trials += 1
+        self._held = HeldCall(self.plan.reasoning.end, {tool.name for tool in self.plan.tools})
+        self._trial = Session(replace(self.plan, reasoning=None, stops=()))
+        self._pending = marker + self._pending
+
+    def _step_held(self, is_final: bool) -> bool:
+        held, trial = self._held, self._trial
+        assert held is not None
+        assert trial is not None
+        text, self._pending = self._pending, ""
+        is_closed = held.read(text)
+        if not is_closed and held.is_call is None:
+            held.judge(trial.feed(text))
+            held.judge(trial.finish(is_cut=self._is_cut) if is_final else ())
+        is_none = held.is_call is False or (is_final and not held.is_call)
+        if not (is_closed or is_none or is_final):
+            return False
+        self._pending, self._held, self._trial = held.whole(), None, None
+        self._phase = "reasoning"
+        self._is_closed_ahead = is_closed
+        if is_none and not is_closed:
+            start = self._first_of(self._pending)
+            self._say(start)
+            self._pending = self._pending[len(start) :]
+        elif not is_closed:
+            self._phase = "content"
+            self._leave()
+        return True
+
+    def _first_of(self, text: str) -> str:
+        """Return the longest marker of a call with which a text begins."""
+        starts = [region.start for region in self._regions if text.startswith(region.start)]
+        return max(starts, key=len)
 
     def _leave(self) -> None:
         """Pass from one region to the next: blanks on both sides are layout."""
@@ -219,7 +286,7 @@ class Session:
     def _is_settled(self) -> bool:
         """Return whether nothing but content can follow: then blanks wait for nothing."""
         if self._phase != "content" or not self._has_said:
-            return self._phase == "verbatim"
+            return False
         reasoning = self.plan.reasoning
         can_think = reasoning is not None and reasoning.may_reopen
         return not can_think and all(region.opens_answer for region in self._regions)
@@ -243,43 +310,52 @@ class Session:
         region = self._region
         assert region is not None
         text, self._pending = self._pending, ""
-        rest = region.read(text)
-        if rest is None and not is_final:
+        mark = region.read(text, is_final=is_final)
+        if mark is None and not is_final:
             return self._look(region)
-        if rest is None:
+        if mark is None:
             return self._end_unmarked(region, self._syntax_end(region, region.whole()))
+        if mark.opens:
+            return self._end_implied(region, mark)
         body = region.body()
         calls, can_grow = self._parse(body)
         if calls is None and can_grow and region.num_ends < MAX_REGION_ENDS:
-            region.go_on()
-            self._pending = rest
+            self._pending = mark.rest
             return True
-        self._close_region(region, calls or self._begun(body), rest)
-        return bool(self._pending)
+        return self._close_region(region, calls, body, mark.rest)
+
+    def _end_implied(self, region: Region, mark: Mark) -> bool:
+        """Close a region whose calls are over, but for their end, where another one opens."""
+        body = region.body()
+        calls, can_grow = self._parse(body)
+        begun = self._begun(body) or []
+        if calls is None and not can_grow and all(map(is_whole, begun)):
+            calls = begun
+        if not calls or not _only_closes(calls, begun):
+            self._pending = mark.rest
+            return True
+        return self._close_region(region, calls, body, mark.text + mark.rest)
+
+    def _end_unmarked(self, region: Region, at: int | None) -> bool:
+        """Close a region that no marker ended: at this place of its body, or with the text."""
+        rest = "" if at is None else region.cut(at)
+        body = region.whole()
+        is_cut = self._is_cut and at is None
+        calls = None if is_cut else self._parse(body)[0]
+        if calls is not None or is_cut or region.num_ends == 0:
+            may_be_cut = calls is None and at is None
+            return self._close_region(region, calls, body, rest, may_be_cut=may_be_cut)
+        self._tell(region, self._begun(body) or [])
+        if not region.has_told:
+            body, behind = region.at_first_end()
+            calls = self._closed(body)
+            rest = behind if calls else ""
+        return self._close_region(region, calls, body, rest)
 
     def _syntax_end(self, region: Region, body: str) -> int | None:
         """Return where a region without an end marker is over, or None."""
         assert self.plan.tool_parser is not None
         return None if region.markers.end else self.plan.tool_parser.region_end(body)
-
-    def _end_unmarked(self, region: Region, at: int | None) -> bool:
-        """Close a region that no marker ended: at this place of its body, or with the text."""
-        rest = "" if at is None else region.cut(at)
-        is_open = self._is_cut and at is None
-        calls = None if is_open else self._parse(region.whole())[0]
-        calls = calls or self._begun(region.whole())
-        if region.markers.end or calls or region.has_told:
-            self._close_region(region, calls, rest)
-        else:
-            self._give_up(region, rest)
-        return bool(self._pending)
-
-    def _give_up(self, region: Region, rest: str) -> None:
-        """Let a region pass as plain text, and all that follows it: where no end is waited for,
-        nothing that follows can make it a call."""
-        self._phase, self._region = "verbatim", None
-        text, _ = region.split_at_first_end("")
-        self._pending = text + rest
 
     def _look(self, region: Region) -> bool:
         """Pass on what has grown of the region's calls, or give it up as plain text."""
@@ -292,10 +368,42 @@ class Session:
         calls = self._begun(body)
         if calls is not None:
             self._tell(region, calls)
-        elif not region.markers.end and not region.has_told:
-            self._give_up(region, "")
-            return True
+        elif not region.has_told:
+            return self._give_up(region, "")
         return False
+
+    def _close_region(
+        self,
+        region: Region,
+        calls: list[ToolCall] | None,
+        body: str,
+        rest: str,
+        *,
+        may_be_cut: bool = False,
+    ) -> bool:
+        """Pass on the region's calls, or those that its body begins with, and as content what the
+        parser says is none; give the region up where there is neither."""
+        found = calls or self._begun(body) or []
+        self._tell(region, found, may_be_cut=may_be_cut)
+        untold = region.untold(found)
+        if not region.has_told and not (calls and untold):
+            return self._give_up(region, rest)
+        self._phase, self._region = "content", None
+        self._leave()
+        if untold:
+            self._say(_without(untold, self._layout))
+        self._pending = rest
+        return bool(self._pending)
+
+    def _give_up(self, region: Region, rest: str) -> bool:
+        """Let a region's opening marker pass as plain text, and read on behind it."""
+        self._phase, self._region = "content", None
+        self._num_given_up += 1
+        self._say(region.markers.start)
+        self._pending = region.unread() + rest
+        if self._num_given_up >= MAX_GIVEN_UP:
+            self._regions = ()
+        return bool(self._pending)
 
     def _parse(self, body: str) -> tuple[list[ToolCall] | None, bool]:
         """Return (calls or None, whether more text could make the body a call)."""
@@ -307,6 +415,14 @@ class Session:
         except MalformedToolCall:
             return None, False
 
+    def _closed(self, body: str) -> list[ToolCall] | None:
+        """Return the calls of a body that is over within a value, or None."""
+        assert self.plan.tool_parser is not None
+        try:
+            return self.plan.tool_parser.close(body, self.plan.tools)
+        except MalformedToolCall:
+            return None
+
     def _begun(self, body: str) -> list[ToolCall] | None:
         """Return the calls that a body begins with, or None when it can be none."""
         assert self.plan.tool_parser is not None
@@ -317,24 +433,23 @@ class Session:
         except MalformedToolCall:
             return None
 
-    def _close_region(self, region: Region, calls: list[ToolCall] | None, rest: str) -> None:
-        self._phase, self._region = "content", None
-        if not calls and not region.has_told:
-            text, self._pending = region.split_at_first_end(rest)
-            self._say(_without(text, self._layout))
-            return
-        self._tell(region, calls or [])
-        self._leave()
-        self._pending = rest
-
-    def _tell(self, region: Region, calls: list[ToolCall]) -> None:
+    def _tell(self, region: Region, calls: list[ToolCall], *, may_be_cut: bool = False) -> None:
         before = self.num_calls - region.num_told
-        if calls:
+        told = region.tell(calls, before, self.plan.max_calls, may_be_cut=may_be_cut)
+        if told:
             self._say_held()
-        self._events += region.tell(calls, before, self.plan.max_calls)
+        self._events += told
         self.num_calls = before + region.num_told
         if region.has_told:
             self._blank = []
+
+
+def _only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
+    """Return whether calls say no more than what was sure before they were taken as whole."""
+    sure = [call.arguments for call in begun] + ["{"] * (len(calls) - len(begun))
+    return all(
+        call.arguments in (before, before + "}") for call, before in zip(calls, sure, strict=False)
+    )
 
 
 def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
