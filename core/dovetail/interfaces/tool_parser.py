@@ -6,6 +6,7 @@ streaming, so a parser cannot depend on how the text was cut.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -27,10 +28,11 @@ class UnfinishedToolCall(MalformedToolCall):
 class ToolParser(Plugin):
     """Immutable and shared by all requests.
 
-    `layout` are texts around regions that are never content (a turn's header, say). `inner` are
-    texts within regions that `parse` needs to see even where they are special tokens. Ids of calls
-    that the model did not name are `id_prefix` and `id_digits` hexadecimal digits: some templates
-    take only ids of one length.
+    `layout` are texts around regions that are never content (a turn's header, say), `heads` such
+    texts at the beginning of regions that turn out to be content. `inner` are texts within regions
+    that `parse` needs to see even where they are special tokens. Ids of calls that the model did
+    not name are `id_prefix` and `id_digits` hexadecimal digits: some templates take only ids of one
+    length.
     """
 
     interface_version: ClassVar[int] = 1
@@ -41,6 +43,7 @@ class ToolParser(Plugin):
     }
     markers: ClassVar[tuple[Markers, ...]]
     layout: ClassVar[tuple[str, ...]] = ()
+    heads: ClassVar[re.Pattern[str] | None] = None
     inner: ClassVar[tuple[str, ...]] = ()
     id_prefix: ClassVar[str] = "call_"
     id_digits: ClassVar[int] = 24
@@ -54,7 +57,7 @@ class ToolParser(Plugin):
         """Return the calls in one region, markers excluded. Raises: MalformedToolCall.
 
         A call among others whose arguments are not a JSON object is never passed on as one: with
-        `text` it comes out as that text.
+        `text` it comes out as that text. A call without a name is text that opens like one.
         """
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:

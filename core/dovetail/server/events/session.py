@@ -341,7 +341,9 @@ class Session:
         rest = "" if at is None else region.cut(at)
         body = region.whole()
         is_cut = self._is_cut and at is None
-        calls = None if is_cut else self._parse(body)[0]
+        calls = self._parse(body)[0]
+        if is_cut and any(call.name for call in calls or ()):
+            calls = None
         if calls is not None or is_cut or region.num_ends == 0:
             may_be_cut = calls is None and at is None
             return self._close_region(region, calls, body, rest, may_be_cut=may_be_cut)

@@ -105,7 +105,7 @@ def parsed(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolC
 
 def said(parser: ToolParser, text: str) -> str:
     """Return what of a text must come out, if none of it is a call."""
-    return letters(text, parser.layout)
+    return letters(parser.heads.sub("", text) if parser.heads else text, parser.layout)
 
 
 def grows(before: list[ToolCall], now: list[ToolCall]) -> bool:
