@@ -15,6 +15,7 @@ from dovetail.interfaces.form import Form, Json, sequence
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_text import Member, check, loads, members, skip_blanks
+from dovetail.syntax.type_words import with_json_types
 
 EMPTY = "{}"
 BLANKS = " \t\r\n"
@@ -162,8 +163,9 @@ class JsonCalls:
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments: an object, whatever the client left out."""
-    return {"type": "object", **tool.parameters}
+    """Return the schema of a tool's arguments: an object, whatever the client left out, in JSON's
+    types."""
+    return {"type": "object", **with_json_types(tool.parameters)}
 
 
 def object_at(text: str, at: int = 0) -> str:

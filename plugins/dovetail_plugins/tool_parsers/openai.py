@@ -59,8 +59,8 @@ class OpenAi(ToolParser):
         ),
         Sample(
             text=f"<|channel|>commentary{MESSAGE}I look it up.<|end|><|start|>assistant {TO}"
-            f"functions.now<|channel|>commentary json{MESSAGE}{{}}{CALL}<|start|>assistant{START}my.find"
-            f'{MESSAGE}{{"q": "\\"{CALL}\\" \\u00e9 ☃"}}',
+            f"functions.now<|channel|>commentary json{MESSAGE}{{}}{CALL}<|start|>assistant{START}"
+            f'my.find{MESSAGE}{{"q": "\\"{CALL}\\" \\u00e9 ☃"}}',
             content="I look it up.",
             calls=(
                 ToolCall(name="now", arguments="{}"),
