@@ -13,6 +13,7 @@ class Markers:
     `opens_answer`: it counts only where an answer begins, as for syntaxes that have no tag of
     their own. `is_body`: the opening text belongs to the region's body (the "[" of a list, say).
     `may_reopen`: thinking may also open behind content, as its opening text is no word of content.
+    `stays`: the opening text of a region is content as well (the end of thinking, say).
     `ends_with_call`: thinking that is never closed ends where a call opens.
     """
 
@@ -21,6 +22,7 @@ class Markers:
     opens_answer: bool = False
     is_body: bool = False
     may_reopen: bool = False
+    stays: bool = False
     ends_with_call: bool = False
 
 

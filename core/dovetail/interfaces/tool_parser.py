@@ -76,6 +76,14 @@ class ToolParser(Plugin):
         first one made it whole. The default knows none. Raises: MalformedToolCall"""
         raise MalformedToolCall("the region is not whole")
 
+    def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls of these tools that an answer is which has no marker, and is nothing but
+        calls. The default knows none.
+
+        Raises: MalformedToolCall, UnfinishedToolCall when the text is the beginning of such.
+        """
+        raise MalformedToolCall("there is no call without its marker")
+
     def region_end(self, body: str) -> int | None:
         """Return where a region that no marker ends is over by its own syntax (a list is closed,
         say), or None while more of it may follow. A longer body must give the same place.

@@ -8,12 +8,13 @@ a beginning stays true of every longer text, also where that text goes wrong lat
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.form import Form, Json, sequence
 from dovetail.interfaces.text import Tool, ToolCall
-from dovetail.interfaces.tool_parser import MalformedToolCall
+from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import Member, check, loads, members, skip_blanks
 from dovetail.syntax.type_words import with_json_types
 
@@ -160,6 +161,35 @@ class JsonCalls:
             if name and arguments:
                 break
         return name, arguments
+
+
+BARE = JsonCalls(is_name_enough=False, others=("type", "id"), dividers=",;")
+"""Calls that a model writes in no syntax but JSON."""
+
+
+def bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """Return the calls of these tools that a text is, and nothing else.
+
+    Raises: MalformedToolCall, UnfinishedToolCall when the text is the beginning of such.
+    """
+    names = {tool.name for tool in tools}
+    try:
+        calls, is_whole = BARE.parse(text), True
+    except MalformedToolCall:
+        calls, is_whole = BARE.so_far(text), False
+        if _is_over(text):
+            raise
+    if any(call.name not in names for call in calls):
+        raise MalformedToolCall("no such tool was offered")
+    if not is_whole:
+        raise UnfinishedToolCall("the calls are not whole")
+    return calls
+
+
+def _is_over(text: str) -> bool:
+    """Return whether a text goes on behind its calls, or goes wrong in them."""
+    end = BARE.end(text)
+    return end is not None and bool(text[end:].strip(BLANKS))
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:

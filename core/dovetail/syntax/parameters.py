@@ -169,13 +169,18 @@ def as_json(text: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON text of a parameter that a model wrote without saying its type.
 
     A string stays text. Else JSON keeps the model's bytes, where the schema allows its type;
-    constants and lists may be Python's; what is none of these is text.
+    constants and lists may be Python's, and JSON that is no string may be written as one, with or
+    without its quotes; what is none of these is text.
     """
     allowed = kinds(schema)
     written = text.strip()
     if allowed == TEXT:
         return quoted(text)
     for made in (written, CONSTANTS.get(written.lower()), _from_python(written)):
+        if made is not None and _fits(made, allowed):
+            return made
+    if allowed is not None and "string" not in allowed:
+        made = _unescaped(written)
         if made is not None and _fits(made, allowed):
             return made
     return quoted(text)
@@ -186,6 +191,15 @@ def _fits(text: str, allowed: frozenset[str] | None) -> bool:
         return _is_allowed(kind_of(loads(text)), allowed)
     except MalformedToolCall:
         return False
+
+
+def _unescaped(text: str) -> str | None:
+    """Return what a text stands for that is written like a JSON string or its inside."""
+    try:
+        made = loads(text if text[:1] == '"' else f'"{text}"')
+    except MalformedToolCall:
+        return None
+    return made.strip() if isinstance(made, str) else None
 
 
 def _from_python(text: str) -> str | None:

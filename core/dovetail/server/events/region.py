@@ -98,6 +98,8 @@ class Region:
             return None
         marker = sought[found.which]
         cut = found.start + len(marker) - len(self._tail)
+        if cut < 0:  # A longer marker was waited for, which did not come.
+            text, cut = self.cut(self._num_chars + cut) + text, 0
         self._add(text[:cut])
         self._tail = ""
         self._num_marked = len(marker)

@@ -2,9 +2,8 @@
 
 Reasoning and tool parsers only say their markers and parse one finished region; this file finds
 the regions. What the events come to is a function of the joined text alone. Blanks beside a region
-are layout and are dropped; no other text is lost: a region that is no call comes out as content. A
-call that has begun is passed on as it grows, and stays one even if its text ends badly. Stop
-strings are looked for in content alone; what follows one is not read.
+are layout; no other text is lost: a region that is no call comes out as content. Stop strings are
+looked for in content alone; what follows one is not read.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ from dataclasses import dataclass, replace
 from dovetail.engine.stop import StopMatcher
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
+from dovetail.server.events.bare import OPENINGS, BareAnswer, knows_bare
 from dovetail.server.events.held import HeldCall
 from dovetail.server.events.matcher import find_first, partial_length
 from dovetail.server.events.region import Mark, Region, is_whole
-from dovetail.server.events.types import ContentDelta, Event, ReasoningDelta
+from dovetail.server.events.speech import Speech
+from dovetail.server.events.types import ContentDelta, Event
 
 FEED_CHARS = 4096
 """Longer text is read in parts of this size: text that waits is copied at every marker."""
@@ -37,7 +38,8 @@ class SessionPlan:
     `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
     of the chat format that are no content but may stand in a call's strings. `max_calls` None is
     unbounded. `is_forced_call`: the request named the tool to call. `stops` are the stop strings,
-    which count from the token `min_tokens` on.
+    which count from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls
+    without their markers, as far as the parser knows such, is calls.
     """
 
     reasoning: Markers | None = None
@@ -50,6 +52,7 @@ class SessionPlan:
     stops: tuple[str, ...] = ()
     includes_stop: bool = False
     min_tokens: int = 0
+    reads_bare: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -67,13 +70,11 @@ class Session:
         self._layout = _longest_first(plan.layout)
         self._phase = "reasoning" if plan.reasoning and plan.starts_inside else "content"
         self._pending = ""
-        self._blank: list[str] = []
-        self._has_said = False
-        self._skips_blank = self._phase == "reasoning"
+        stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
+        self._speech = Speech(stops, is_reasoning=self._phase == "reasoning")
         self._region: Region | None = None
-        self._events: list[Event] = []
-        self._stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
-        self._may_stop = True
+        self._bare: BareAnswer | None = None
+        self._may_be_bare = plan.reads_bare and knows_bare(plan.tool_parser, plan.tools)
         self._is_cut = False
         self._num_given_up = 0
         self._held: HeldCall | None = None
@@ -84,7 +85,7 @@ class Session:
     @property
     def matched(self) -> str | None:
         """Return the stop string that ended the content, or None."""
-        return self._stops.matched
+        return self._speech.stops.matched
 
     @property
     def is_reasoning(self) -> bool:
@@ -103,7 +104,7 @@ class Session:
         """
         if self.plan.is_plain:
             return [ContentDelta(text=text)] if text else []
-        self._may_stop = may_stop
+        self._speech.may_stop = may_stop
         events: list[Event] = []
         for start in range(0, len(text), FEED_CHARS):
             self._pending += text[start : start + FEED_CHARS]
@@ -117,11 +118,8 @@ class Session:
         """
         self._is_cut = is_cut
         events = self._run(is_final=True)
-        if self._blank:
-            self._emit("".join(self._blank))
-            self._blank = []
-        self._say_held()
-        return events + self._take()
+        self._speech.finish()
+        return events + self._speech.take()
 
     def _run(self, *, is_final: bool) -> list[Event]:
         more = True
@@ -132,13 +130,11 @@ class Session:
                 more = self._step_reasoning(is_final)
             elif self._phase == "held":
                 more = self._step_held(is_final)
+            elif self._phase == "bare":
+                more = self._step_bare(is_final)
             else:
                 more = self._step_content(is_final)
-        return self._take()
-
-    def _take(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
+        return self._speech.take()
 
     def _next_marker(self, markers: tuple[str, ...], is_final: bool) -> tuple[str, str] | None:
         """Return (text before, marker) and cut both from the pending text, or None after saying
@@ -156,9 +152,14 @@ class Session:
         return before, marker
 
     def _step_content(self, is_final: bool) -> bool:
+        if self._opens_bare():
+            assert self.plan.tool_parser is not None
+            self._phase = "bare"
+            self._bare = BareAnswer(self.plan.tool_parser, self.plan.tools)
+            return True
         reasoning = self.plan.reasoning
         opening = (reasoning.start,) if reasoning else ()
-        regions = [r for r in self._regions if not (r.opens_answer and self._has_said)]
+        regions = [r for r in self._regions if not (r.opens_answer and self._speech.has_said)]
         starts = tuple(region.start for region in regions)
         found = self._next_marker((*starts, *opening, *self._layout), is_final)
         if found is None:
@@ -166,7 +167,7 @@ class Session:
         before, marker = found
         self._say(before)
         which = starts.index(marker) if marker in starts else -1
-        if which >= 0 and regions[which].opens_answer and self._has_said:
+        if which >= 0 and regions[which].opens_answer and self._speech.has_said:
             self._say(marker)
         elif which >= 0:
             self._open_region(regions[which])
@@ -175,25 +176,29 @@ class Session:
         return True
 
     def _open_region(self, markers: Markers) -> None:
+        if markers.stays:
+            self._say(markers.start)
+        self._region = self._region_of(markers)
+        self._phase = "region"
+
+    def _region_of(self, markers: Markers) -> Region:
         parser = self.plan.tool_parser
         assert parser is not None
         others = [m.start for m in parser.markers if not (m.opens_answer or m.is_body)]
-        self._region = Region(
+        return Region(
             markers,
             others=(*others, markers.start),
             id_prefix=parser.id_prefix,
             id_digits=parser.id_digits,
         )
-        self._phase = "region"
 
     def _open_reasoning(self, marker: str) -> None:
         reasoning = self.plan.reasoning
-        if self._has_said and not (reasoning and reasoning.may_reopen):
+        if self._speech.has_said and not (reasoning and reasoning.may_reopen):
             self._say(marker)
             return
-        self._say_held()
-        self._phase = "reasoning"
-        self._leave()
+        self._speech.say_held()
+        self._leave("reasoning")
 
     def _step_reasoning(self, is_final: bool) -> bool:
         assert self.plan.reasoning is not None
@@ -205,12 +210,11 @@ class Session:
         before, marker = found
         self._say(before)
         if marker == markers.end:
-            self._phase = "content"
             self._is_closed_ahead = False
-            self._leave()
+            self._leave("content")
         elif marker in starts:
             self._hold(marker)
-        elif marker == markers.start and self._has_said:
+        elif marker == markers.start and self._speech.has_said:
             self._say(marker)
         return True
 
@@ -229,7 +233,7 @@ class Session:
         self._phase = "held"
         self._num_trials += 1
         self._held = HeldCall(self.plan.reasoning.end, {tool.name for tool in self.plan.tools})
-        self._trial = Session(replace(self.plan, reasoning=None, stops=()))
+        self._trial = Session(replace(self.plan, reasoning=None, stops=(), reads_bare=False))
         self._pending = marker + self._pending
 
     def _step_held(self, is_final: bool) -> bool:
@@ -252,8 +256,7 @@ class Session:
             self._say(start)
             self._pending = self._pending[len(start) :]
         elif not is_closed:
-            self._phase = "content"
-            self._leave()
+            self._leave("content")
         return True
 
     def _first_of(self, text: str) -> str:
@@ -261,50 +264,43 @@ class Session:
         starts = [region.start for region in self._regions if text.startswith(region.start)]
         return max(starts, key=len)
 
-    def _leave(self) -> None:
-        """Pass from one region to the next: blanks on both sides are layout."""
-        self._blank = []
-        self._has_said = False
-        self._skips_blank = True
+    def _leave(self, phase: str) -> None:
+        """Pass from one region to the next."""
+        self._phase = phase
+        self._speech.leave(is_reasoning=phase == "reasoning")
 
     def _say(self, text: str) -> None:
-        """Emit text of the current phase, holding blanks back until more text follows."""
-        if self._skips_blank:
-            text = text.lstrip()
-        if not text:
-            return
-        self._skips_blank = False
-        body = text.rstrip()
-        self._has_said = self._has_said or bool(body)
-        body = text if self._is_settled() else body
-        if body:
-            self._emit("".join(self._blank) + body)
-            self._blank = []
-        if len(body) < len(text):
-            self._blank.append(text[len(body) :])
+        self._speech.say(text, is_settled=self._is_settled())
+
+    def _opens_bare(self) -> bool:
+        """Return whether an answer begins that may be nothing but calls."""
+        if not self._may_be_bare or self._speech.has_answered or self.num_calls:
+            return False
+        first = self._pending.lstrip()[:1]
+        openings = [r.start[:1] for r in self._regions if r.opens_answer and r.is_body]
+        return first in OPENINGS and first not in openings
+
+    def _step_bare(self, is_final: bool) -> bool:
+        bare = self._bare
+        assert bare is not None
+        text, self._pending = self._pending, ""
+        can_be = bare.read(text)
+        if can_be and not is_final:
+            return False
+        calls = bare.calls() if can_be else []
+        self._bare, self._phase, self._may_be_bare = None, "content", False
+        if calls:
+            self._tell(self._region_of(Markers(start="")), calls)
+        else:
+            self._pending = bare.whole()
+        return not calls
 
     def _is_settled(self) -> bool:
-        """Return whether nothing but content can follow: then blanks wait for nothing."""
-        if self._phase != "content" or not self._has_said:
-            return False
+        """Return whether nothing but content can follow text: then blanks wait for nothing."""
         reasoning = self.plan.reasoning
         can_think = reasoning is not None and reasoning.may_reopen
-        return not can_think and all(region.opens_answer for region in self._regions)
-
-    def _emit(self, text: str) -> None:
-        if self._phase == "reasoning":
-            self._events.append(ReasoningDelta(text=text))
-            return
-        text = self._stops.push(text, may_stop=self._may_stop)
-        if text:
-            self._events.append(ContentDelta(text=text))
-
-    def _say_held(self) -> None:
-        """Emit what may have been the beginning of a stop string: no stop string goes on behind
-        something that is no content."""
-        text = self._stops.flush()
-        if text:
-            self._events.append(ContentDelta(text=text))
+        is_content = self._phase == "content" and not can_think
+        return is_content and all(region.opens_answer for region in self._regions)
 
     def _step_region(self, is_final: bool) -> bool:
         region = self._region
@@ -390,8 +386,8 @@ class Session:
         untold = region.untold(found)
         if not region.has_told and not (calls and untold):
             return self._give_up(region, rest)
-        self._phase, self._region = "content", None
-        self._leave()
+        self._region = None
+        self._leave("content")
         if untold:
             self._say(_without(untold, self._layout))
         self._pending = rest
@@ -401,7 +397,8 @@ class Session:
         """Let a region's opening marker pass as plain text, and read on behind it."""
         self._phase, self._region = "content", None
         self._num_given_up += 1
-        self._say(region.markers.start)
+        if not region.markers.stays:
+            self._say(region.markers.start)
         self._pending = region.unread() + rest
         if self._num_given_up >= MAX_GIVEN_UP:
             self._regions = ()
@@ -437,13 +434,11 @@ class Session:
 
     def _tell(self, region: Region, calls: list[ToolCall], *, may_be_cut: bool = False) -> None:
         before = self.num_calls - region.num_told
-        told = region.tell(calls, before, self.plan.max_calls, may_be_cut=may_be_cut)
-        if told:
-            self._say_held()
-        self._events += told
+        events = region.tell(calls, before, self.plan.max_calls, may_be_cut=may_be_cut)
+        self._speech.add(events)
         self.num_calls = before + region.num_told
         if region.has_told:
-            self._blank = []
+            self._speech.set_apart()
 
 
 def _only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
