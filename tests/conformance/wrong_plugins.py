@@ -297,7 +297,7 @@ class ChoosyParser(SlashParser):
         return [call for call in calls if call.name in {tool.name for tool in tools}]
 
 
-LONG, WIDE = "f" * 16, "{" + " " * 60 + "}"
+LONG, WIDE = "f" * 16, "{" + " " * 600 + "}"
 
 
 class RepentantParser(SlashParser):

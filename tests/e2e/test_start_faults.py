@@ -266,7 +266,11 @@ FAULTS: dict[str, Fault] = {
         args=flags("--tool-call-parser", "hermez"), cause="hermez", fix="hermes"
     ),
     "tool choice without a parser": Fault(
-        args=lambda folder: [demo_copy(folder), "--enable-auto-tool-choice"],
+        args=lambda folder: [
+            demo_copy(folder),
+            "--enable-auto-tool-choice",
+            "--tool-call-parser=none",
+        ],
         cause="a parser is needed",
         fix="--tool-call-parser",
     ),

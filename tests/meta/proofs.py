@@ -244,6 +244,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "tokenizer_revision": (f"{WHOLE}::test_revisions_and_download_dir",),
     "tool_call_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "tool_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
+    "tool_parser_strict": (f"{CHAT}::test_bare_calls_are_calls_unless_the_parser_is_strict",),
     "tool_server": (
         "e2e/test_tool_server.py::test_the_server_calls_and_the_model_goes_on",
         "e2e/test_tool_server.py::test_at_start",

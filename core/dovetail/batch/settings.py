@@ -33,6 +33,7 @@ ANSWER_FLAGS = frozenset(
         "strict_request_fields",
         "tool_call_parser",
         "tool_parser_plugin",
+        "tool_parser_strict",
         "tool_server",
         "trust_request_chat_template",
     }

@@ -43,8 +43,8 @@ class FrontendConfig:
     response_role: str = flag("assistant", help="role written on answers")
     enable_auto_tool_choice: bool = flag(
         True,
-        help="let the model decide whether to call tools; given as a flag, it needs "
-        "--tool-call-parser",
+        help="let the model decide whether to call tools; the parser is --tool-call-parser's, auto "
+        "if none is named",
     )
     tool_call_parser: str | None = flag(
         None,
@@ -55,6 +55,11 @@ class FrontendConfig:
     )
     tool_parser_plugin: str | None = flag(
         None, metavar="FILE", help="Python file that registers tool parsers"
+    )
+    tool_parser_strict: bool = flag(
+        False,
+        help="read only calls in the tool parser's own syntax; otherwise an answer that is nothing "
+        "but calls in JSON to tools of the request is calls too",
     )
     reasoning_parser: str | None = flag(
         None,

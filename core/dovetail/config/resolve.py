@@ -89,11 +89,11 @@ def refuse(config: Config) -> None:
     frontend = config.frontend
     origin = config.origins.get("enable_auto_tool_choice")
     must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
-    if must_decide and frontend.tool_call_parser in (None, "", NO_PARSER):
+    if must_decide and frontend.tool_call_parser == NO_PARSER:
         raise ConfigError(
             "a parser is needed to see the model's tool calls.",
             where="--enable-auto-tool-choice",
-            fix=f"add --tool-call-parser, one of {', '.join(registry.names('tool_parser'))}.",
+            fix=f"leave --tool-call-parser {NO_PARSER} out, or name another one.",
         )
     keys = config.frontend.api_key
     if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):

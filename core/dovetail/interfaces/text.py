@@ -13,6 +13,8 @@ class Markers:
     `opens_answer`: it counts only where an answer begins, as for syntaxes that have no tag of
     their own. `is_body`: the opening text belongs to the region's body (the "[" of a list, say).
     `may_reopen`: thinking may also open behind content, as its opening text is no word of content.
+    `stays`: the opening text of a region is content as well (the end of thinking, say).
+    `ends_with_call`: thinking that is never closed ends where a call opens.
     """
 
     start: str
@@ -20,6 +22,8 @@ class Markers:
     opens_answer: bool = False
     is_body: bool = False
     may_reopen: bool = False
+    stays: bool = False
+    ends_with_call: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +40,14 @@ class ToolCall:
     """A call the model made. `arguments` is JSON text, the model's own where it wrote JSON.
 
     `id` is what the model called the call, if its syntax has a place for that; empty: core makes
-    one. It is no part of what makes two calls equal.
+    one. `text` is what the model wrote for a call that is not one, among others that are: core
+    passes it on as content in the call's stead. Neither is part of what makes two calls equal.
     """
 
     name: str
     arguments: str
     id: str = field(default="", compare=False)
+    text: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

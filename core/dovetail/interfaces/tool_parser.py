@@ -6,6 +6,7 @@ streaming, so a parser cannot depend on how the text was cut.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -27,10 +28,11 @@ class UnfinishedToolCall(MalformedToolCall):
 class ToolParser(Plugin):
     """Immutable and shared by all requests.
 
-    `layout` are texts around regions that are never content (a turn's header, say). `inner` are
-    texts within regions that `parse` needs to see even where they are special tokens. Ids of calls
-    that the model did not name are `id_prefix` and `id_digits` hexadecimal digits: some templates
-    take only ids of one length.
+    `layout` are texts around regions that are never content (a turn's header, say), `heads` such
+    texts at the beginning of regions that turn out to be content. `inner` are texts within regions
+    that `parse` needs to see even where they are special tokens. Ids of calls that the model did
+    not name are `id_prefix` and `id_digits` hexadecimal digits: some templates take only ids of one
+    length.
     """
 
     interface_version: ClassVar[int] = 1
@@ -41,6 +43,7 @@ class ToolParser(Plugin):
     }
     markers: ClassVar[tuple[Markers, ...]]
     layout: ClassVar[tuple[str, ...]] = ()
+    heads: ClassVar[re.Pattern[str] | None] = None
     inner: ClassVar[tuple[str, ...]] = ()
     id_prefix: ClassVar[str] = "call_"
     id_digits: ClassVar[int] = 24
@@ -51,7 +54,11 @@ class ToolParser(Plugin):
 
     @abstractmethod
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls in one region, markers excluded. Raises: MalformedToolCall."""
+        """Return the calls in one region, markers excluded. Raises: MalformedToolCall.
+
+        A call among others whose arguments are not a JSON object is never passed on as one: with
+        `text` it comes out as that text. A call without a name is text that opens like one.
+        """
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls that the beginning of a region is sure to hold; arguments may be cut.
@@ -59,9 +66,23 @@ class ToolParser(Plugin):
         A longer body must give the same calls, names unchanged, arguments only longer, perhaps
         more calls; and so must `parse`, if the whole body is well formed. If it is not, what this
         says of the whole body stands. The default waits for the end of the region.
+        Core passes on short arguments when they are whole and long ones as they grow.
         Raises: MalformedToolCall when no text that follows can make it a call.
         """
         return []
+
+    def close(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls of a region that has ended within a value, as no end marker behind its
+        first one made it whole. The default knows none. Raises: MalformedToolCall"""
+        raise MalformedToolCall("the region is not whole")
+
+    def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls of these tools that an answer is which has no marker, and is nothing but
+        calls. The default knows none.
+
+        Raises: MalformedToolCall, UnfinishedToolCall when the text is the beginning of such.
+        """
+        raise MalformedToolCall("there is no call without its marker")
 
     def region_end(self, body: str) -> int | None:
         """Return where a region that no marker ends is over by its own syntax (a list is closed,

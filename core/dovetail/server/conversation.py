@@ -97,7 +97,8 @@ async def render(server: Server, body: ChatRequest, switches: Sequence[Switch]) 
         lambda: server.renderer.render(render_query(body, use, switches)), text_size(body)
     )
     ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
-    plan = session_plan(body, use, parsers.reasoning, rendered.tail)
+    is_strict = server.frontend.tool_parser_strict
+    plan = session_plan(body, use, parsers.reasoning, rendered.tail, is_strict=is_strict)
     return Prompt(ids=ids, rendered=rendered, use=use, parsers=parsers, plan=plan)
 
 

@@ -169,8 +169,11 @@ def session_plan(
     use: ToolUse,
     reasoning: ReasoningParser | None,
     tail: str,
+    *,
+    is_strict: bool = False,
 ) -> SessionPlan:
-    """Return how the answer's text is read. `tail` is the end of the rendered prompt."""
+    """Return how the answer's text is read. `tail` is the end of the rendered prompt, `is_strict`:
+    calls count in the parser's own syntax alone."""
     one_call = body.parallel_tool_calls is False or use.is_named
     layout = layout_in_use(use.parser, reasoning)
     return SessionPlan(
@@ -181,6 +184,7 @@ def session_plan(
         layout=layout,
         max_calls=1 if one_call else None,
         is_forced_call=use.is_named,
+        reads_bare=not is_strict,
     )
 
 

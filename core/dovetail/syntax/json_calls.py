@@ -8,13 +8,15 @@ a beginning stays true of every longer text, also where that text goes wrong lat
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.form import Form, Json, sequence
 from dovetail.interfaces.text import Tool, ToolCall
-from dovetail.interfaces.tool_parser import MalformedToolCall
-from dovetail.syntax.json_text import Member, loads, members, skip_blanks, value_end
+from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
+from dovetail.syntax.json_text import Member, check, loads, members, skip_blanks
+from dovetail.syntax.type_words import with_json_types
 
 EMPTY = "{}"
 BLANKS = " \t\r\n"
@@ -23,7 +25,8 @@ BLANKS = " \t\r\n"
 @dataclass(frozen=True, slots=True)
 class _Objects:
     """The objects of a text. `end`: where they are over, None while more may follow; `fault`: what
-    stands there instead of what should."""
+    stands there instead of what should. An object that is not JSON is the last, up to and with
+    the character that is wrong."""
 
     places: list[tuple[int, int | None]]
     end: int | None = None
@@ -53,9 +56,9 @@ class JsonCalls:
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
         found = self._objects(text)
-        calls = [self._call(text[start:end]) for start, end in found.places]
-        if found.fault or not calls:
+        if found.fault or not found.places:
             raise MalformedToolCall(found.fault or "no object")
+        calls = [self._call(text[start:end]) for start, end in found.places]
         is_list = text.lstrip(BLANKS).startswith("[")
         over = found.end if is_list else found.places[-1][1]
         if over is None or text[over:].strip(BLANKS + ("" if is_list else self.dividers or "")):
@@ -107,9 +110,11 @@ class JsonCalls:
     def _in_a_row(self, text: str, at: int) -> _Objects:
         places: list[tuple[int, int | None]] = []
         while True:
-            end = value_end(text, at)
-            places.append((at, end))
-            if end is None:
+            found = check(text, at)
+            if found.fault is not None:
+                return _broken(places, at, found.fault)
+            places.append((at, found.end))
+            if (end := found.end) is None:
                 return _Objects(places)
             if self.dividers is None:
                 return _Objects(places, end)
@@ -158,9 +163,39 @@ class JsonCalls:
         return name, arguments
 
 
+BARE = JsonCalls(is_name_enough=False, others=("type", "id"), dividers=",;")
+"""Calls that a model writes in no syntax but JSON."""
+
+
+def bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """Return the calls of these tools that a text is, and nothing else.
+
+    Raises: MalformedToolCall, UnfinishedToolCall when the text is the beginning of such.
+    """
+    names = {tool.name for tool in tools}
+    try:
+        calls, is_whole = BARE.parse(text), True
+    except MalformedToolCall:
+        calls, is_whole = BARE.so_far(text), False
+        if _is_over(text):
+            raise
+    if any(call.name not in names for call in calls):
+        raise MalformedToolCall("no such tool was offered")
+    if not is_whole:
+        raise UnfinishedToolCall("the calls are not whole")
+    return calls
+
+
+def _is_over(text: str) -> bool:
+    """Return whether a text goes on behind its calls, or goes wrong in them."""
+    end = BARE.end(text)
+    return end is not None and bool(text[end:].strip(BLANKS))
+
+
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments: an object, whatever the client left out."""
-    return {"type": "object", **tool.parameters}
+    """Return the schema of a tool's arguments: an object, whatever the client left out, in JSON's
+    types."""
+    return {"type": "object", **with_json_types(tool.parameters)}
 
 
 def object_at(text: str, at: int = 0) -> str:
@@ -194,6 +229,10 @@ def _unquoted(text: str, key: str) -> str:
         raise MalformedToolCall(f'"{key}" holds no object') from error
 
 
+def _broken(places: list[tuple[int, int | None]], at: int, fault: int) -> _Objects:
+    return _Objects([*places, (at, fault + 1)], fault, f"no JSON from character {fault + 1} on")
+
+
 def _listed(text: str, at: int) -> _Objects:
     """Return the objects of the list that begins at `at`, as far as it goes."""
     places: list[tuple[int, int | None]] = []
@@ -201,11 +240,13 @@ def _listed(text: str, at: int) -> _Objects:
     while at < len(text) and text[at] != "]":
         if text[at] != "{":
             return _Objects(places, at, "an item is not an object")
-        end = value_end(text, at)
-        places.append((at, end))
-        if end is None:
+        found = check(text, at)
+        if found.fault is not None:
+            return _broken(places, at, found.fault)
+        places.append((at, found.end))
+        if found.end is None:
             return _Objects(places)
-        at = skip_blanks(text, end)
+        at = skip_blanks(text, found.end)
         if at < len(text) and text[at] == ",":
             at = skip_blanks(text, at + 1)
         elif at < len(text) and text[at] != "]":

@@ -11,7 +11,7 @@ from typing import ClassVar
 from dovetail.interfaces.form import Form
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.syntax.json_calls import JsonCalls
+from dovetail.syntax.json_calls import JsonCalls, bare_calls
 
 
 class JsonToolParser(ToolParser):
@@ -29,6 +29,10 @@ class JsonToolParser(ToolParser):
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
         return self.calls.so_far(body.removeprefix(self.prefix))
+
+    def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""
+        return bare_calls(text, tools)
 
     def region_end(self, body: str) -> int | None:
         """Return where the JSON text is over."""

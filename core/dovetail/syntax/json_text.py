@@ -15,13 +15,17 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCal
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _STRING_END = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_STRUCTURE = re.compile(r'["\[\]{}]')
-_SCALAR_END = re.compile(r"[,\]}\s]")
+_STRING_BODY = re.compile(r'(?:[^"\\]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
+_PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?")
+_PART_OF_NUMBER = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:(?<=[0-9])[eE][-+]?[0-9]*)?)?")
+_WORDS = ("true", "false", "null")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an object: its value stands at text[start:end]; `end` None: it is cut."""
+    """A member of an object: its value stands at text[start:end]; `end` None: it is cut or not
+    JSON."""
 
     key: str
     start: int
@@ -40,30 +44,116 @@ def string_end(text: str, at: int) -> int | None:
     return found.end() if found else None
 
 
-def value_end(text: str, at: int) -> int | None:
-    """Return the place behind the value that begins at `at`, or None when it is cut.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a text holds where a value should begin. `end`: the place behind the whole value.
+    `fault`: the place of the first character that no JSON has there. Neither: the text is cut."""
 
-    Brackets and strings are counted, not checked: `loads` does that with the whole.
+    end: int | None = None
+    fault: int | None = None
+
+    @property
+    def over(self) -> int | None:
+        """Return where the value is over, well or not, or None where it is cut."""
+        return self.end if self.fault is None else self.fault
+
+
+class _Fault(Exception):
+    """The place of a character that does not belong there."""
+
+
+def check(text: str, at: int = 0) -> Checked:
+    """Return whether a JSON value begins at `at`, and how far it goes.
+
+    Control characters may stand in strings, as models write them there.
     """
-    if text[at] == '"':
-        return string_end(text, at)
-    if text[at] not in "[{":
-        found = _SCALAR_END.search(text, at)
-        return found.start() if found else None
-    depth = 0
-    while (found := _STRUCTURE.search(text, at)) is not None:
-        at = found.start()
-        if text[at] == '"':
-            end = string_end(text, at)
-            if end is None:
-                return None
-            at = end
-            continue
-        depth += 1 if text[at] in "[{" else -1
-        at += 1
-        if depth == 0:
+    open_ones: list[str] = []
+    try:
+        while True:
+            at = skip_blanks(text, at)
+            if text[at] in "[{":
+                open_ones.append("]" if text[at] == "[" else "}")
+                behind = skip_blanks(text, at + 1)
+                if text[behind : behind + 1] != open_ones[-1]:
+                    at = _item(text, behind, open_ones)
+                    continue
+                at = behind
+            else:
+                at = _scalar_end(text, at)
+            at = _close(text, at, open_ones)
+            if not open_ones:
+                return Checked(end=at)
+            at = _item(text, at + 1, open_ones)
+    except _Fault as fault:
+        return Checked(fault=fault.args[0])
+    except IndexError:
+        return Checked()
+
+
+def _close(text: str, at: int, open_ones: list[str]) -> int:
+    """Return the place of the comma behind a value, or the place behind the outermost container,
+    where that is closed. Mutates: open_ones
+
+    `at` is behind a scalar or on a closing bracket. Raises: _Fault, IndexError where the text ends.
+    """
+    while open_ones:
+        at = skip_blanks(text, at)
+        if text[at] == ",":
             return at
-    return None
+        if text[at] != open_ones[-1]:
+            raise _Fault(at)
+        open_ones.pop()
+        at += 1
+    return at
+
+
+def _item(text: str, at: int, open_ones: list[str]) -> int:
+    """Return where an item's value begins: in an object behind its key and colon."""
+    if open_ones[-1] == "]":
+        return at
+    at = skip_blanks(text, at)
+    if text[at] != '"':
+        raise _Fault(at)
+    at = skip_blanks(text, _checked_string_end(text, at))
+    if text[at] != ":":
+        raise _Fault(at)
+    return at + 1
+
+
+def _scalar_end(text: str, at: int) -> int:
+    if text[at] == '"':
+        return _checked_string_end(text, at)
+    for word in _WORDS:
+        if text[at] == word[0]:
+            return at + _common(text, at, word)
+    part = _PART_OF_NUMBER.match(text, at)
+    assert part is not None
+    if part.end() == len(text):
+        raise IndexError
+    if _NUMBER.fullmatch(text, at, part.end()) is None:
+        raise _Fault(part.end())
+    return part.end()
+
+
+def _common(text: str, at: int, word: str) -> int:
+    """Return the length of a word that stands at this place. Raises: like `_scalar_end`"""
+    for number, letter in enumerate(word):
+        if text[at + number] != letter:
+            raise _Fault(at + number)
+    return len(word)
+
+
+def _checked_string_end(text: str, at: int) -> int:
+    found = _STRING_BODY.match(text, at + 1)
+    assert found is not None
+    at = found.end()
+    if text[at] == '"':
+        return at + 1
+    part = _PART_OF_ESCAPE.match(text, at)
+    assert part is not None
+    if part.end() == len(text):
+        raise IndexError
+    raise _Fault(part.end())
 
 
 def members(text: str, at: int) -> Iterator[Member]:
@@ -84,7 +174,7 @@ def members(text: str, at: int) -> Iterator[Member]:
             at = skip_blanks(text, _expect(text, at, ":"))
         if at >= len(text):
             return
-        end = value_end(text, at)
+        end = check(text, at).end
         yield Member(key, at, end)
         if end is None:
             return
@@ -102,12 +192,12 @@ def _expect(text: str, at: int, character: str) -> int:
 
 
 def loads(text: str) -> Any:
-    """Return the value of a whole JSON text.
+    """Return the value of a whole JSON text; control characters may stand in its strings.
 
     Raises: UnfinishedToolCall when it ends within a string, MalformedToolCall for other faults.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, strict=False)
     except json.JSONDecodeError as error:
         is_cut = error.msg.startswith("Unterminated string")
         raise (UnfinishedToolCall if is_cut else MalformedToolCall)(error.msg) from error

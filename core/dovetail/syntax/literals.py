@@ -1,7 +1,8 @@
 """Literals of other notations as JSON text: Python's, and one with marks instead of quotes.
 
 Reads from the left and no further than it must, so that what it says of the beginning of a text
-holds for the whole. Evaluates nothing, and keeps the bytes of numbers that are JSON.
+holds for the whole. Evaluates nothing, and keeps the bytes of numbers that are JSON. Takes what
+models write that is nearly Python: 07, a set, a quote within a string that does not end it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _WORD = re.compile(r"\w+")
 _BARE_KEY = re.compile(r"[^\s:{}\[\],<>\"']+")
 _NUMBER = re.compile(r"[-+]?[0-9.](?:[eE][-+](?=[0-9])|[\w.])*")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_LEADING_ZEROS = re.compile(r"^([-+]?)0+(?=[0-9])")
 _OPENING = re.compile(r"([rRuU]?)(\"\"\"|'''|\"|')")
 _INSIDE = {
     '"': re.compile(r'((?:[^"\\]++|\\.)*+)"', re.DOTALL),
@@ -32,6 +34,9 @@ _INSIDE = {
 _ESCAPE = re.compile(
     r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
+_BEHIND_VALUE = ",)]}:"
+MAX_QUOTES = 64
+"""How many quotes that do not end it a string may hold."""
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _LETTERS |= {letter: letter for letter in "\\'\"/"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "none": "null"}
@@ -96,20 +101,20 @@ class Literals:
         quote = opening[2]
         if text[opening.start(2) :] == quote * 2:
             raise CutLiteral("an empty string, or the beginning of three quotes")
-        found = _INSIDE[quote].match(text, opening.end())
-        if found is None:
-            raise UnfinishedToolCall("a string is not closed")
+        end = _closing_quote(text, opening.end(), quote)
+        inside = text[opening.end() : end]
         is_raw = opening[1] in ("r", "R")
-        return found[1] if is_raw else _ESCAPE.sub(_unescaped, found[1]), found.end()
+        return inside if is_raw else _ESCAPE.sub(_unescaped, inside), end + len(quote)
 
     def _container(self, text: str, at: int, depth: int) -> tuple[str, int]:
-        """Read a list, an object, or a tuple, which becomes a list if it has a comma."""
+        """Read a list, an object, a set, or a tuple: a list too if it has a comma."""
         opening, closing = text[at], CLOSING[text[at]]
         parts: list[str] = []
         has_comma = False
         at = skip_blanks(text, at + 1)
+        is_object = opening == "{" and not self._is_set(text, at, depth)
         while text[at : at + 1] != closing:
-            key, at = self.key(text, at) if opening == "{" else ("", at)
+            key, at = self.key(text, at) if is_object else ("", at)
             part, at = self.value(text, at, depth + 1)
             parts.append(key + part)
             if len(parts) > MAX_ITEMS:
@@ -121,10 +126,19 @@ class Literals:
             elif at < len(text) and text[at] != closing:
                 raise MalformedToolCall(f"no , or {closing} at character {at + 1}")
         joined = ", ".join(parts)
-        if opening == "{":
+        if is_object:
             return "{" + joined + "}", at + 1
-        is_list = opening == "[" or has_comma or not parts
+        is_list = opening != "(" or has_comma or not parts
         return f"[{joined}]" if is_list else joined, at + 1
+
+    def _is_set(self, text: str, at: int, depth: int) -> bool:
+        """Return whether a brace opens a set: no colon follows its first item."""
+        if self.mark or text[at : at + 1] == "}":
+            return False
+        behind = skip_blanks(text, self.value(text, at, depth + 1)[1])
+        if behind >= len(text):
+            raise CutLiteral("a key, or an item of a set")
+        return text[behind] in ",}"
 
     def key(self, text: str, at: int) -> tuple[str, int]:
         """Return (the key at this place, quoted, with its colon; where the value begins).
@@ -152,6 +166,26 @@ class Literals:
 PYTHON = Literals()
 
 
+def _closing_quote(text: str, at: int, quote: str) -> int:
+    """Return the place of the quote that closes a string: the first one behind which a value may
+    end, or another string begin; the first of too many.
+
+    Raises: UnfinishedToolCall where there is none yet.
+    """
+    first, begin = -1, at
+    for _ in range(MAX_QUOTES):
+        found = _INSIDE[quote].match(text, begin)
+        if found is None:
+            raise UnfinishedToolCall("a string is not closed")
+        begin = found.end()
+        first = first if first >= 0 else begin - len(quote)
+        following = skip_blanks(text, begin)
+        is_over = following >= len(text) or text[following] in _BEHIND_VALUE
+        if is_over or len(quote) > 1 or _OPENING.match(text, following):
+            return begin - len(quote)
+    return first
+
+
 def _scalar(text: str, at: int) -> tuple[str, int]:
     found = _NUMBER.match(text, at) or _WORD.match(text, at)
     if found is None:
@@ -170,9 +204,9 @@ def _scalar(text: str, at: int) -> tuple[str, int]:
 
 
 def _odd_number(text: str) -> str:
-    """Return a number that only Python writes (1_000, .5, 0x10) as JSON."""
+    """Return a number that only Python, or nearly Python, writes (1_000, .5, 0x10, 07) as JSON."""
     try:
-        value = ast.literal_eval(text)
+        value = ast.literal_eval(_LEADING_ZEROS.sub(r"\1", text))
     except (ValueError, SyntaxError) as error:
         raise MalformedToolCall(f"{text[:32]} is not a literal") from error
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

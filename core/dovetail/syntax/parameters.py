@@ -15,6 +15,7 @@ from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_text import loads
 from dovetail.syntax.literals import PYTHON
+from dovetail.syntax.type_words import with_json_types
 
 TEXT = frozenset({"string"})
 NUMBERS = frozenset({"integer", "number"})
@@ -44,7 +45,7 @@ def parameters_of(tool: Tool) -> list[Parameter] | None:
 
     None where parameters that are right one by one may still be wrong together.
     """
-    schema = tool.parameters
+    schema = with_json_types(tool.parameters)
     declared = schema.get("properties", {})
     required = schema.get("required", [])
     if not (SEPARABLE.issuperset(schema) and isinstance(declared, dict)):
@@ -67,11 +68,13 @@ def is_open(tool: Tool) -> bool:
 
 
 def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) -> dict[str, Any]:
-    """Return what a call's parameter is declared as; {} where nothing is said."""
+    """Return what a call's parameter is declared as, in JSON's types; {} where nothing is said."""
     tool = tools.get(tool_name)
     declared = tool.parameters.get("properties") if tool else None
     found = declared.get(name) if isinstance(declared, dict) else None
-    return _alone(found, tool.parameters) if tool and isinstance(found, dict) else {}
+    if tool is None or not isinstance(found, dict):
+        return {}
+    return with_json_types(_alone(found, tool.parameters))
 
 
 def arguments_form(parameters: list[Parameter], written: list[Form], between: str) -> Form:
@@ -166,13 +169,18 @@ def as_json(text: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON text of a parameter that a model wrote without saying its type.
 
     A string stays text. Else JSON keeps the model's bytes, where the schema allows its type;
-    constants and lists may be Python's; what is none of these is text.
+    constants and lists may be Python's, and JSON that is no string may be written as one, with or
+    without its quotes; what is none of these is text.
     """
     allowed = kinds(schema)
     written = text.strip()
     if allowed == TEXT:
         return quoted(text)
     for made in (written, CONSTANTS.get(written.lower()), _from_python(written)):
+        if made is not None and _fits(made, allowed):
+            return made
+    if allowed is not None and "string" not in allowed:
+        made = _unescaped(written)
         if made is not None and _fits(made, allowed):
             return made
     return quoted(text)
@@ -183,6 +191,15 @@ def _fits(text: str, allowed: frozenset[str] | None) -> bool:
         return _is_allowed(kind_of(loads(text)), allowed)
     except MalformedToolCall:
         return False
+
+
+def _unescaped(text: str) -> str | None:
+    """Return what a text stands for that is written like a JSON string or its inside."""
+    try:
+        made = loads(text if text[:1] == '"' else f'"{text}"')
+    except MalformedToolCall:
+        return None
+    return made.strip() if isinstance(made, str) else None
 
 
 def _from_python(text: str) -> str | None:

@@ -1,28 +1,37 @@
 """Calls written one after the other between tags: a head with the name, then a JSON object.
 
-`TaggedCalls` says which tags a family uses. Arguments keep the model's own bytes. What `so_far` has
-once said of a beginning stays true of every longer text.
+`TaggedCalls` says which tags a family uses. Arguments keep the model's own bytes. A call that is
+not one ends at its own closing tag, or where the next one begins, and the others stay calls. What
+`so_far` has once said of a beginning stays true of every longer text.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail.interfaces.text import ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_calls import object_at
-from dovetail.syntax.json_text import skip_blanks, value_end
+from dovetail.syntax.json_text import check, skip_blanks
+
+MAX_TAG_CHARS = 64
 
 
 @dataclass(slots=True)
 class _Read:
-    """The calls of a text, the last perhaps cut. `over`: the text ended behind a closing tag.
-    `fault`: what was wrong where reading stopped."""
+    """The calls of a text, the last perhaps cut. `at`: the place behind the last call that is over.
+    `is_over`: the text ended there. `fault`: what was wrong behind it."""
 
     calls: list[ToolCall] = field(default_factory=list)
+    at: int = 0
     is_over: bool = True
     fault: str = ""
+
+    def go_on(self, text: str, at: int) -> None:
+        """Be over at this place."""
+        self.at = skip_blanks(text, at)
+        self.is_over = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +55,9 @@ class TaggedCalls:
         """
         found = self._read(text)
         for call in found.calls:
-            object_at(call.arguments)
-        if found.fault or not found.calls or not found.is_over:
+            if not call.text:
+                object_at(call.arguments)
+        if found.fault or not found.is_over or all(call.text for call in found.calls):
             raise MalformedToolCall(found.fault or "no call, or one that is cut")
         return found.calls
 
@@ -62,50 +72,86 @@ class TaggedCalls:
         return found.calls
 
     def _read(self, text: str) -> _Read:
-        found, at = _Read(), skip_blanks(text)
-        while at < len(text) and found.is_over and not found.fault:
-            at = self._read_call(text, at, found)
+        found = _Read(at=skip_blanks(text))
+        while found.at < len(text) and found.is_over:
+            found.is_over = False
+            if text.startswith(self.begin, found.at):
+                self._read_call(text, found)
+            elif not self.begin.startswith(text[found.at :]):
+                self._skip(text, found)
         return found
 
-    def _read_call(self, text: str, at: int, found: _Read) -> int:
-        """Read one call; return where the next one begins. Mutates: found"""
-        found.is_over = False
-        at = self._behind(text, at, self.begin, found)
-        middle = text.find(self.middle, at) if at >= 0 else -1
-        if middle < 0:
-            return at
+    def _skip(self, text: str, found: _Read) -> None:
+        """Go on with the next call behind what is none. Mutates: found"""
+        at = text.find(self.begin, found.at) if found.calls else -1
+        if at < 0:
+            found.fault = f"no {self.begin} at character {found.at + 1}"
+        else:
+            found.calls.append(ToolCall(name="", arguments="", text=text[found.at : at]))
+            found.go_on(text, at)
+
+    def _read_call(self, text: str, found: _Read) -> None:
+        """Read one call; the place moves behind it if it is over. Mutates: found"""
+        at = found.at + len(self.begin)
+        middle = text.find(self.middle, at)
+        bound = self._bound(text, at)
+        if middle < 0 or -1 < bound < middle:
+            self._break_off(text, bound, found, None)
+            return
         head = self.head.fullmatch(text[at:middle].strip())
         start = skip_blanks(text, middle + len(self.middle))
-        if head is None:
-            found.fault = "a call's head has no name"
-        elif start < len(text) and text[start] != "{":
-            found.fault = "the arguments are not an object"
-        if head is None or found.fault or start >= len(text):
-            return at
-        end = value_end(text, start)
+        if head is not None and text[start : start + 1] == "{":
+            self._read_arguments(text, start, head, found)
+        elif head is None or start < len(text):
+            self._break_off(text, bound, found, None)
+
+    def _read_arguments(self, text: str, at: int, head: re.Match[str], found: _Read) -> None:
+        """Read a call's arguments and its closing tags. Mutates: found"""
+        checked = check(text, at)
+        closing = text.find(self.end, at)
+        end = checked.end
+        if end is None:
+            end = len(text) if checked.fault is None else checked.fault + 1
+            end = end if closing < 0 else min(end, closing)
         groups = head.groupdict()
-        found.calls.append(
-            ToolCall(name=groups["name"], arguments=text[start:end], id=groups.get("id") or "")
-        )
-        return at if end is None else self._close(text, end, found)
+        call = ToolCall(name=groups["name"], arguments=text[at:end], id=groups.get("id") or "")
+        if checked.fault is not None:
+            self._break_off(text, self._bound(text, at), found, call)
+            return
+        found.calls.append(call)
+        if checked.end is not None:
+            self._close(text, checked.end, found)
 
-    def _close(self, text: str, at: int, found: _Read) -> int:
-        """Read the closing tags; return the place behind them. Mutates: found"""
-        fenced = skip_blanks(text, at)
-        if self.fence and text.startswith(self.fence, fenced):
-            at = fenced + len(self.fence)
-        at = self._behind(text, at, self.end, found)
-        found.is_over = at >= 0
-        return skip_blanks(text, at) if at >= 0 else at
-
-    def _behind(self, text: str, at: int, tag: str, found: _Read) -> int:
-        """Return the place behind a tag, or -1 where another text stands or the text ends.
-
-        Mutates: found
-        """
+    def _close(self, text: str, at: int, found: _Read) -> None:
+        """Read the closing tags, as far as they are there. Mutates: found"""
         at = skip_blanks(text, at)
-        if text.startswith(tag, at):
-            return at + len(tag)
-        if not tag.startswith(text[at:]):
-            found.fault = f"no {tag} at character {at + 1}"
-        return -1
+        if self.fence and text.startswith(self.fence, at):
+            at = skip_blanks(text, at + len(self.fence))
+        rest = text[at : at + MAX_TAG_CHARS]
+        if any(tag.startswith(rest) for tag in (self.fence, self.end, self.begin)):
+            return
+        bound = at if rest.startswith(self.begin) else self._bound(text, at)
+        if bound >= 0:
+            found.go_on(text, self._behind(text, bound))
+        else:
+            found.fault = f"no {self.end} at character {at + 1}"
+
+    def _break_off(self, text: str, bound: int, found: _Read, call: ToolCall | None) -> None:
+        """Leave a call that is not one where it is over, if that is known. Mutates: found"""
+        if bound >= 0:
+            behind = self._behind(text, bound)
+            written = text[found.at : behind]
+            made = call or ToolCall(name="", arguments="")
+            found.calls.append(replace(made, text=written))
+            found.go_on(text, behind)
+        elif call is not None:
+            found.calls.append(call)
+
+    def _bound(self, text: str, at: int) -> int:
+        """Return the place of the next closing tag, or of the next call's beginning, or -1."""
+        found = [place for tag in (self.end, self.begin) if (place := text.find(tag, at)) >= 0]
+        return min(found, default=-1)
+
+    def _behind(self, text: str, bound: int) -> int:
+        """Return where what follows a call begins."""
+        return bound + len(self.end) if text.startswith(self.end, bound) else bound

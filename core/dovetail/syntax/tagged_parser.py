@@ -11,6 +11,7 @@ from typing import ClassVar
 from dovetail.interfaces.form import Form, divided, sequence
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.syntax.json_calls import bare_calls
 from dovetail.syntax.tagged_calls import TaggedCalls
 
 
@@ -28,6 +29,10 @@ class TaggedToolParser(ToolParser):
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
         return self.calls.so_far(body)
+
+    def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""
+        return bare_calls(text, tools)
 
     def forms(self, call: Form, most: int | None) -> Form:
         """Return the text of a section of calls."""

@@ -28,8 +28,12 @@ class XmlToolParser(ToolParser):
         return self.calls.parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written."""
+        """Return the calls as far as they are written. Raises: MalformedToolCall"""
         return self.calls.so_far(body, tools)
+
+    def close(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls of a region that is over within a value. Raises: MalformedToolCall"""
+        return self.calls.parse(body, tools, is_over=True)
 
     def form(self, tool: Tool) -> Form | None:
         """Return the text of one call; with its markers where a region holds one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.interfaces.reasoning_parser import ReasoningParser
@@ -9,6 +10,8 @@ from dovetail.interfaces.text import Markers, Sample
 from dovetail.syntax.templates import unmentioned
 
 THINK = Markers(start="<think>", end="</think>")
+UNTIL_CALL = replace(THINK, ends_with_call=True)
+"""Of families whose models call tools without closing their thinking first."""
 
 
 def tagged_samples(markers: Markers) -> tuple[Sample, ...]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.reasoning_parsers._think import ThinkTags
+from dovetail.interfaces.text import Markers
+from dovetail_plugins.reasoning_parsers._think import UNTIL_CALL, ThinkTags
 
 
 class DeepseekV3(ThinkTags):
@@ -19,6 +20,7 @@ class DeepseekV3(ThinkTags):
         source="https://huggingface.co/deepseek-ai/DeepSeek-V3.1",
     )
     auto_rank = 2
+    markers: ClassVar[Markers] = UNTIL_CALL
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (
         "｜Assistant｜",
         ("set thinking", "if thinking", "not thinking"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.reasoning_parsers._think import ThinkTags
+from dovetail.interfaces.text import Markers
+from dovetail_plugins.reasoning_parsers._think import UNTIL_CALL, ThinkTags
 
 
 class Glm45(ThinkTags):
@@ -19,4 +20,5 @@ class Glm45(ThinkTags):
         source="https://huggingface.co/zai-org/GLM-4.5",
     )
     auto_rank = 1
+    markers: ClassVar[Markers] = UNTIL_CALL
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("[gMASK]",)

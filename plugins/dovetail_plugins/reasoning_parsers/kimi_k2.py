@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.reasoning_parsers._think import ThinkTags
+from dovetail.interfaces.text import Markers
+from dovetail_plugins.reasoning_parsers._think import UNTIL_CALL, ThinkTags
 
 
 class KimiK2(ThinkTags):
@@ -19,4 +20,5 @@ class KimiK2(ThinkTags):
         source="https://huggingface.co/moonshotai/Kimi-K2-Thinking",
     )
     auto_rank = 1
+    markers: ClassVar[Markers] = UNTIL_CALL
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("<|im_middle|>",)

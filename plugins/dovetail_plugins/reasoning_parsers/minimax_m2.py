@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.reasoning_parsers._think import ImplicitThink
+from dovetail.interfaces.text import Markers
+from dovetail_plugins.reasoning_parsers._think import UNTIL_CALL, ImplicitThink
 
 
 class MinimaxM2(ImplicitThink):
@@ -19,4 +20,5 @@ class MinimaxM2(ImplicitThink):
         source="https://huggingface.co/MiniMaxAI/MiniMax-M2",
     )
     auto_rank = 1
+    markers: ClassVar[Markers] = UNTIL_CALL
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("]~b]",)

@@ -20,6 +20,6 @@ class Mistral(ThinkTags):
         source="https://huggingface.co/mistralai/Magistral-Small-2507",
     )
     auto_rank = 1
-    markers: ClassVar[Markers] = Markers(start="[THINK]", end="[/THINK]")
+    markers: ClassVar[Markers] = Markers(start="[THINK]", end="[/THINK]", ends_with_call=True)
     samples: ClassVar[tuple[Sample, ...]] = tagged_samples(markers)
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("[INST]",)

@@ -36,7 +36,7 @@ class OpenAiGptOss(ThinkTags):
             text=f"{ANALYSIS}One.{END}<|start|>assistant<|channel|>commentary{MESSAGE}I look. {END}"
             f"<|start|>assistant{ANALYSIS}Two.{END}<|start|>assistant<|channel|>final{MESSAGE}2",
             reasoning="One.Two.",
-            content="I look.2",
+            content="I look. 2",
         ),
     )
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = ("<|channel|>", "analysis")

@@ -19,7 +19,7 @@ class Qwen3(ReasoningParser):
         summary="thinking between <think> tags (Qwen3)",
         source="https://huggingface.co/Qwen/Qwen3-8B",
     )
-    markers: ClassVar[Markers] = Markers(start="<think>", end="</think>")
+    markers: ClassVar[Markers] = Markers(start="<think>", end="</think>", ends_with_call=True)
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(text="<think>\nTwo.\n</think>\n\nIt is 2.", reasoning="Two.", content="It is 2."),
         Sample(text="It is 2.", content="It is 2."),

@@ -11,14 +11,24 @@ MESSAGE = "<|message|>"
 ANALYSIS = f"<|channel|>analysis{MESSAGE}"
 CALL = "<|call|>"
 END = "<|end|>"
-TO = "to=functions."
-START = f"<|channel|>commentary {TO}"
-HEAD = re.compile(
-    r"(?P<name>[^\s<>]++)\s*+(?:<\|channel\|>\s*+\w++\s*+)?(?:<\|constrain\|>)?\s*+\w*+\s*+"
-    + re.escape(MESSAGE)
-    + r"\s*+(?=\{)"
+RETURN = "<|return|>"
+TO = "to="
+STARTS = (
+    f"<|channel|>commentary {TO}",
+    f"<|channel|>analysis {TO}",
+    f"<|start|>assistant {TO}",
 )
-"""What stands between `TO` and a call's arguments."""
+"""What stands before a recipient."""
+START = f"{STARTS[0]}functions."
+HEAD = re.compile(
+    r"(?:functions\.)?+(?P<name>[^\s<>]++)\s*+(?:<\|channel\|>\s*+\w++\s*+)?(?:<\|constrain\|>)?\s*+"
+    r"\w*+\s*+" + re.escape(MESSAGE)
+)
+"""What stands between `TO` and the message."""
+PART_OF_HEAD = re.compile(r"[^\s<>]++\s*+(?:\w++\s*+)?(?:<.*+)?|", re.DOTALL)
+"""What such a text may begin with."""
+OVER = re.compile(r"<\|(?:end|call|return|start)\|>")
+"""What ends a message that is not JSON."""
 LAYOUT = (
     "<|start|>assistant",
     f"<|channel|>final{MESSAGE}",
@@ -26,5 +36,5 @@ LAYOUT = (
     f"<|channel|>commentary{MESSAGE}",
     END,
     CALL,
-    "<|return|>",
+    RETURN,
 )

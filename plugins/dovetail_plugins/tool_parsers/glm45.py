@@ -14,6 +14,8 @@ from dovetail.syntax.templates import unmentioned
 from dovetail.syntax.xml_params import XmlCalls
 from dovetail.syntax.xml_parser import XmlToolParser
 
+REGION = Markers(start="<tool_call>", end="</tool_call>")
+
 
 class Glm45(XmlToolParser):
     """name, then <arg_key>k</arg_key> <arg_value>v</arg_value> for each argument."""
@@ -23,10 +25,13 @@ class Glm45(XmlToolParser):
         source="https://huggingface.co/zai-org/GLM-4.5",
     )
     auto_rank = 1
-    markers: ClassVar[tuple[Markers, ...]] = (Markers(start="<tool_call>", end="</tool_call>"),)
+    markers: ClassVar[tuple[Markers, ...]] = (REGION,)
     inner: ClassVar[tuple[str, ...]] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     calls: ClassVar[XmlCalls] = XmlCalls(
-        head="NAME", key="<arg_key>NAME</arg_key>\n<arg_value>", value_end="</arg_value>"
+        head="NAME",
+        key="<arg_key>NAME</arg_key>\n<arg_value>",
+        value_end="</arg_value>",
+        region=REGION,
     )
     has_one_call: ClassVar[bool] = True
     blank: ClassVar[str] = ""

@@ -32,7 +32,7 @@ class Granite20bFc(JsonToolParser):
         Sample(
             text='I look it up. <function_call> {"name": "now", "arguments": {}} <function_call> '
             '{"name": "find", "arguments": {"q": "<function_call> \\"x\\" \\u00e9 ☃"}} and on',
-            content="I look it up.and on",
+            content="I look it up. and on",
             calls=(
                 ToolCall(name="now", arguments="{}"),
                 ToolCall(name="find", arguments='{"q": "<function_call> \\"x\\" \\u00e9 ☃"}'),

@@ -46,8 +46,8 @@ class Hermes(JsonToolParser):
             content="<tool_call>not a call</tool_call> and on",
         ),
         Sample(
-            text='<tool_call>\n{"name": "add", "arguments": {"a": [1, {"b": "}"',
-            calls=(ToolCall(name="add", arguments='{"a": [1, {"b": "}"'),),
+            text='<tool_call>\n{"name": "add", "arguments": {"a": [1, {"b": "}]',
+            calls=(ToolCall(name="add", arguments='{"a": [1, {"b": "}]'),),
         ),
     )
 

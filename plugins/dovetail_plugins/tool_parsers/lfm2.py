@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
-from dovetail.syntax.json_calls import JsonCalls
+from dovetail.syntax.json_calls import JsonCalls, bare_calls
 from dovetail.syntax.python_parser import PythonToolParser
 from dovetail.syntax.templates import unmentioned
 
@@ -38,7 +38,7 @@ class Lfm2(PythonToolParser):
         ),
         Sample(
             text=f'I look it up.{START}[now(), find(q="\\"x\\" {END} \\u00e9 ☃")]{END} and on',
-            content="I look it up.and on",
+            content="I look it up. and on",
             calls=(
                 ToolCall(name="now", arguments="{}"),
                 ToolCall(name="find", arguments=f'{{"q": "\\"x\\" {END} é ☃"}}'),
@@ -67,3 +67,7 @@ class Lfm2(PythonToolParser):
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
         return _JSON.so_far(body) if _IS_JSON.match(body) else self.calls.so_far(body)
+
+    def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""
+        return bare_calls(text, tools)

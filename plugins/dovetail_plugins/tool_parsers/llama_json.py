@@ -26,7 +26,7 @@ SAMPLES = (
     Sample(
         text='Sure. <|python_tag|>{"type": "function", "name": "now", "parameters": {}}; '
         '{"name": "find", "arguments": {"q": "; {\\"x\\"} \\u00e9 ☃"}} and on',
-        content="Sure.and on",
+        content="Sure. and on",
         calls=(
             ToolCall(name="now", arguments="{}"),
             ToolCall(name="find", arguments='{"q": "; {\\"x\\"} \\u00e9 ☃"}'),

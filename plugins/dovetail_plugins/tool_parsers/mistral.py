@@ -17,7 +17,7 @@ from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_calls import object_at, schema_of
 from dovetail.syntax.json_parser import JsonToolParser
-from dovetail.syntax.json_text import value_end
+from dovetail.syntax.json_text import check
 from dovetail.syntax.templates import unmentioned
 
 _HEAD = re.compile(
@@ -77,7 +77,7 @@ class Mistral(JsonToolParser):
         """Return the calls as far as they are written. Raises: MalformedToolCall"""
         head = _HEAD.match(body)
         if head is not None:
-            return [_called(head, body[head.end() : value_end(body, head.end())])]
+            return [_called(head, body[head.end() : check(body, head.end()).end])]
         if body.lstrip().startswith(("[", "{")):
             return super().so_far(body, tools)
         if not _PART_OF_HEAD.fullmatch(body):
@@ -87,7 +87,7 @@ class Mistral(JsonToolParser):
     def region_end(self, body: str) -> int | None:
         """Return where the list, or the arguments, are over."""
         if (head := _HEAD.match(body)) is not None:
-            return value_end(body, head.end())
+            return check(body, head.end()).over
         return super().region_end(body) if body.lstrip().startswith(("[", "{")) else None
 
     def form(self, tool: Tool) -> Form:

@@ -1,11 +1,13 @@
 """Tool calls of gpt-oss: messages of the harmony format whose recipient is a function.
 
-Source: OpenAI's description of the harmony format. The arguments end with their JSON, as <|call|>
-mostly ends the answer. Knows no streaming and no HTTP.
+Source: OpenAI's description of the harmony format. Models also leave "functions." out. The
+arguments end with their JSON, as <|call|> mostly ends the answer; a message that is not JSON, or
+goes to the assistant itself, is content. Knows no streaming and no HTTP.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,15 +16,27 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.syntax.json_calls import object_at, schema_of
-from dovetail.syntax.json_text import value_end
+from dovetail.syntax.json_text import check, skip_blanks
 from dovetail.syntax.templates import unmentioned
-from dovetail_plugins.tool_parsers._harmony import CALL, HEAD, LAYOUT, MESSAGE, START, TO
+from dovetail_plugins.tool_parsers._harmony import (
+    CALL,
+    END,
+    HEAD,
+    LAYOUT,
+    MESSAGE,
+    OVER,
+    PART_OF_HEAD,
+    START,
+    STARTS,
+    TO,
+)
 
 MAX_HEAD_CHARS = 256
+ASSISTANT = "assistant"
 
 
 class OpenAi(ToolParser):
-    """to=functions.NAME, perhaps <|constrain|>json, then <|message|> and the arguments."""
+    """to=functions.NAME or to=NAME, perhaps <|constrain|>json, <|message|> and the arguments."""
 
     info = Info(
         summary="messages to functions in the harmony format (gpt-oss)",
@@ -30,22 +44,23 @@ class OpenAi(ToolParser):
     )
     capabilities = frozenset({"parallel_calls", "streams", "has_form"})
     markers: ClassVar[tuple[Markers, ...]] = (
-        Markers(start=START),
-        Markers(start=f"<|channel|>analysis {TO}"),
-        Markers(start=f"<|start|>assistant {TO}"),
+        *(Markers(start=start) for start in STARTS),
         Markers(start=TO, opens_answer=True),
     )
     layout: ClassVar[tuple[str, ...]] = LAYOUT
-    inner: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|constrain|>", MESSAGE)
+    inner: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|constrain|>", MESSAGE, END)
+    heads: ClassVar[re.Pattern[str] | None] = re.compile(
+        rf"(?:{'|'.join(map(re.escape, STARTS))}|\A\s*+{TO}){HEAD.pattern}"
+    )
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             text=f'{START}weather <|constrain|>json{MESSAGE}{{"city": "Paris"}}{CALL}',
             calls=(ToolCall(name="weather", arguments='{"city": "Paris"}'),),
         ),
         Sample(
-            text=f"<|channel|>commentary{MESSAGE}I look it up.<|end|><|start|>assistant {TO}now"
-            f"<|channel|>commentary json{MESSAGE}{{}}{CALL}<|start|>assistant{START}my.find"
-            f'{MESSAGE}{{"q": "\\"{CALL}\\" \\u00e9 ☃"}}',
+            text=f"<|channel|>commentary{MESSAGE}I look it up.<|end|><|start|>assistant {TO}"
+            f"functions.now<|channel|>commentary json{MESSAGE}{{}}{CALL}<|start|>assistant{START}"
+            f'my.find{MESSAGE}{{"q": "\\"{CALL}\\" \\u00e9 ☃"}}',
             content="I look it up.",
             calls=(
                 ToolCall(name="now", arguments="{}"),
@@ -53,9 +68,14 @@ class OpenAi(ToolParser):
             ),
         ),
         Sample(
-            text=f" {TO}now<|channel|>commentary <|constrain|>json{MESSAGE}{{}}",
+            text=f" {TO}functions.now<|channel|>commentary <|constrain|>json{MESSAGE}{{}}",
             calls=(ToolCall(name="now", arguments="{}"),),
         ),
+        Sample(
+            text=f"{STARTS[0]}math.sum <|constrain|>json{MESSAGE}{{}}{CALL}",
+            calls=(ToolCall(name="math.sum", arguments="{}"),),
+        ),
+        Sample(text=f"{STARTS[0]}assistant{MESSAGE}I look it up.{END}", content="I look it up."),
         Sample(text=f"{START} they say", content=f"{START} they say"),
         Sample(
             text=f'{START}weather{MESSAGE}{{"city": "Pa',
@@ -69,27 +89,39 @@ class OpenAi(ToolParser):
         return unmentioned(query, "<|channel|>", "commentary", "functions.")
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the call in a region. Raises: MalformedToolCall"""
-        if (head := HEAD.match(body)) is None:
-            raise MalformedToolCall("no name, or no arguments")
-        return [ToolCall(name=head["name"], arguments=object_at(body.rstrip(), head.end()))]
+        """Return the call in a region, or a message as text. Raises: MalformedToolCall"""
+        head = HEAD.match(body)
+        if head is None:
+            raise MalformedToolCall("no recipient")
+        text = body[head.end() :]
+        if not _is_call(head, text, tools):
+            return [ToolCall(name="", arguments="", text=text)]
+        found = check(body, skip_blanks(body, head.end()))
+        if found.fault is not None:
+            return [ToolCall(name=head["name"], arguments=text.lstrip(), text=text)]
+        return [ToolCall(name=head["name"], arguments=object_at(text.strip()))]
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the call as far as it is written. Raises: MalformedToolCall"""
         head = HEAD.match(body)
-        if head is not None:
-            arguments = body[head.end() : value_end(body, head.end())]
-            return [ToolCall(name=head["name"], arguments=arguments)]
-        at = body.find(MESSAGE, 0, MAX_HEAD_CHARS)
-        is_over = bool(body[at + len(MESSAGE) :].strip()) if at >= 0 else len(body) > MAX_HEAD_CHARS
-        if is_over or body[:1].isspace():
-            raise MalformedToolCall("no name, or no arguments")
-        return []
+        if head is None and (MESSAGE in body or not _may_be_head(body)):
+            raise MalformedToolCall("no recipient")
+        if head is None or not _is_call(head, body[head.end() :], tools):
+            return []
+        start = skip_blanks(body, head.end())
+        return [ToolCall(name=head["name"], arguments=body[start : check(body, start).end])]
 
     def region_end(self, body: str) -> int | None:
-        """Return where the arguments are over."""
+        """Return where the arguments, or the message, are over."""
         head = HEAD.match(body)
-        return value_end(body, head.end()) if head else None
+        if head is None:
+            return None
+        start = skip_blanks(body, head.end())
+        if body[start : start + 1] == "{":
+            found = check(body, start)
+            return found.end if found.fault is None else found.fault + 1
+        over = OVER.search(body, start)
+        return over.start() if over else None
 
     def form(self, tool: Tool) -> Form:
         """Return the text of one call; <|call|> would be the answer's end."""
@@ -98,3 +130,13 @@ class OpenAi(ToolParser):
     def forms(self, call: Form, most: int | None) -> Form:
         """Return the text of one call: the format has one in an answer."""
         return call
+
+
+def _is_call(head: re.Match[str], text: str, tools: Sequence[Tool]) -> bool:
+    """Return whether a message is a call: JSON, and not to the assistant, unless that is a tool."""
+    is_offered = head["name"] in {tool.name for tool in tools}
+    return text.lstrip().startswith("{") and (head["name"] != ASSISTANT or is_offered)
+
+
+def _may_be_head(body: str) -> bool:
+    return len(body) <= MAX_HEAD_CHARS and PART_OF_HEAD.fullmatch(body) is not None

@@ -35,7 +35,7 @@ class Phi4MiniJson(JsonToolParser):
         Sample(
             text='I look it up. functools[{"name": "now", "arguments": {}}, {"name": "find", '
             '"arguments": {"q": "functools[ \\"x\\" \\u00e9 ☃"}}] and on',
-            content="I look it up.and on",
+            content="I look it up. and on",
             calls=(
                 ToolCall(name="now", arguments="{}"),
                 ToolCall(name="find", arguments='{"q": "functools[ \\"x\\" \\u00e9 ☃"}'),

@@ -16,6 +16,7 @@ from dovetail.syntax.templates import unmentioned
 from dovetail.syntax.xml_params import XmlCalls
 from dovetail.syntax.xml_parser import XmlToolParser
 
+REGION = Markers(start="<tool_call>", end="</tool_call>")
 BARE = "<function="
 
 
@@ -28,7 +29,7 @@ class Qwen3Coder(XmlToolParser):
     )
     auto_rank = 1
     markers: ClassVar[tuple[Markers, ...]] = (
-        Markers(start="<tool_call>", end="</tool_call>"),
+        REGION,
         Markers(start=BARE, end="</tool_call>", is_body=True),
     )
     inner: ClassVar[tuple[str, ...]] = ("</function>", "<parameter=", "</parameter>")
@@ -38,6 +39,7 @@ class Qwen3Coder(XmlToolParser):
         value_end="</parameter>",
         tail="</function>",
         is_wrapped=True,
+        region=REGION,
     )
     has_one_call: ClassVar[bool] = True
     samples: ClassVar[tuple[Sample, ...]] = (
@@ -90,9 +92,11 @@ class Qwen3Coder(XmlToolParser):
         return calls
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written."""
+        """Return the calls as far as they are written. Raises: MalformedToolCall"""
         calls = self.calls.so_far(body, tools)
-        return calls if _are_offered(body, calls, tools) else []
+        if not _are_offered(body, calls, tools):
+            raise MalformedToolCall("no <tool_call>, and no such tool")
+        return calls
 
 
 def _are_offered(body: str, calls: list[ToolCall], tools: Sequence[Tool]) -> bool:

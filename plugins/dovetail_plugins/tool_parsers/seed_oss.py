@@ -30,6 +30,7 @@ class SeedOss(XmlToolParser):
         key="<parameter=NAME>",
         value_end="</parameter>",
         tail="</function>",
+        region=SECTION,
     )
     has_one_call: ClassVar[bool] = True
     samples: ClassVar[tuple[Sample, ...]] = (

@@ -32,7 +32,7 @@ class Xlam(JsonToolParser):
         Markers(start="[", opens_answer=True, is_body=True),
         Markers(start=FENCE, end=FENCE_END, opens_answer=True),
         Markers(start="[TOOL_CALLS]"),
-        Markers(start="</think>"),
+        Markers(start="</think>", stays=True),
         Markers(start="<tool_call>", end="</tool_call>"),
     )
     calls: ClassVar[JsonCalls] = JsonCalls(is_name_enough=False, others=("type", "id"))
@@ -51,7 +51,7 @@ class Xlam(JsonToolParser):
         ),
         Sample(
             text='I look it up.</think>\n```json\n[{"name": "now", "arguments": {}}]\n``` and on',
-            content="I look it up.and on",
+            content="I look it up.</think> and on",
             calls=(ToolCall(name="now", arguments="{}"),),
         ),
         Sample(text="[1] and [2] are notes", content="[1] and [2] are notes"),

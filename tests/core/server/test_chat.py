@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from dovetail.errors import RequestFault
+from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.server.state import Parsers
+from dovetail.syntax.json_calls import bare_calls
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
 from dovetail.testing.serving import (
     PARSERS,
     TOOLS,
     USER,
+    NameAndJson,
     Thinks,
     app_for,
     chat,
@@ -61,7 +65,7 @@ def test_streamed_equals_whole(seed: int) -> None:
     assert events[-1] == "[DONE]"
     assert without_ids(joined(events)) == whole
     assert whole["message"] == {
-        "content": "Hellobye",
+        "content": "Hello bye",
         "reasoning_content": "why",
         "tool_calls": [
             {"name": "add", "arguments": '{"a": 1}'},
@@ -213,6 +217,29 @@ def test_tool_choice_none_reads_no_call(excludes: bool) -> None:
     body = chat(app, tools=TOOLS, tool_choice="none").json()
     assert body["choices"][0]["message"]["content"] == "[call]add {}[/call]"
     assert ("[1 tools]" in "".join(map(chr, engine.asked[0][2]["prompt"]))) is not excludes
+
+
+class NamesBare(NameAndJson):
+    """Calls without their tags are JSON."""
+
+    def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        """Return the calls. Raises: MalformedToolCall, UnfinishedToolCall"""
+        return bare_calls(text, tools)
+
+
+def test_bare_calls_are_calls_unless_the_parser_is_strict() -> None:
+    text = '{"name": "add", "arguments": {"a": 1}}\n{"name": "add", "arguments": {}}'
+    parsers = Parsers(tool=NamesBare(None), reasoning=Thinks(None))
+    for is_strict in (False, True):
+        for pieces in ([text], list(text), ["<think>why</think>\n", text]):
+            script = Script(pieces=pieces)
+            app, _ = app_for(script, parsers=parsers, tool_parser_strict=is_strict)
+            whole = without_ids(whole_of(chat(app, tools=TOOLS).json()))
+            calls = [call["arguments"] for call in whole["message"]["tool_calls"]]
+            assert calls == ([] if is_strict else ['{"a": 1}', "{}"])
+            assert whole["message"]["content"] == (text if is_strict else "")
+            assert whole["finish_reason"] == ("stop" if is_strict else "tool_calls")
+            assert without_ids(joined(events_of(chat(app, tools=TOOLS, stream=True)))) == whole
 
 
 def test_one_call_at_a_time() -> None:

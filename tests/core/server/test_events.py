@@ -78,12 +78,16 @@ def test_cuts_do_not_matter(text: str, starts_inside: bool) -> None:
     [
         ("<think>\nwhy\n</think>\n\nbecause", ("because", "why", [])),
         ("A <think> tag", ("A <think> tag", "", [])),
-        (f"first \n{CALL}\n last", ("firstlast", "", [("add", '{"a": 1}')])),
+        (f"first \n{CALL}\n\n last", ("first \nlast", "", [("add", '{"a": 1}')])),
         ("[call]bad[/call] x", ("[call]bad[/call] x", "", [])),
         ('[call]s {"t": "[/call]"}[/call]', ("", "", [("s", '{"t": "[/call]"}')])),
         ('[call]s "open[/call]' + CALL, ('[call]s "open[/call]', "", [("add", '{"a": 1}')])),
         ('[call]s {"a": 2}', ("", "", [("s", '{"a": 2}')])),
         (f"<think>a</think>{CALL}<think>b</think>c", ("c", "ab", [("add", '{"a": 1}')])),
+        (f"first{CALL}\n\nlast", ("first\n\nlast", "", [("add", '{"a": 1}')])),
+        (f"first{CALL}last\n", ("firstlast\n", "", [("add", '{"a": 1}')])),
+        (f"first\n{CALL}\n\n{CALL}\n", ("first", "", [("add", '{"a": 1}')] * 2)),
+        (f"\n{CALL}\nlast", ("last", "", [("add", '{"a": 1}')])),
         ("trailing blanks \n", ("trailing blanks \n", "", [])),
     ],
 )
@@ -139,9 +143,9 @@ class Dotted(NameAndJson):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a @f. b @g.", ("ab", "", [("f", "{}"), ("g", "{}")])),
+        ("a @f. b @g.", ("a b", "", [("f", "{}"), ("g", "{}")])),
         ("a @f", ("a", "", [("f", "{}")])),
-        ("a @f1. b @g. and much more text", ("a @f1. b @g. and much more text", "", [])),
+        ("a @f1. b @g. and much more text", ("a @f1. b and much more text", "", [("g", "{}")])),
         ("@f.<end> @g.<en", ("<en", "", [("f", "{}"), ("g", "{}")])),
         ("@1<end>23456789012345678901234567890<end>", ("@123456789012345678901234567890", "", [])),
     ],

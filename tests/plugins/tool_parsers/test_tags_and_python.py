@@ -147,6 +147,14 @@ def test_random_cuts_while_strings_are_passed_on(parser: ToolParser) -> None:
     assert num_calls > 30
 
 
+def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall]:
+    """Return what the parser says of a beginning; none where it can be no call."""
+    try:
+        return parser.so_far(body, tools)
+    except MalformedToolCall:
+        return []
+
+
 @pytest.mark.parametrize("parser", [Qwen3Coder(None), Glm45(None), MinimaxM2(None), Step3(None)])
 def test_strings_only_grow(parser: ToolParser) -> None:
     tools = offered(parser)
@@ -156,7 +164,7 @@ def test_strings_only_grow(parser: ToolParser) -> None:
         body = sample.text[start + len(parser.markers[0].start) : end] if start >= 0 else ""
         before: list[ToolCall] = []
         for at in range(len(body) + 1):
-            now = parser.so_far(body[:at], tools)
+            now = so_far(parser, body[:at], tools)
             assert [call.name for call in now][: len(before)] == [call.name for call in before]
             for old, new in zip(before, now, strict=False):
                 assert new.arguments.startswith(old.arguments)

@@ -24,6 +24,7 @@ class CountedSession:
         self.session = Session(plan)
         self.num_reasoning_tokens = 0
         self._num_tokens = 0
+        self._num_held = 0
         self._counts = plan.reasoning is not None or bool(plan.stops)
 
     @property
@@ -40,14 +41,27 @@ class CountedSession:
             return self.session.feed(text, may_stop=self._may_stop())
         events: list[Event] = []
         for piece in _pieces(text, num_tokens, num_chars):
-            self.num_reasoning_tokens += self.session.is_reasoning
+            if self.session.is_held:
+                self._num_held += 1
+            else:
+                self.num_reasoning_tokens += self.session.is_reasoning
             self._num_tokens += 1
             events += self.session.feed(piece, may_stop=self._may_stop())
+            if not self.session.is_held:
+                self._count_held()
         return joined(events) if num_tokens > 1 else events
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self"""
-        return self.session.finish(is_cut=is_cut)
+        events = self.session.finish(is_cut=is_cut)
+        if self.session.is_reasoning:
+            self._count_held()
+        return events
+
+    def _count_held(self) -> None:
+        """Count the tokens of what opened like a call and is reasoning after all."""
+        self.num_reasoning_tokens += self._num_held
+        self._num_held = 0
 
     def _may_stop(self) -> bool:
         return self._num_tokens >= self.session.plan.min_tokens

@@ -38,7 +38,7 @@ async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
     """Read a model's text: reasoning, content and tool calls, by the parsers named or in use."""
     ignored = server.fields.check(body)
     parsers = parsers_for(server.parsers, body.tool_parser, body.reasoning_parser)
-    plan = _plan(body, parsers)
+    plan = _plan(body, parsers, is_strict=server.frontend.tool_parser_strict)
     events = await server.run(lambda: _events(body.text, plan), len(body.text))
     reply = ParseReply(
         events=[_event(event) for event in events],
@@ -50,7 +50,7 @@ async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
     return Response(data, media_type="application/json", headers=headers)
 
 
-def _plan(body: ParseRequest, parsers: Parsers) -> SessionPlan:
+def _plan(body: ParseRequest, parsers: Parsers, *, is_strict: bool) -> SessionPlan:
     reasoning = parsers.reasoning
     return SessionPlan(
         reasoning=reasoning.markers if reasoning else None,
@@ -58,6 +58,7 @@ def _plan(body: ParseRequest, parsers: Parsers) -> SessionPlan:
         tools=tool_values(body.tools or ()),
         starts_inside=reasoning is not None and reasoning.starts_inside(body.prompt or ""),
         layout=layout_in_use(parsers.tool, reasoning),
+        reads_bare=not is_strict and bool(body.tools),
     )
 
 

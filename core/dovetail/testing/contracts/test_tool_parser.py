@@ -105,7 +105,7 @@ def parsed(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolC
 
 def said(parser: ToolParser, text: str) -> str:
     """Return what of a text must come out, if none of it is a call."""
-    return letters(text, parser.layout)
+    return letters(parser.heads.sub("", text) if parser.heads else text, parser.layout)
 
 
 def grows(before: list[ToolCall], now: list[ToolCall]) -> bool:
@@ -206,10 +206,14 @@ class TestToolParser:
                 assert all(json.loads(call.arguments) == arguments for call in got.calls), text
 
     def test_arguments_are_json_objects(self, parser: ToolParser) -> None:
-        """The arguments of every call that is not cut off are the text of a JSON object."""
+        """The arguments of every call that is not cut off are the text of a JSON object: what the
+        parser says of a whole region, and what comes out in the end."""
         whole = [s for s in parser.samples if not is_cut(parser, s.text)]
         assert any(sample.calls for sample in whole)
         for sample in whole:
+            for body in bodies(parser, sample.text):
+                for call in parsed(parser, body, tools_of(sample)) or ():
+                    assert call.text or isinstance(json.loads(call.arguments), dict), body
             for call in run(parser, [sample.text], sample).calls:
                 assert isinstance(json.loads(call.arguments), dict)
 
