@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.config.lengths import checkpoint_tokens, rope_scaling
 from dovetail.inspect import room
 from dovetail.inspect.facts import Group, Memory
-from dovetail.inspect.weights import How
+from dovetail.inspect.how import How
 from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:

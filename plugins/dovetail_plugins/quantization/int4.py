@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail.layers.rounding import IntegerOptions
+from dovetail.layers.rounding import INT8, IntegerOptions
 from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
@@ -53,7 +53,7 @@ class Int4(WhileLoading):
         if self.is_skipped(layer.name):
             return None
         if layer.name == HEAD and options.head == "int8":
-            return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8")
+            return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8", takes=INT8)
         return made_kept(
             layer,
             bits=4,
@@ -62,6 +62,7 @@ class Int4(WhileLoading):
             has_zeros=not options.symmetric,
             packs=packs,
             format=f"int4, groups of {options.group}",
+            takes=INT8,
         )
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:

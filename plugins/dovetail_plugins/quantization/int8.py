@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail.layers.rounding import IntegerOptions
+from dovetail.layers.rounding import INT8, IntegerOptions
 from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
@@ -40,7 +40,7 @@ class Int8(WhileLoading):
         """Return what a full-precision layer becomes."""
         if self.is_skipped(layer.name):
             return None
-        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8")
+        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="int8", takes=INT8)
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 8-bit method."""
