@@ -16,17 +16,17 @@ GPU_FIGURES = Path(__file__).parent / "reference" / "quantized_layers_gpu.json"
 MEANT = {
     "bfloat16_bfloat16": "bfloat16, activations rounded to it",
     "float16": "float16",
-    "int8": "int8, activations int8 per token",
+    "int8": "int8, activations int8",
     "int8_float32": "int8 in groups",
-    "int8_int8": "int8 in groups, activations int8 per token",
+    "int8_int8": "int8 in groups, activations int8",
     **{f"int{n}": f"{n} bits in groups" for n in (2, 3, 4, 5, 6)},
-    **{f"int{n}_int8": f"{n} bits in groups, activations int8 per token" for n in (2, 3, 4, 5, 6)},
+    **{f"int{n}_int8": f"{n} bits in groups, activations int8" for n in (2, 3, 4, 5, 6)},
     "float8": "e4m3 in groups",
     "table4": "4-bit codes of a table",
     "vectors": "codes of vectors",
-    "vectors_int8": "codes of vectors, activations int8 per token",
+    "vectors_int8": "codes of vectors, activations int8",
     "trits": "five trits in a byte",
-    "trits_int8": "five trits in a byte, activations int8 per token",
+    "trits_int8": "five trits in a byte, activations int8",
 }
 """A kernel's format in words."""
 FALLBACK = ("bfloat16_bfloat16", "float16", "float32")
@@ -48,10 +48,18 @@ whether tables and heads may be stored in it. Logits are compared in `tests/plug
 and `tests/plugins/gguf` with the library that wrote the checkpoint, or with transformers given the
 matrices that the format's words mean: within 0.001 of the range of the logits with float
 activations, 0.02 with activations rounded to 8 bits. Activations of models in bfloat16 are rounded
-to it where a CPU multiplies pairs of it (AVX512-BF16). Integers and e4m3 are exact in it; a table's
-values are rounded as well, which changes those of nf4 and fp4 and not those of e2m1 and IQ4. Scales
-are not rounded. `--plugin-options.quantization.round_activations false` leaves all as they are, and
-so does any `--dtype` but bfloat16.
+to it where a CPU multiplies pairs of it (AVX512-BF16) and they are not 8-bit. Integers and e4m3 are
+exact in it; a table's values are rounded as well, which changes those of nf4 and fp4 and not those
+of e2m1 and IQ4. Scales are not rounded.
+
+What products make of their activations is one option of every method,
+`--plugin-options.quantization.activations`. `float` rounds none, on any device. By default a CPU
+makes those that meet integers int8 in groups of 32 inputs (or 16-bit integers, where AVX2 multiplies
+8-bit weights by them as fast), or with a scale a token where the checkpoint says so itself:
+`compressed-tensors` with int8 `input_activations` (not in groups), `torchao`'s
+Int8DynamicActivationInt8Weight, `qqq`; a GPU does the latter and leaves all others in 16 bits
+unless `int8` is asked for, which has a scale a token there. `dovetail inspect` says what a layer
+gets.
 
 *On a GPU* is what Triton's kernels keep and read: the same format unless another is named ("torch":
 no kernel, torch multiplies plain numbers). `memory` is as before; `error` the largest distance of a
@@ -73,7 +81,7 @@ would ask for it, `--tensor-parallel-size`, is refused until workers of several 
 until then this is what a plugin or a script that builds the model itself can rely on.
 
 - Stored layers with float activations: equal but for the order of float32 sums.
-- Activations that become 8-bit per token: a rank rounds the inputs it has, so within that rounding.
+- Activations that become 8-bit: a rank rounds the inputs it has, so within that rounding.
 - `int4`, `deepspeedfp`, and nf4 and fp4 made while loading: equal where their groups divide the
   inputs of a rank.
 - `int8`, `experts_int8`, `fp8`, `tpu_int8`, `neuron_quant`, and `bitsandbytes` of kind int8, while

@@ -1,4 +1,5 @@
-"""What `dovetail inspect` says a quantized checkpoint keeps is what loading keeps, to the byte.
+"""What `dovetail inspect` says a quantized checkpoint keeps is what loading keeps, to the byte, and
+what it says of activations is what products make of them.
 
 Every method that is built in has a case: checkpoints that other libraries wrote, those written here
 by a format's words, and plain ones quantized while they load.
@@ -9,9 +10,11 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,10 +25,18 @@ from dovetail.cli.parser import Parser
 from dovetail.cli.serve import add_arguments
 from dovetail.config.asked import asked
 from dovetail.config.resolve import resolve
+from dovetail.inspect.facts import Inspected
 from dovetail.inspect.gather import inspect
+from dovetail.inspect.layers import purpose_of
+from dovetail.interfaces.headers import StoredLayer, TensorHeader
+from dovetail.interfaces.quantization import LinearSpec
+from dovetail.layers import matrix_linear
+from dovetail.layers.products import multiplied
 from dovetail.runner.loader import load_model, num_bytes
 from dovetail.testing.gguf_files import write_gguf
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_kernels.cpu.library import library
+from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.gguf import _types
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -46,15 +57,54 @@ LOADING: dict[str, list[str]] = {
 Tensors = dict[str, torch.Tensor]
 
 
-def compare(path: Path, *flags: str) -> None:
+def compare(path: Path, *flags: str) -> Inspected:
     parser = Parser(prog="inspect", description="")
     add_arguments(parser)
     config = asked(parser.parse([str(path), *flags]), stream=io.StringIO())
     found = inspect(config)
-    module = load_model(resolve(config).run, torch.device("cpu")).module
+    with noting() as noted:
+        module = load_model(resolve(config).run, torch.device("cpu")).module
     assert found.memory is not None
     assert found.memory.is_exact, found.warnings
     assert found.memory.weights_bytes + found.memory.tables_bytes == num_bytes(module)
+    if library() is not None:
+        check_activations(found, noted)
+    return found
+
+
+@contextmanager
+def noting() -> Iterator[list[tuple[str, str]]]:
+    """Give the names of layers that are made inside a with block, and what their activations
+    become."""
+    noted: list[tuple[str, str]] = []
+
+    def spied(weight: Weight, asked: str, spec: LinearSpec) -> tuple[Weight, str]:
+        made, becomes = multiplied(weight, asked, spec)
+        noted.append((spec.name, becomes))
+        return made, becomes
+
+    with patch.object(matrix_linear, "multiplied", spied):
+        yield noted
+
+
+HEADER = TensorHeader(name="weight", shape=(1, 1), dtype="float32", num_bytes=4, file="")
+WORDS_OF = {
+    "int8": "int8 in groups of 32 inputs",
+    "token": "int8, a scale a token (the checkpoint's own)",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+}
+
+
+def check_activations(found: Inspected, noted: list[tuple[str, str]]) -> None:
+    told = {group.name: set(group.activations) for group in found.groups}
+    made: dict[str, set[str]] = {name: set() for name in told}
+    for name, becomes in noted:
+        purpose = purpose_of(StoredLayer(name=name, tensors={"weight": HEADER}))
+        purpose = "embedding" if purpose == "head" and "head" not in told else purpose
+        if name and told[purpose]:  # a table that is no head goes without a name
+            made[purpose].add(WORDS_OF[becomes])
+    assert made == told
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -187,6 +237,17 @@ def test_experts_in_4_bit_floats(tmp_path: Path) -> None:
     save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
     put_config(path, {"quant_method": "mxfp4"})
     compare(path)
+
+
+@pytest.mark.parametrize("asked", ["int8", "float"])
+def test_what_is_asked_of_activations(asked: str, tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, "Qwen3ForCausalLM", **ROOMY)
+    flags = ("--plugin-options.quantization.activations", asked, "--dtype", "bfloat16")
+    found = compare(path, "--quantization", "int4", *flags)
+    wanted = "float32" if asked == "float" else "int8 in groups of 32 inputs"
+    told = {group.name: list(group.activations) for group in found.groups}
+    assert told["attention"] == told["head"] == [wanted]
+    assert told["norms"] == told["embedding"] == []
 
 
 def test_every_method_tells() -> None:

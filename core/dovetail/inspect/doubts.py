@@ -9,8 +9,8 @@ from typing import Any
 
 from dovetail.config.dtypes import stored_dtype
 from dovetail.inspect.facts import Group, Memory, TextFacts, WeightFile
+from dovetail.inspect.how import How
 from dovetail.inspect.layers import EMBEDDING, HEAD, UNUSED, num_blocks, purpose_of
-from dovetail.inspect.weights import How
 from dovetail.interfaces.headers import StoredLayer
 from dovetail.interfaces.spec import ModelSpec
 

@@ -52,7 +52,9 @@ class WeightFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Layers of one purpose. `stored` and `kept` map a form to the parameters that have it; `kept`
-    is how they stay in memory. `is_exact`: no method had to be guessed for `kept_bytes`."""
+    is how they stay in memory. `activations` likewise: what products on this machine make of them,
+    nothing for layers that are not multiplied by any. `is_exact`: no method had to be guessed for
+    `kept_bytes`."""
 
     name: str
     layers: int
@@ -63,6 +65,7 @@ class Group:
     kept: dict[str, int]
     kept_bytes: int
     is_exact: bool
+    activations: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,13 +28,15 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import DovetailError
 from dovetail.inspect import doubts, memory
 from dovetail.inspect.facts import Inspected, ModelFacts, TextFacts, WeightFile
+from dovetail.inspect.how import How
 from dovetail.inspect.layers import layers_of
 from dovetail.inspect.reasons import chosen, listening
-from dovetail.inspect.weights import How, experts_of, groups_of
+from dovetail.inspect.weights import experts_of, groups_of
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import EngineSpec, ModelSpec, Selection
+from dovetail.layers.rounding import asked_of
 from dovetail_kernels.cpu.library import library
 
 TRANSFORMERS = "transformers"
@@ -220,12 +222,16 @@ def _method(parts: Parts) -> QuantMethod | None:
 
 def _how(parts: Parts, method: QuantMethod | None) -> How:
     native = library() if parts.device == "cpu" else None
+    options = registry.build_options(parts.quantization) if parts.quantization else None
     return How(
         model=parts.model,
         method=method,
         panel_outputs=0 if native is None else native.panel_outputs(),
         is_tied=bool(parts.model.hf_config.get("tie_word_embeddings", False)),
         is_own=parts.model_plugin is None or parts.model_plugin.name != TRANSFORMERS,
+        is_cpu=parts.device == "cpu",
+        isa="" if native is None else native.isa,
+        asked=asked_of(options),
     )
 
 

@@ -9,7 +9,7 @@ from dovetail.config.lengths import checkpoint_tokens, rope_scaling
 from dovetail.config.model_facts import facts_of, has_rotary
 from dovetail.inspect import room
 from dovetail.inspect.facts import Group, Memory
-from dovetail.inspect.weights import How
+from dovetail.inspect.how import How
 from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:

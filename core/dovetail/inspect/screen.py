@@ -18,7 +18,7 @@ _WIDTHS = (15, 6, 11, 18, 24, 12, 10)
 
 def screen(found: Inspected) -> str:
     """Return the whole screen."""
-    parts = [_head(found), _table(found)]
+    parts = [_head(found), _table(found), _activations(found)]
     if found.memory is not None:
         parts.append(_memory(found.memory, found.model))
     parts += [_plugins(found), _text(found)]
@@ -106,6 +106,13 @@ def _forms(forms: Mapping[str, int]) -> list[str]:
     if len(forms) == 1 or not total:
         return list(forms)
     return [f"{name} {100 * part / total:.0f} %" for name, part in forms.items()]
+
+
+def _activations(found: Inspected) -> list[str]:
+    """Return what products make of the activations that they are given, a line a group."""
+    told = [group for group in found.groups if group.activations]
+    lines = [line for one in told for line in _line(one.name, "; ".join(_forms(one.activations)))]
+    return ["activations in products", *lines] if lines else []
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.config.dtypes import BYTES
+from dovetail.inspect.activations import NOT_TOLD, of_layer
 from dovetail.inspect.facts import Group
+from dovetail.inspect.how import How
 from dovetail.inspect.layers import (
     EMBEDDING,
     EXPERTS,
@@ -24,8 +26,6 @@ from dovetail.inspect.layers import (
     values_by_name,
 )
 from dovetail.interfaces.headers import Kept, StoredLayer
-from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -40,38 +40,10 @@ _PICKED = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """How a model keeps its weights. `panel_outputs`: what outputs are filled up to a multiple of
-    where the native library multiplies them packed; 0: nothing is packed.
-
-    `method` None: nothing is known of quantized layers. `is_tied`: the head is the token table.
-    `is_own`: a model plugin builds all layers; else head and tables are transformers' own.
-    """
-
-    model: ModelSpec
-    method: QuantMethod | None
-    panel_outputs: int
-    is_tied: bool
-    is_own: bool = True
-
-    @property
-    def packs(self) -> bool:
-        """Return whether matrices are packed."""
-        return self.panel_outputs > 0
-
-    def matrix_dtype(self, purpose: str) -> str:
-        """Return the type of matrices in full precision. A table that is no head stays as it is
-        even where nothing is packed."""
-        if purpose in (EMBEDDING, HEAD) and not self.is_own:
-            return self.model.dtype
-        is_kept = self.packs or (purpose == EMBEDDING and not self.is_tied)
-        return (self.model.weight_dtype if is_kept else "") or self.model.dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:
     """One layer: how its matrix is stored and kept, and the bytes of all its tensors. A matrix that
-    is packed has `outputs` of `row_bytes` each, and `shared_bytes` (see Kept)."""
+    is packed has `outputs` of `row_bytes` each, and `shared_bytes` (see Kept). `activations` of its
+    product in words, "" without one."""
 
     layer: StoredLayer
     purpose: str
@@ -83,6 +55,7 @@ class _Weighed:
     outputs: int = 0
     row_bytes: int = 0
     shared_bytes: int = 0
+    activations: str = ""
 
 
 def experts_of(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -117,9 +90,12 @@ def _group(name: str, weighed: list[_Weighed], active: tuple[int, int]) -> Group
     parameters = sum(one.parameters for one in weighed)
     stored: Counter[str] = Counter()
     kept: Counter[str] = Counter()
+    activations: Counter[str] = Counter()
     for one in weighed:
         stored[one.stored] += one.parameters
         kept[one.kept] += one.parameters
+        if one.activations:
+            activations[one.activations] += one.parameters
     return Group(
         name=name,
         layers=len(weighed),
@@ -130,6 +106,7 @@ def _group(name: str, weighed: list[_Weighed], active: tuple[int, int]) -> Group
         kept=dict(kept.most_common()),
         kept_bytes=sum(one.num_bytes for one in weighed),
         is_exact=all(one.is_exact for one in weighed),
+        activations=dict(activations.most_common()),
     )
 
 
@@ -148,7 +125,8 @@ def _weighed(layer: StoredLayer, how: How) -> _Weighed:
             header.num_values for header in layer.tensors.values()
         )
         return _Weighed(layer=layer, purpose=purpose, stored=stored, kept="about as stored",
-                        parameters=count, num_bytes=layer.num_bytes, is_exact=False)  # fmt: skip
+                        parameters=count, num_bytes=layer.num_bytes, is_exact=False,
+                        activations=NOT_TOLD)  # fmt: skip
     if told is None:
         return _plain(layer, purpose, stored, how)
     biases = layer.tensors["bias"].num_values if "bias" in layer.tensors else 0
@@ -163,6 +141,7 @@ def _weighed(layer: StoredLayer, how: How) -> _Weighed:
         outputs=told.outputs,
         row_bytes=(told.num_bytes - told.shared_bytes) // max(1, told.outputs),
         shared_bytes=told.shared_bytes,
+        activations=of_layer(told, "", how) if _multiplies(layer, purpose, how) else "",
     )
 
 
@@ -209,7 +188,15 @@ def _plain(layer: StoredLayer, purpose: str, stored: str, how: How) -> _Weighed:
         is_exact=True,
         outputs=outputs,
         row_bytes=inputs * BYTES[matrix],
+        activations=of_layer(None, matrix, how) if _multiplies(layer, purpose, how) else "",
     )
+
+
+def _multiplies(layer: StoredLayer, purpose: str, how: How) -> bool:
+    """Return whether a layer is multiplied by activations: tables are only if they are the head."""
+    if purpose == EMBEDDING:
+        return how.is_tied and "position" not in layer.name
+    return any(len(header.shape) >= 2 for header in layer.tensors.values())
 
 
 def _packed_shape(layer: StoredLayer, purpose: str, how: How) -> tuple[int, int]:

@@ -51,6 +51,8 @@ class Kept:
     `format` is a word for people ("int4, groups of 128"). `outputs` are its rows, which packed
     matrices fill up; 0 where the headers do not tell. `shared_bytes` of the bytes are there once
     for matrices that become one (q, k and v; gate and up), such as a table of what codes mean.
+    `takes` is what products may make of the layer's activations, one of `layers.rounding.TAKES`; ""
+    where a method does not tell.
     """
 
     num_values: int
@@ -58,3 +60,4 @@ class Kept:
     num_bytes: int
     outputs: int = 0
     shared_bytes: int = 0
+    takes: str = ""

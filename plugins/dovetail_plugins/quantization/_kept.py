@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
+from dovetail.layers.rounding import BFLOAT16, FLOAT, INT8
 from dovetail_plugins.quantization._widths import width_of
 
 WIDE = ("float32", "float64")
 """Types of scales that do not fit into 16 bits."""
-STEP = 8
-"""Groups of the kernels' formats are multiples of it."""
+STEP, INT8_STEP, FLOAT8_STEP = 8, 16, 32
+"""Groups of the kernels' formats are multiples of the first; of those that meet activations in int8
+or in 8-bit floats, of the others."""
 POINTS_STEP = 32
 """Groups of the kernels' formats of vectors are multiples of it."""
 PAIR_BITS = 12
@@ -34,8 +36,10 @@ def integers_kept(
     has_zeros: bool,
     packs: bool,
     group: int = 0,
+    takes: str = INT8,
 ) -> Kept:
-    """Return what integers in groups become. `group` 0: as many groups as there are scales.
+    """Return what integers in groups become. `group` 0: as many groups as there are scales. `takes`
+    is told where groups fit int8 activations.
 
     Without zero points of their own, values of widths that kernels do not have still need some:
     half of their range is not half of the kernels'.
@@ -46,7 +50,7 @@ def integers_kept(
     wide = width_of(bits, size)
     has_zeros = has_zeros or wide != bits
     if wide == 8 and groups == 1 and not has_zeros:
-        return bytes_kept(count, outputs)
+        return bytes_kept(count, outputs, takes=takes)
     if size % STEP:
         return replace(plain_kept(count, "float16"), outputs=told_outputs)
     scale_bytes = 4 if scales.dtype in WIDE else 2
@@ -56,6 +60,7 @@ def integers_kept(
         format=f"int{wide}, groups of {size}",
         num_bytes=value_bytes(count, wide, packs=packs) + factors,
         outputs=told_outputs,
+        takes=BFLOAT16 if size % INT8_STEP else takes,
     )
 
 
@@ -95,17 +100,26 @@ def tiles_kept(values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, p
         format=f"pairs of int4 out of four, groups of {size}",
         num_bytes=value_bytes(count, PAIR_BITS / 4, packs=packs) + scales.num_values * scale_bytes,
         outputs=outputs if outputs > 1 else 0,
+        takes=INT8,
     )
 
 
-def bytes_kept(count: int, outputs: int, *, groups: int = 1, has_zeros: bool = False) -> Kept:
+def bytes_kept(
+    count: int, outputs: int, *, groups: int = 1, has_zeros: bool = False, takes: str = INT8
+) -> Kept:
     """Return so many int8 values with float32 scales, and zero points, of groups."""
-    size = "" if groups == 1 else f", groups of {count // outputs // groups}"
+    group = count // outputs // groups
     factors = 4 * outputs * groups * (2 if has_zeros else 1)
-    return Kept(num_values=count, format=f"int8{size}", num_bytes=count + factors, outputs=outputs)
+    return Kept(
+        num_values=count,
+        format="int8" if groups == 1 else f"int8, groups of {group}",
+        num_bytes=count + factors,
+        outputs=outputs,
+        takes=BFLOAT16 if groups > 1 and group % INT8_STEP else takes,
+    )
 
 
-def float8_kept(layer: StoredLayer, *, block: int = 0) -> Kept | None:
+def float8_kept(layer: StoredLayer, *, block: int = 0, takes: str = BFLOAT16) -> Kept | None:
     """Return what a layer in e4m3 becomes, None for another layer. `block`: inputs that share a
     scale, 0 for all of them."""
     weight = layer.tensors.get("weight")
@@ -116,7 +130,14 @@ def float8_kept(layer: StoredLayer, *, block: int = 0) -> Kept | None:
         return plain_kept(count, "bfloat16")
     groups = -(-inputs // block) if block else 1
     num_bytes = count + 4 * outputs * groups
-    return Kept(num_values=count, format="float8", num_bytes=num_bytes, outputs=outputs)
+    can_round = groups == 1 or block % FLOAT8_STEP == 0
+    return Kept(
+        num_values=count,
+        format="float8",
+        num_bytes=num_bytes,
+        outputs=outputs,
+        takes=takes if can_round else BFLOAT16,
+    )
 
 
 def codes_kept(
@@ -131,6 +152,7 @@ def codes_kept(
         num_bytes=value_bytes(count, 4, packs=packs) + factors + TABLE_BYTES,
         outputs=outputs if outputs > 1 else 0,
         shared_bytes=TABLE_BYTES,
+        takes=BFLOAT16,
     )
 
 
@@ -150,6 +172,7 @@ def made_kept(
     has_zeros: bool = False,
     packs: bool,
     format: str,
+    takes: str,
 ) -> Kept | None:
     """Return what a full-precision layer becomes that is quantized while it loads."""
     weight = matrix_of(layer)
@@ -162,7 +185,11 @@ def made_kept(
     num_bytes = value_bytes(weight.num_values, bits, packs=packs) + factors
     told_outputs = outputs if len(weight.shape) == 2 else 0
     return Kept(
-        num_values=weight.num_values, format=format, num_bytes=num_bytes, outputs=told_outputs
+        num_values=weight.num_values,
+        format=format,
+        num_bytes=num_bytes,
+        outputs=told_outputs,
+        takes=takes,
     )
 
 
@@ -171,7 +198,9 @@ def int8_kept(layer: StoredLayer, group: int, *, packs: bool) -> Kept | None:
     weight = matrix_of(layer)
     is_whole = weight is None or not group or weight.shape[-1] <= group
     format = "int8" if is_whole else f"int8, groups of {group}"
-    return made_kept(layer, bits=8, group=group, scale_bytes=4, packs=packs, format=format)
+    return made_kept(
+        layer, bits=8, group=group, scale_bytes=4, packs=packs, format=format, takes=INT8
+    )
 
 
 def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
@@ -186,4 +215,6 @@ def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHea
 
 def plain_kept(count: int, dtype: str) -> Kept:
     """Return so many weights in full precision."""
-    return Kept(num_values=count, format=dtype, num_bytes=count * (4 if dtype in WIDE else 2))
+    num_bytes = count * (4 if dtype in WIDE else 2)
+    takes = BFLOAT16 if dtype == BFLOAT16 else FLOAT
+    return Kept(num_values=count, format=dtype, num_bytes=num_bytes, takes=takes)

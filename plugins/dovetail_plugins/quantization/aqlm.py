@@ -17,6 +17,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
+from dovetail.layers.rounding import FLOAT
 from dovetail_plugins.quantization._kept import plain_kept
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Aqlm(CheckpointMethod):
             num_values=count,
             format=f"{self.num_books} x {self.bits} bits for {self.ins}",
             num_bytes=code_bytes + 2 * points + 4 * outputs,
+            takes=FLOAT,
         )
 
     def _has_kernel(self) -> bool:

@@ -27,7 +27,7 @@ from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import is_listed, one_for_parts
-from dovetail.layers.rounding import IntegerOptions
+from dovetail.layers.rounding import BFLOAT16, FLOAT8, INT8, TOKEN, IntegerOptions
 from dovetail_plugins.quantization._kept import (
     codes_kept,
     dense_tensors,
@@ -149,7 +149,9 @@ class CompressedTensors(StoredMethod):
         if scheme is None or "weight_scale" not in tensors:
             return None
         if scheme.is_float and scheme.bits == 8:
-            return float8_kept(layer, block=scheme.block[1] or scheme.group)
+            is_meant = scheme.has_float8_inputs and not scheme.format.startswith("mx")
+            block = scheme.block[1] or scheme.group
+            return float8_kept(layer, block=block, takes=FLOAT8 if is_meant else BFLOAT16)
         weight = tensors.get("weight", tensors.get("weight_packed"))
         if weight is None or len(weight.shape) != 2:
             return None
@@ -171,6 +173,7 @@ class CompressedTensors(StoredMethod):
             has_zeros=not scheme.is_symmetric,
             packs=packs,
             group=scheme.group,
+            takes=TOKEN if scheme.has_token_scales else INT8,
         )
 
     def _is_sparse(self, name: str) -> bool:

@@ -19,6 +19,7 @@ from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.rounding import BFLOAT16
 from dovetail_plugins.quantization._either import SkipOptions
 from dovetail_plugins.quantization._kept import made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
@@ -60,8 +61,9 @@ class DeepSpeedFp(WhileLoading):
         if self.is_skipped(layer.name):
             return None
         return made_kept(
-            layer, bits=8, group=self.group, scale_bytes=4, packs=packs, format="float8"
-        )
+            layer, bits=8, group=self.group, scale_bytes=4, packs=packs, format="float8",
+            takes=BFLOAT16,
+        )  # fmt: skip
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight small floats."""

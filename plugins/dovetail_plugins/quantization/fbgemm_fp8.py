@@ -13,6 +13,7 @@ from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail.layers.rounding import FLOAT8
 from dovetail_plugins.quantization._float8_layouts import OutputScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
 from dovetail_plugins.quantization._kept import float8_kept
@@ -35,4 +36,4 @@ class FbgemmFp8(StoredMethod):
 
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer in float8 becomes."""
-        return float8_kept(layer)
+        return float8_kept(layer, takes=FLOAT8)

@@ -81,10 +81,11 @@ class Fp8(EitherMethod):
     def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
         """Return what a layer in float8 becomes, or one in full precision while it loads."""
         if self.is_stored:
-            return float8_kept(layer, block=0 if self.block is None else self.block[1])
+            block = 0 if self.block is None else self.block[1]
+            return float8_kept(layer, block=block, takes=FLOAT8)
         if self.is_skipped(layer.name):
             return None
-        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="float8")
+        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="float8", takes=FLOAT8)
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight float8."""

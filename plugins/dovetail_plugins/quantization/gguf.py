@@ -18,7 +18,7 @@ from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTen
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import FUSED
-from dovetail.layers.rounding import IntegerOptions
+from dovetail.layers.rounding import BFLOAT16, FLOAT, INT8, IntegerOptions
 from dovetail_plugins.gguf._names import HEAD, TABLE
 from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
 from dovetail_plugins.quantization._kept import TABLE_BYTES, value_bytes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dovetail_kernels.gemm.weight import Weight
 
-FLOAT = "weight"
+PLAIN = "weight"
 """The tensor of parts that are not quantized."""
 
 
@@ -62,7 +62,7 @@ class Gguf(StoredMethod):
         """Return the types of a layer's matrices."""
         types = self._types_of(spec)
         return Rows(
-            types=tuple(name if name in QUANTIZED else FLOAT for name in types),
+            types=tuple(name if name in QUANTIZED else PLAIN for name in types),
             float_dtype=self._float_of(types),
             where=self.where,
         )
@@ -88,6 +88,7 @@ class Gguf(StoredMethod):
                 format=weight.dtype,
                 num_bytes=weight.num_bytes,
                 outputs=weight.shape[0],
+                takes=BFLOAT16 if weight.dtype == BFLOAT16 else FLOAT,
             )
         bits, factor_bytes = KEPT[weight.dtype]
         blocks = weight.num_values // BY_NAME[weight.dtype].values
@@ -102,6 +103,7 @@ class Gguf(StoredMethod):
             num_bytes=num_bytes + shared,
             outputs=weight.shape[0],
             shared_bytes=shared,
+            takes=BFLOAT16 if shared else INT8,
         )
 
     def _float_of(self, types: tuple[str, ...]) -> str:
@@ -120,7 +122,7 @@ class Gguf(StoredMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A layer's matrices, each of its own type or (FLOAT) in full precision."""
+    """A layer's matrices, each of its own type or (PLAIN) in full precision."""
 
     types: tuple[str, ...]
     where: str
@@ -137,7 +139,7 @@ class Rows:
         parts = tuple(number for number, own in enumerate(self.types) if own == name)
         outputs = sum(spec.out_sizes[part] for part in parts)
         shape, dtype = (outputs, spec.in_size), self.float_dtype
-        if name != FLOAT:
+        if name != PLAIN:
             known = BY_NAME[name]
             if spec.in_size % known.values:
                 raise ConfigError(
@@ -163,4 +165,4 @@ class Rows:
         from dovetail_plugins.gguf._weight import weight_of
 
         ((name, tensor),) = tensors.items()
-        return as_stored(tensor) if name == FLOAT else weight_of(name, tensor)
+        return as_stored(tensor) if name == PLAIN else weight_of(name, tensor)

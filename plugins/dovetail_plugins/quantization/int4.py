@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail.layers.rounding import IntegerOptions
+from dovetail.layers.rounding import INT8, IntegerOptions
 from dovetail_plugins.quantization._kept import int8_kept, made_kept
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
@@ -64,6 +64,7 @@ class Int4(WhileLoading):
             has_zeros=not options.symmetric,
             packs=packs,
             format=f"int4, groups of {options.group}",
+            takes=INT8,
         )
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:

@@ -22,6 +22,7 @@ from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
+from dovetail.layers.rounding import BFLOAT16, FLOAT8
 from dovetail_plugins.quantization._float8_layouts import BlockScale, OutputScale, WholeScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
 from dovetail_plugins.quantization._kept import codes_kept, float8_kept
@@ -103,7 +104,8 @@ class ModelOpt(StoredMethod):
         weight, scales = (layer.tensors.get(name) for name in ("weight", "weight_scale"))
         if weight is None or scales is None or weight.dtype != "uint8":
             has_blocks = scales is not None and len(scales.shape) == 4
-            return float8_kept(layer, block=BLOCK[1] if has_blocks else 0)
+            takes = BFLOAT16 if has_blocks else FLOAT8
+            return float8_kept(layer, block=BLOCK[1] if has_blocks else 0, takes=takes)
         outputs, pairs = weight.shape
         return codes_kept(
             outputs,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
+from dovetail.layers.rounding import BFLOAT16
 from dovetail_plugins.quantization.int8 import Int8, Int8Options
 
 DTYPES = ("s8", "f8e4m3fn")
@@ -35,7 +36,7 @@ class NeuronQuant(Int8):
         """Return what a full-precision layer becomes: a byte a weight in both types."""
         told = super().kept(layer, packs=packs)
         is_int8 = self.options.dtype == "s8"
-        return told if told is None or is_int8 else replace(told, format="float8")
+        return told if told is None or is_int8 else replace(told, format="float8", takes=BFLOAT16)
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer."""

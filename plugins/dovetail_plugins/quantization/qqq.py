@@ -19,7 +19,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
-from dovetail.layers.rounding import IntegerOptions
+from dovetail.layers.rounding import TOKEN, IntegerOptions
 from dovetail_plugins.quantization._kept import integers_kept
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Qqq(CheckpointMethod):
         return integers_kept(
             values.shape[1] // 2, values.shape[0] * TILE, bits=4, scales=scales, has_zeros=False,
             packs=packs, group=max(self.group, 0),
+            takes=TOKEN,
         )  # fmt: skip
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:

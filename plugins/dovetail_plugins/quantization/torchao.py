@@ -22,8 +22,8 @@ from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers import rounding
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
-from dovetail.layers.rounding import IntegerOptions
 from dovetail_plugins.quantization._float8_rounding import rounds
 from dovetail_plugins.quantization._kept import bytes_kept, integers_kept
 
@@ -43,13 +43,14 @@ DYNAMIC_INT8, DYNAMIC_FLOAT8 = INT8[1], FLOAT8[1]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
     """int8 or e4m3 values. `group` 0: one scale an output; `is_whole`: one a matrix. `bits`: those
-    that are used."""
+    that are used. `is_meant_float8`: activations become e4m3 where a device can."""
 
     dtype: str
     bits: int = 8
     group: int = 0
     is_whole: bool = False
     has_token_scales: bool = False
+    is_meant_float8: bool = False
     has_float8_activations: bool = False
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
@@ -76,8 +77,12 @@ class Bytes:
                 outputs, inputs, bits=4, scales=scale, has_zeros=False, packs=packs,
                 group=inputs // groups,
             )  # fmt: skip
+        if self.dtype == "int8":
+            takes = rounding.TOKEN if self.has_token_scales else rounding.INT8
+            return bytes_kept(values.num_values, outputs, groups=groups, takes=takes)
+        takes = rounding.FLOAT8 if self.is_meant_float8 else rounding.BFLOAT16
         told = bytes_kept(values.num_values, outputs, groups=groups)
-        return told if self.dtype == "int8" else replace(told, format="float8")
+        return replace(told, format="float8", takes=takes)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
@@ -147,7 +152,7 @@ class TorchAo(StoredMethod):
         summary="torchao checkpoints in safetensors: int8, float8, 1 to 8 bits in groups",
         source="https://github.com/pytorch/ao",
     )
-    Options = IntegerOptions
+    Options = rounding.IntegerOptions
     stored_as = ("torchao",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
@@ -169,7 +174,7 @@ class TorchAo(StoredMethod):
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer."""
-        if self.kind != DYNAMIC_FLOAT8 or not isinstance(self.one_layout, Bytes):
+        if not isinstance(self.one_layout, Bytes) or not self.one_layout.is_meant_float8:
             return self.one_layout
         is_rounded = rounds(self.options.activations, spec)
         return replace(self.one_layout, has_float8_activations=is_rounded)
@@ -180,7 +185,10 @@ class TorchAo(StoredMethod):
             is_dynamic = self.kind == DYNAMIC_INT8
             return Bytes(dtype="int8", group=group, is_whole=whole, has_token_scales=is_dynamic)
         if self.kind in FLOAT8:
-            return Bytes(dtype="float8_e4m3fn", group=group, is_whole=whole)
+            is_meant = self.kind == DYNAMIC_FLOAT8
+            return Bytes(
+                dtype="float8_e4m3fn", group=group, is_whole=whole, is_meant_float8=is_meant
+            )
         if self.kind in INTX:
             return Bytes(dtype="int8", group=group, is_whole=whole, bits=self._bits())
         if self.kind == INT4:

@@ -1,0 +1,43 @@
+"""What products on this machine make of a layer's activations, in words.
+
+The rule is `layers.rounding.taken`; the words say what kernels do by it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dovetail.inspect.how import How
+from dovetail.interfaces.headers import Kept
+from dovetail.layers.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
+
+INT8_GROUP = 32
+"""Inputs that share a scale where activations become int8 on a CPU; fewer where the weight's own
+groups are smaller."""
+WORDS_ISA = "avx2"
+"""The instruction set that multiplies 16-bit integers by 8-bit weights as fast as bytes."""
+BFLOAT16_ISA = "avx512bf16"
+"""The instruction set that multiplies pairs of bfloat16 at twice the rate."""
+NOT_TOLD = "not told by the method"
+
+
+def of_layer(told: Kept | None, matrix_dtype: str, how: How) -> str:
+    """Return the words for a layer's product. `told` None: a matrix in full precision."""
+    takes = (BFLOAT16 if matrix_dtype == BFLOAT16 else FLOAT) if told is None else told.takes
+    if not takes:
+        return NOT_TOLD
+    is_bfloat16 = how.model.weight_dtype == BFLOAT16 and how.isa == BFLOAT16_ISA
+    becomes = taken(takes, how.asked, is_cpu=how.is_cpu, is_bfloat16=is_bfloat16)
+    return {
+        TOKEN: "int8, a scale a token (the checkpoint's own)",
+        INT8: int8_words(how),
+        FLOAT8: f"8-bit floats, a scale a token; {how.model.dtype} before capability 8.9",
+        BFLOAT16: BFLOAT16,
+        FLOAT: how.model.dtype,
+    }[becomes]
+
+
+def int8_words(how: How) -> str:
+    """Return what int8 activations are that no checkpoint asks for."""
+    if how.is_cpu:
+        more = "; 16-bit integers beside 8-bit weights" if how.isa == WORDS_ISA else ""
+        return f"int8 in groups of {INT8_GROUP} inputs{more}"
+    return "int8, a scale a token (as asked for)"
