@@ -54,8 +54,8 @@ of e2m1 and IQ4. Scales are not rounded.
 
 What products make of their activations is one option of every method,
 `--plugin-options.quantization.activations`. `float` rounds none, on any device. By default a CPU
-makes those that meet integers int8 in groups of 32 inputs (or 16-bit integers, where AVX2 multiplies
-8-bit weights by them as fast), or with a scale a token where the checkpoint says so itself:
+makes those that meet integers int8 in groups of 32 inputs (or 16-bit integers, where AVX2
+multiplies 8-bit weights by them as fast), or with a scale a token where the checkpoint says so:
 `compressed-tensors` with int8 `input_activations` (not in groups), `torchao`'s
 Int8DynamicActivationInt8Weight, `qqq`; a GPU does the latter and leaves all others in 16 bits
 unless `int8` is asked for, which has a scale a token there. `dovetail inspect` says what a layer

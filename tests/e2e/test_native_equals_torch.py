@@ -29,10 +29,11 @@ from dovetail.testing.dequantized import (
     round_inputs,
     wanted_logprobs,
 )
+from dovetail.testing.meant import per_group
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
 from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
 from dovetail_kernels.gemm.matrix import BFLOAT16_ISA
-from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8
+from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8_groups
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
@@ -114,13 +115,15 @@ def test_greedy_answers_are_those_of_torch(architecture: str, tmp_path: Path) ->
     assert parted <= 1, "near ties are rare among made-up weights"
 
 
-BFLOAT16_ROUNDED, INT8_ROUNDED = 0.1, 0.4
+BFLOAT16_ROUNDED, INT8_ROUNDED = 0.1, 0.3
 """Largest error of a logit, in deviations of all logits, that rounding activations may cause.
 
-bfloat16 keeps 8 bits, a relative error of 2^-9 a product; int8 keeps 1/254 of a token's largest
-activation, some ten times as much for the rest. Seven products in each of two layers add up; these
-weights were seen to make 0.044 and 0.16 to 0.21 of it, and the bounds are twice that.
+bfloat16 keeps 8 bits, a relative error of 2^-9 a product; int8 keeps 1/254 of the largest of 32
+activations. Seven products in each of two layers add up; these weights were seen to make 0.044 and
+0.07 to 0.12 of it, and the bounds are twice that and more.
 """
+WORDS_ROUNDED = 2e-3
+"""The same of integers of 16 bits, which AVX2 multiplies by weights of 8."""
 MEDIAN = 1e-5
 """Against transformers that rounds the inputs of its linear layers alike: most logits agree as
 float32 sums do (1e-6 was seen), the others are those where an activation at the edge between two
@@ -131,24 +134,15 @@ def round_to_bfloat16(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16().float()
 
 
-def round_to_int8(x: torch.Tensor) -> torch.Tensor:
-    step = (x.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=1e-12)
-    return (x / step).round() * step
-
-
 def as_stored(name: str, weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
 def as_int8(name: str, weight: torch.Tensor) -> torch.Tensor:
-    return quantize_int8(weight).dequantize()
+    return quantize_int8_groups(weight, 128).dequantize()
 
 
-def as_int4(
-    name: str, weight: torch.Tensor, *, group: int, symmetric: bool, head: str
-) -> torch.Tensor:
-    if name == "lm_head" and head == "int8":
-        return as_int8(name, weight)
+def as_int4(name: str, weight: torch.Tensor, *, group: int, symmetric: bool) -> torch.Tensor:
     return quantize_int4(weight, group, is_symmetric=symmetric).dequantize()
 
 
@@ -214,7 +208,7 @@ def test_int4_weights_with_float_activations(
     folders: dict[str, Path], group: int, symmetric: bool
 ) -> None:
     options = {"group": group, "symmetric": symmetric, "activations": "float", "head": "int4"}
-    meant = partial(as_int4, group=group, symmetric=symmetric, head="int4")
+    meant = partial(as_int4, group=group, symmetric=symmetric)
     error, _ = differences(folders["bfloat16"], "int4", options, meant)
     assert error.max() <= EXACT
 
@@ -227,7 +221,11 @@ def check_int8_activations(
 ) -> None:
     error, deviation = differences(path, quantization, options, meant)
     assert error.max() <= INT8_ROUNDED * deviation
-    error, _ = differences(path, quantization, options, meant, round_to_int8)
+    native = library()
+    if native is not None and native.isa == "avx2" and quantization == "int8":
+        assert error.max() <= WORDS_ROUNDED * deviation
+        return
+    error, _ = differences(path, quantization, options, meant, per_group)
     assert error.median() <= MEDIAN
 
 
@@ -241,8 +239,8 @@ def test_int8_weights(folders: dict[str, Path], dtype: str) -> None:
 def test_int4_weights_with_int8_activations(
     folders: dict[str, Path], group: int, symmetric: bool
 ) -> None:
-    options = {"group": group, "symmetric": symmetric}
-    meant = partial(as_int4, group=group, symmetric=symmetric, head="int8")
+    options = {"group": group, "symmetric": symmetric, "head": "int4"}
+    meant = partial(as_int4, group=group, symmetric=symmetric)
     check_int8_activations(folders["bfloat16"], "int4", options, meant)
 
 
