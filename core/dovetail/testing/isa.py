@@ -14,6 +14,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from dovetail_kernels.cpu.library import library, missing_reason
 
@@ -46,8 +48,7 @@ def held(isa: str) -> dict[str, str]:
 
     numpy refuses names that it does not know or that the machine lacks, so it is asked.
     """
-    from numpy._core import _multiarray_umath as numpy_core
-
+    numpy_core: Any = import_module("numpy._core._multiarray_umath")
     kept = NUMPY_KEEPS if isa == "avx2" else ()
     features = numpy_core.__cpu_features__
     off = [name for name in numpy_core.__cpu_dispatch__ if features[name] and name not in kept]
