@@ -198,7 +198,7 @@ def test_activations_of_eight_bits(wide: dict[str, Path], tmp_path: Path) -> Non
     (got,) = loaded(file, activations="int8").forward([(0, tokens)])
     error = (got - right).abs()
     span = right.max() - right.min()
-    assert error.square().mean().sqrt() <= 0.01 * span, (error.max() / span, error.square().mean().sqrt() / span)
+    assert error.square().mean().sqrt() <= 0.01 * span
 
 
 MIXED = {
