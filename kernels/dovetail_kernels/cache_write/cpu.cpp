@@ -6,6 +6,7 @@
 // and x in any other.
 
 #include "paged_attention/layout.h"
+#include "paged_attention/rotate.h"
 #include "pool.h"
 #include "vector.h"
 
@@ -101,6 +102,13 @@ void store_run(const AttentionArgs& args, const Layout& layout, const Run& run, 
   char* cell = layout.cell(args.cache, run.block, head, run.offset);
   const float* k = args.k + run.first * args.k_stride + head * size;
   const float* v = args.v + run.first * args.v_stride + head * size;
+  int64_t k_stride = args.k_stride;
+  float rotated[kCell * kMaxHeadSize];
+  if (args.rotates) {
+    for (int64_t i = 0; i < run.count; ++i) rotate(k + i * k_stride, size, 1.0f, rotated + i * size);
+    k = rotated;
+    k_stride = size;
+  }
   float k_factors[kCell], v_factors[kCell];
   for (int64_t i = 0; i < run.count; ++i) {
     k_factors[i] = args.k_scale;
@@ -109,7 +117,7 @@ void store_run(const AttentionArgs& args, const Layout& layout, const Run& run, 
   if (args.format == kKvInt8) {
     float* scales = reinterpret_cast<float*>(cell + layout.scales_at) + key;
     for (int64_t i = 0; i < run.count; ++i) {
-      k_factors[i] = int8_factor(k + i * args.k_stride, size, scales + i);
+      k_factors[i] = int8_factor(k + i * k_stride, size, scales + i);
       v_factors[i] = int8_factor(v + i * args.v_stride, size, scales + kCell + i);
     }
   }
@@ -117,7 +125,7 @@ void store_run(const AttentionArgs& args, const Layout& layout, const Run& run, 
   Item* values = reinterpret_cast<Item*>(cell + layout.values_at);
   constexpr int64_t pair = is_in_pairs ? 2 : 1;
   for (int64_t d = 0; d < size; ++d)
-    store_key<Kind>(k + d, args.k_stride, k_factors, run.count, pair,
+    store_key<Kind>(k + d, k_stride, k_factors, run.count, pair,
                     keys + d / pair * pair * kCell + d % pair + key * pair);
   for (int64_t i = 0; i < run.count; ++i) {
     const int64_t at = key + i;

@@ -27,6 +27,7 @@ struct AttentionArgs {
   float scale;
   float soft_cap;  // 0: none
   int32_t may_round;  // queries and weights to bfloat16, where keys are such and that is faster
+  int32_t rotates;    // queries and keys are rotated (rotate.h); the cache holds rotated keys
   float k_scale, v_scale;  // an 8-bit float in the cache times this is the key, the value; else 1
 };
 

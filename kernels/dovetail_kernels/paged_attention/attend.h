@@ -6,6 +6,7 @@
 // first partition to last, and so are the bits.
 #pragma once
 
+#include "paged_attention/rotate.h"
 #include "paged_attention/tiles.h"
 #include "pool.h"
 
@@ -231,13 +232,18 @@ void pack_queries(const Plan& plan, const Unit& unit, int64_t head, const Room& 
   const int64_t size = args.head_size;
   const float* token = args.q + (args.query_start[unit.row] + unit.query) * args.q_stride;
   int64_t n = 0, query = 0, q_head = 0;
+  float rotated[kMaxHeadSize];
   for (int64_t t = 0; t < tiles.count; ++t) {
     Factor* to = reinterpret_cast<Factor*>(room.q) + t * kMaxRows * kQueryRow;
     float* scales = room.q_scales + t * kMaxRows;
     int64_t i = 0;
     for (; n < tiles.first(t + 1); ++n, ++i) {
-      F::pack(token + (head * plan.group + q_head) * size, size, plan.score_scale,
-              to + i * kQueryRow, scales + i);
+      const float* q = token + (head * plan.group + q_head) * size;
+      if (args.rotates) {
+        rotate(q, size, query_rotation(size), rotated);
+        q = rotated;
+      }
+      F::pack(q, size, plan.score_scale, to + i * kQueryRow, scales + i);
       see(args, args.seq_lens[unit.row], unit.position + query, room.first + n, room.last + n);
       if (++q_head < plan.group) continue;
       q_head = 0;

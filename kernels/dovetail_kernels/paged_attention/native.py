@@ -50,6 +50,7 @@ class AttentionArgs(ctypes.Structure):
         ("scale", _float),
         ("soft_cap", _float),
         ("may_round", _int32),
+        ("rotates", _int32),
         ("k_scale", _float),
         ("v_scale", _float),
     ]
@@ -115,20 +116,22 @@ class Step:
         soft_cap: float | None = None,
         is_causal: bool = True,
         may_round: bool = False,
+        rotates: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> None:
         """Say how the next calls attend. Mutates: self
 
         `may_round`: beside keys in bfloat16 or 8-bit floats, queries and the softmax's weights may
-        become bfloat16 too, on machines that multiply such pairs faster. `k_scale`, `v_scale`:
+        become bfloat16 too, on machines that multiply such pairs faster. `rotates`: queries and keys
+        are rotated alike (see rotation.py), so the cache holds rotated keys. `k_scale`, `v_scale`:
         keys and values are divided by them where the cache holds 8-bit floats; no other has any.
         """
         args = self._args
         args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
         args.scale, args.is_causal = scale, is_causal
         args.window, args.soft_cap = window or 0, soft_cap or 0.0
-        args.may_round = may_round
+        args.may_round, args.rotates = may_round, rotates
         args.k_scale, args.v_scale = k_scale, v_scale
 
     def __call__(

@@ -59,6 +59,7 @@ def forward(
             soft_cap=spec.soft_cap,
             is_causal=spec.is_causal,
             may_round=prepared.may_round,
+            rotates=cache.dtype is torch.int8,
             k_scale=spec.k_scale,
             v_scale=spec.v_scale,
         )

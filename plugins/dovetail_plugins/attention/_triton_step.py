@@ -12,6 +12,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout
 from dovetail_kernels.cache_write.triton import run as write
+from dovetail_kernels.paged_attention.rotation import rotated_keys, rotated_queries
 from dovetail_kernels.paged_attention.triton import Extent, Rules, attend
 
 E4M3_CAPABILITY = (8, 9)
@@ -51,6 +52,8 @@ def forward(
         _check_e4m3(stored.device)
     layout = prepared.layout
     numbers, scales = parts_of(stored, spec.head_size)
+    if scales is not None:
+        q, k = rotated_queries(q), rotated_keys(k)
     q, k, v = _whole(q), _whole(k), _whole(v)
     write(k, v, numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
