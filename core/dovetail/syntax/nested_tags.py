@@ -17,6 +17,7 @@ from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.parameters import (
     Parameter,
     as_json,
+    is_open,
     is_text,
     kinds,
     parameters_of,
@@ -171,15 +172,17 @@ class NestedTags:
             read.parts.setdefault(name, node.made())
 
     def form(self, tool: Tool) -> Form | None:
-        """Return the text of one call, or None where its schema needs more than plain values."""
+        """Return the text of one call, or None where its schema needs more than plain values, or
+        says nothing: a tag's name must come again at its end."""
+        parameters = parameters_of(tool)
+        if parameters is None or (is_open(tool) and not parameters):
+            return None
         parts: list[Form] = []
-        for parameter in parameters_of(tool) or ():
+        for parameter in parameters:
             part = self._part_form(parameter)
             if part is None:
                 return None
             parts.append(part if parameter.is_required else optional(part))
-        if parameters_of(tool) is None:
-            return None
         head = f'{self.mark}<invoke name="{tool.name}">'
         return sequence(head, *parts, f"{self.mark}</invoke>")
 
