@@ -57,6 +57,10 @@ GRANITE_TOOLS = "respond with <|tool_call|> followed by a JSON list of tools use
 GEMMA = "<bos><start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>"
 PHI = "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n<|assistant|>\n"
 OLMO_TOOLS = "You are Olmo. <functions>{{ tools }}</functions><function_calls></function_calls>"
+APRIEL = (
+    "provide the final solution in the following format: [BEGIN FINAL RESPONSE] ... [END FINAL "
+    'RESPONSE]. {"name": <function-name-1>, "arguments": <args-dict-1>} '
+)
 
 FAMILIES = {
     # name: (source, template, tool parser, reasoning parser)
@@ -325,6 +329,138 @@ FAMILIES = {
         "HuggingFaceTB/SmolLM3-3B",
         f"{CHATML}{QWEN_TOOLS}{SPLITS_THINKING}/no_think<think>\n\n</think>\n",
         "hermes",
+        "qwen3",
+    ),
+    "LFM2.5": (
+        "LiquidAI/LFM2.5-1.2B-Instruct",
+        f'{CHATML}{SPLITS_THINKING}"List of tools: [" + {{{{ tools | tojson }}}}',
+        "lfm2",
+        "qwen3",
+    ),
+    "LFM2.5-8B-A1B": (
+        "LiquidAI/LFM2.5-8B-A1B",
+        f"{CHATML}<think>{{{{ m.thinking }}}}</think><|tool_call_start|>[{{{{ calls }}}}]"
+        '<|tool_call_end|>"List of tools: "',
+        "lfm2",
+        "qwen3",
+    ),
+    "Mistral Small 3.1 with lists": (
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        "call tools. If you call one or more tools, format them in a single JSON array or objects. "
+        'Use the format [{"name": tool call name, "arguments": tool call arguments}]'
+        f"[SYSTEM_PROMPT]{{{{ s }}}}[/SYSTEM_PROMPT]{MISTRAL}{MISTRAL_TOOLS}",
+        "mistral",
+        "",
+    ),
+    "Apriel 1.5": (
+        "ServiceNow-AI/Apriel-1.5-15b-Thinker",
+        f"<|system|>\n{APRIEL}Return all function calls as a list of json objects within "
+        "<tool_call></tool_call> XML tags.\n<tool_calls>[{{ t }}]</tool_calls>"
+        "<|assistant|>\n<thinking>",
+        "apriel",
+        "apriel",
+    ),
+    "Apriel 1.6": (
+        "ServiceNow-AI/Apriel-1.6-15b-Thinker",
+        f"<|begin_system|>\n{APRIEL}Return all function calls as a list of JSON objects within "
+        "<tool_calls></tool_calls> XML tags.<|begin_assistant|>\nHere are my reasoning steps:\n",
+        "apriel",
+        "apriel",
+    ),
+    "MiniMax-M3": (
+        "MiniMaxAI/MiniMax-M3",
+        "{%- set ns_token = ']<]minimax[>[' -%}{%- set toolcall_begin_token = ns_token ~ "
+        "'<tool_call>' -%}{%- set think_begin_token = '<mm:think>' -%}{%- set think_end_token = "
+        "'</mm:think>' -%}{{ t.arguments }}]~b]ai\n",
+        "minimax_m3",
+        "minimax_m3",
+    ),
+    "Gemma 4": (
+        "google/gemma-4-31B-it",
+        '<|turn>model\n<|tool_call>call:{{ n }}{{k:<|"|>v<|"|>}}<tool_call|><|channel>thought\n'
+        "<channel|><turn|>",
+        "gemma4",
+        "gemma4",
+    ),
+    "GigaChat 3": (
+        "ai-sage/GigaChat3-10B-A1.8B",
+        'assistant<|role_sep|>\n{{ m.content }}<|message_sep|>\n\n"role": "function call"',
+        "gigachat3",
+        "",
+    ),
+    "Apertus": (
+        "swiss-ai/Apertus-8B-Instruct-2509",
+        "<|assistant_start|><|inner_prefix|>{{ t }}<|inner_suffix|><|tools_prefix|>[{{ c }}]"
+        "<|tools_suffix|><|assistant_end|>",
+        "apertus",
+        "apertus",
+    ),
+    "Command A Reasoning": (
+        "CohereLabs/command-a-reasoning-08-2025",
+        "<|CHATBOT_TOKEN|><|START_THINKING|>{{ t }}<|END_THINKING|><|START_ACTION|>[{{ c }}]"
+        "<|END_ACTION|><|START_RESPONSE|>{{ m }}<|END_RESPONSE|>",
+        "cohere_command3",
+        "cohere_command3",
+    ),
+    "Command R": ("CohereLabs/c4ai-command-r-v01", "<|CHATBOT_TOKEN|>{{ m.content }}", "", ""),
+    "ERNIE 4.5 Thinking": (
+        "baidu/ERNIE-4.5-21B-A3B-Thinking",
+        f"{CHATML}{QWEN_TOOLS}{SPLITS_THINKING}<response>\n{{{{ m.content }}}}\n</response>",
+        "hermes",
+        "ernie45",
+    ),
+    "DeepSeek-V3.2": (
+        "deepseek-ai/DeepSeek-V3.2",
+        "{% if not thinking %}</think>{% endif %}<｜User｜>{{ m }}<｜Assistant｜><think>"
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
+        "deepseek_v32",
+        "deepseek_v3",
+    ),
+    "DeepSeek-V4": (
+        "deepseek-ai/DeepSeek-V4-Pro",
+        "{% if not thinking %}</think>{% endif %}<｜User｜>{{ m }}<｜Assistant｜><think>"
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
+        "deepseek_v4",
+        "deepseek_v3",
+    ),
+    "Hy3": (
+        "tencent/Hy3-preview",
+        f"{SPLITS_THINKING}<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>k</arg_key>\n"
+        "<arg_value>v</arg_value>\n</tool_call>\n</tool_calls>",
+        "hy_v3",
+        "qwen3",
+    ),
+    "Kimi K3": (
+        "moonshotai/Kimi-K3",
+        "{%- macro open_tag(tag) -%}{{ '<|open|>' + tag }}{{ '<|sep|>' }}{%- endmacro -%}"
+        "{{ open_tag('think') }}{{ open_tag('tools') }}",
+        "kimi_k3",
+        "kimi_k3",
+    ),
+    "LongCat-Flash-Thinking": (
+        "meituan-longcat/LongCat-Flash-Thinking",
+        "<longcat_assistant><longcat_think>\n</longcat_think><longcat_tool_call>{{ c }}"
+        "</longcat_tool_call>",
+        "longcat",
+        "longcat",
+    ),
+    "MiniCPM5": (
+        "openbmb/MiniCPM5-1B",
+        f'{CHATML}{SPLITS_THINKING}<function name="f"><param name="p">v</param></function>',
+        "minicpm5",
+        "qwen3",
+    ),
+    "dots": (
+        "https://docs.vllm.ai/en/latest/api/vllm/tool_parsers/dots_tool_parser/",
+        '<dots_function_call>\n<invoke name="f">\n</invoke>\n</dots_function_call>',
+        "dots",
+        "",
+    ),
+    "Step 3.5": (
+        "stepfun-ai/Step-3.5-Flash",
+        f"{CHATML}{SPLITS_THINKING}{OPENS_THINKING}<tool_call>\n<function=f>\n<parameter=p>\nv\n"
+        "</parameter>\n</function>\n</tool_call>",
+        "qwen3_coder",
         "qwen3",
     ),
     "ChatML": ("any", CHATML, "", ""),

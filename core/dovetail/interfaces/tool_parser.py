@@ -32,7 +32,7 @@ class ToolParser(Plugin):
     texts at the beginning of regions that turn out to be content. `inner` are texts within regions
     that `parse` needs to see even where they are special tokens. Ids of calls that the model did
     not name are `id_prefix` and `id_digits` hexadecimal digits: some templates take only ids of one
-    length.
+    length. Of several names of one parser, auto takes `auto_name`, or else that of its file.
     """
 
     interface_version: ClassVar[int] = 1
@@ -45,6 +45,7 @@ class ToolParser(Plugin):
     layout: ClassVar[tuple[str, ...]] = ()
     heads: ClassVar[re.Pattern[str] | None] = None
     inner: ClassVar[tuple[str, ...]] = ()
+    auto_name: ClassVar[str] = ""
     id_prefix: ClassVar[str] = "call_"
     id_digits: ClassVar[int] = 24
     samples: ClassVar[tuple[Sample, ...]] = ()

@@ -57,11 +57,18 @@ def _choose(config: Config, kind: str, asked: str | None, template: str) -> Sele
     if not found:
         logger.info("%s auto: none, the chat template asks for no syntax that is known", kind)
         return None
-    # Of equal rank, the one of whose texts the template mentions most.
-    found.sort(key=lambda fit: (-_load(kind, fit[1]).auto_rank, -sum(map(len, fit[2])), fit[0]))
+    found.sort(key=lambda fit: _preference(kind, *fit))
     name, spec, texts = found[0]
     logger.info("%s", _reason(kind, name, texts, [other for other, _, _ in found[1:]]))
     return registry.choose(kind, spec, options=options)
+
+
+def _preference(kind: str, name: str, spec: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """Return what sorts fitting parsers, the best first: of equal rank, the one of whose texts the
+    template mentions most; of several names of one, that of its file or the one it says."""
+    plugin = _load(kind, spec)
+    own = getattr(plugin, "auto_name", "") or plugin.__module__.rpartition(".")[2]
+    return -plugin.auto_rank, -sum(map(len, texts)), name != own, name
 
 
 def _reason(kind: str, name: str, texts: Sequence[str], others: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Tool calls of LFM2: a list of Python calls between tags, or of JSON objects if asked for.
 
-Source: the model card of LFM2-1.2B (its section on tool use). Knows no streaming and no HTTP.
+Source: the model card of LFM2-1.2B (its section on tool use); some chat templates of LFM2.5 mention
+no tag of a call. Knows no streaming and no HTTP.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Lfm2(PythonToolParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
-        return unmentioned(query, (START, "<|tool_list_start|>"))
+        return unmentioned(query, "<|im_start|>", (START, "<|tool_list_start|>", "List of tools: "))
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in a region. Raises: MalformedToolCall"""

@@ -16,6 +16,40 @@ from dovetail.syntax.xml_parser import XmlToolParser
 SECTION = Markers(start="<minimax:tool_call>", end="</minimax:tool_call>")
 
 
+def samples_of(section: Markers) -> tuple[Sample, ...]:
+    """Return samples whose calls stand in this section."""
+    return (
+        Sample(
+            text=f'{section.start}\n<invoke name="weather">\n<parameter name="city">Paris'
+            f'</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n{section.end}',
+            calls=(ToolCall(name="weather", arguments='{"city": "Paris", "days": 2}'),),
+        ),
+        Sample(
+            text=f'I look it up.\n{section.start}<invoke name="now"></invoke>'
+            f'<invoke name="find"><parameter name="q">"x" \\ {section.end} ☃\n</parameter>'
+            f'<parameter name="o">{{"a":  [1.50, "\\u00e9"]}}</parameter></invoke>{section.end}',
+            content="I look it up.",
+            calls=(
+                ToolCall(name="now", arguments="{}"),
+                ToolCall(
+                    name="find",
+                    arguments=f'{{"q": "\\"x\\" \\\\ {section.end} ☃\\n", '
+                    '"o": {"a":  [1.50, "\\u00e9"]}}',
+                ),
+            ),
+        ),
+        Sample(
+            text=f"{section.start}none{section.end} and on",
+            content=f"{section.start}none{section.end} and on",
+        ),
+        Sample(
+            text=f'{section.start}\n<invoke name="weather">\n<parameter name="days">2</parameter>\n'
+            '<parameter name="city">Pa',
+            calls=(ToolCall(name="weather", arguments='{"days": 2'),),
+        ),
+    )
+
+
 class MinimaxM2(XmlToolParser):
     """<invoke name="..."> with <parameter name="k">v</parameter> for each argument."""
 
@@ -31,36 +65,7 @@ class MinimaxM2(XmlToolParser):
         value_end="</parameter>",
         tail="</invoke>",
     )
-    samples: ClassVar[tuple[Sample, ...]] = (
-        Sample(
-            text=f'{SECTION.start}\n<invoke name="weather">\n<parameter name="city">Paris'
-            f'</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n{SECTION.end}',
-            calls=(ToolCall(name="weather", arguments='{"city": "Paris", "days": 2}'),),
-        ),
-        Sample(
-            text=f'I look it up.\n{SECTION.start}<invoke name="now"></invoke>'
-            f'<invoke name="find"><parameter name="q">"x" \\ {SECTION.end} ☃\n</parameter>'
-            f'<parameter name="o">{{"a":  [1.50, "\\u00e9"]}}</parameter></invoke>{SECTION.end}',
-            content="I look it up.",
-            calls=(
-                ToolCall(name="now", arguments="{}"),
-                ToolCall(
-                    name="find",
-                    arguments=f'{{"q": "\\"x\\" \\\\ {SECTION.end} ☃\\n", '
-                    '"o": {"a":  [1.50, "\\u00e9"]}}',
-                ),
-            ),
-        ),
-        Sample(
-            text=f"{SECTION.start}none{SECTION.end} and on",
-            content=f"{SECTION.start}none{SECTION.end} and on",
-        ),
-        Sample(
-            text=f'{SECTION.start}\n<invoke name="weather">\n<parameter name="days">2</parameter>\n'
-            '<parameter name="city">Pa',
-            calls=(ToolCall(name="weather", arguments='{"days": 2'),),
-        ),
-    )
+    samples: ClassVar[tuple[Sample, ...]] = samples_of(SECTION)
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:

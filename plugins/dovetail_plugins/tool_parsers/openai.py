@@ -42,6 +42,7 @@ class OpenAi(ToolParser):
         summary="messages to functions in the harmony format (gpt-oss)",
         source="https://cookbook.openai.com/articles/openai-harmony",
     )
+    auto_name: ClassVar[str] = "gpt-oss"
     capabilities = frozenset({"parallel_calls", "streams", "has_form"})
     markers: ClassVar[tuple[Markers, ...]] = (
         *(Markers(start=start) for start in STARTS),

@@ -64,6 +64,8 @@ class Xlam(JsonToolParser):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a chat template (str) does not ask for this syntax."""
+        if isinstance(query, str) and "[TOOL_CALLS]" in query:
+            return ["the chat template writes calls behind Mistral's [TOOL_CALLS]"]
         return unmentioned(query, "single JSON array")
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:

@@ -118,14 +118,14 @@ def test_the_clients_own_accumulator_agrees() -> None:
         async with client.responses.stream(model="fake", input="hi", tools=TOOLS) as stream:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_response()
-        assert final.output_text == whole.output_text == "Hellobye"
+        assert final.output_text == whole.output_text == "Hello bye"
         assert final.output[0].content[0].text == "why"
         assert [c.arguments for c in final.output if c.type == "function_call"] == [
             '{"a": 1}',
             "{}",
         ]
         assert kinds[-1] == "response.completed"
-        assert (await client.responses.retrieve(final.id)).output_text == "Hellobye"
+        assert (await client.responses.retrieve(final.id)).output_text == "Hello bye"
         await client.responses.delete(final.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(final.id)

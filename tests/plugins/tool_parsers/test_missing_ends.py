@@ -134,7 +134,7 @@ def test_ends_that_are_left_out(
     got = parsed(name, text)
     assert (calls_of(got), got.content) == (calls, "")
     got = parsed(name, f"I look. {text} So.")
-    assert (calls_of(got), got.content) == (calls, "I look.So.")
+    assert (calls_of(got), got.content) == (calls, "I look. So.")
 
 
 BAD = ("{invalid json}", '{"city": "Dal"las"}', '{"city": Dallas}', '{"city": "Dallas",}',

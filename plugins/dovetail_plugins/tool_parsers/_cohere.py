@@ -1,0 +1,5 @@
+"""The tags around the text of Cohere's Command models. Knows neither calls nor thinking."""
+
+from __future__ import annotations
+
+LAYOUT = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")

@@ -1,0 +1,11 @@
+"""The tags of Kimi K3's markup around the parts of a message. Knows no part."""
+
+from __future__ import annotations
+
+OPEN, SEP, CLOSE = "<|open|>", "<|sep|>", "<|close|>"
+LAYOUT = (
+    f"{OPEN}response{SEP}",
+    f"{CLOSE}response{SEP}",
+    f"{CLOSE}message{SEP}",
+    "<|end_of_msg|>",
+)
