@@ -123,8 +123,8 @@ class Step:
         """Say how the next calls attend. Mutates: self
 
         `may_round`: beside keys in bfloat16 or 8-bit floats, queries and the softmax's weights may
-        become bfloat16 too, on machines that multiply such pairs faster. `rotates`: queries and keys
-        are rotated alike (see rotation.py), so the cache holds rotated keys. `k_scale`, `v_scale`:
+        become bfloat16 too, on machines that multiply such pairs faster. `rotates`: queries and
+        keys are rotated alike (rotation.py), so the cache holds rotated keys. `k_scale`, `v_scale`:
         keys and values are divided by them where the cache holds 8-bit floats; no other has any.
         """
         args = self._args
