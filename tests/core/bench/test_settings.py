@@ -112,5 +112,5 @@ def test_what_cannot_be_kept_is_said_before_the_run(
         with pytest.raises(ConfigError):
             check_report(flags)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"dovetail-llm\[bench\]"):
+    with pytest.raises(ConfigError, match=r"dovetail-llm\[plot\]"):
         check_report(ReportFlags(plot=str(tmp_path / "a.png")))
