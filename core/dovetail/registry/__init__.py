@@ -45,6 +45,7 @@ __all__ = [
     "names",
     "options_for",
     "register",
+    "require_selection",
     "status",
     "value_of",
     "with_entries",
@@ -67,6 +68,7 @@ load_file = default.load_file
 load_selection = default.load_selection
 load_target = default.load_target
 names = default.names
+require_selection = default.require_selection
 status = default.status
 with_entries = default.with_entries
 

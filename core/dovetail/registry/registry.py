@@ -99,12 +99,7 @@ class Registry:
             text = f"unavailable_reason() raised {type(error).__name__}: {error}"
             raise BrokenPlugin(_offered(entry, text), where=place) from error
         if reason is not None:
-            what, fix = split_fix(reason)
-            raise UnavailablePlugin(
-                f"registered by {entry.distribution} but unavailable: {what}",
-                where=place,
-                fix=fix,
-            )
+            raise _unavailable(f"registered by {entry.distribution} but unavailable", reason, place)
         return plugin
 
     def load_target(self, kind: str, target: str) -> Loaded:
@@ -176,6 +171,18 @@ class Registry:
     def load_selection(self, selection: Selection) -> Any:
         """Return the class (or Value) of a selection; the parent's questions are not repeated."""
         return self.load_target(selection.kind, selection.target)
+
+    def require_selection(self, selection: Selection) -> Any:
+        """Return the class of a selection that is about to be used, deferred ones too.
+
+        Raises: BrokenPlugin, UnavailablePlugin
+        """
+        plugin = self.load_selection(selection)
+        reason = plugin.unavailable_reason()
+        if reason is not None:
+            place = f"{kind_named(selection.kind).where} {selection.name}"
+            raise _unavailable("unavailable", reason, place)
+        return plugin
 
     def build_options(self, selection: Selection) -> Any:
         """Return the Options object of a selection's plugin."""
@@ -421,6 +428,11 @@ def _ambiguous(kind: str, name: str, matches: Sequence[Entry], place: str) -> Am
     return AmbiguousPlugin(
         f'{kind} "{name}" is offered by {offers}.', where=place, fix=f"write {spellings}."
     )
+
+
+def _unavailable(what: str, reason: str, where: str) -> UnavailablePlugin:
+    cause, fix = split_fix(reason)
+    return UnavailablePlugin(f"{what}: {cause}", where=where, fix=fix)
 
 
 def _offered(entry: Entry, text: str) -> str:

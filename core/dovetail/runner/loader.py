@@ -62,8 +62,11 @@ class LoadedModel:
 
 
 def build_plugin(selection: Selection, *args: Any) -> Any:
-    """Return an object of the selected plugin: its options first, then `args`."""
-    plugin = registry.load_selection(selection)
+    """Return an object of the selected plugin: its options first, then `args`.
+
+    Raises: UnavailablePlugin for one whose packages are not installed
+    """
+    plugin = registry.require_selection(selection)
     return plugin(registry.build_options(selection), *args)
 
 

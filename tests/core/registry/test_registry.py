@@ -102,6 +102,15 @@ def test_unavailable_says_what_to_install() -> None:
         registry.load("block_size", "8")
 
 
+def test_a_deferred_choice_is_asked_what_is_missing_where_it_is_loaded() -> None:
+    deferred = registry.defer(KIND, "gone")
+    with pytest.raises(UnavailablePlugin) as raised:
+        registry.require_selection(deferred)
+    text = str(raised.value)
+    assert text.startswith("--scheduling-policy gone: unavailable: ")
+    assert text.endswith('Fix: pip install "dovetail-llm[gpu]"')
+
+
 @pytest.mark.parametrize(
     ("name", "reason"), [("no_module", "no_such_module"), ("not_there", "NotThere")]
 )
