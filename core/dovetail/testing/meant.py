@@ -31,7 +31,7 @@ def per_token(x: torch.Tensor) -> torch.Tensor:
 
 def per_group(x: torch.Tensor) -> torch.Tensor:
     """Return activations in int8, a scale for 32 inputs. Shapes: [T, I] -> same"""
-    return per_token(x.unflatten(-1, (-1, 32))).flatten(-2)
+    return per_token(x.reshape(*x.shape[:-1], -1, 32)).flatten(-2)
 
 
 class Meant(Matrix):
