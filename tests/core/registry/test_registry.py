@@ -108,7 +108,7 @@ def test_a_deferred_choice_is_asked_what_is_missing_where_it_is_loaded() -> None
         registry.require_selection(deferred)
     text = str(raised.value)
     assert text.startswith("--scheduling-policy gone: unavailable: ")
-    assert text.endswith('Fix: pip install "dovetail-llm[gpu]"')
+    assert text.endswith('Fix: run `pip install "dovetail-llm[gpu]"`.')
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,7 @@ from dovetail.layers.weights import finish_weights
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.meant import error, meant, per_group, per_token, rounded
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
-from dovetail_kernels.cpu.library import library, missing_reason
 from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TABLES
-
-pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
 BOUND, MARGIN = 0.1, 2.0
 """The largest error of any model, and by how much the simulations of each lie on either side of its
