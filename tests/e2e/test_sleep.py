@@ -104,7 +104,7 @@ def test_a_checkpoint_that_has_gone_leaves_the_engine_asleep(folder: Path) -> No
 
 def test_only_where_it_was_allowed(folder: Path) -> None:
     with open_llm(folder, enable_sleep_mode=False) as llm:
-        with pytest.raises(RequestError, match="may sleep"):
+        with pytest.raises(RequestError, match="sleep mode is off"):
             llm.sleep()
         assert tokens(llm)
     with pytest.raises(ConfigError, match="cannot give its memory back") as caught:
