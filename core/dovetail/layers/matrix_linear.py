@@ -43,7 +43,7 @@ def plain_linear(spec: LinearSpec, *, activations: str = AUTO) -> LinearMethod:
 
 def as_stored(values: torch.Tensor) -> Weight:
     """Return a full-precision weight as it is."""
-    return Weight(format=stored_format(values, rounds_activations=False), values=values)
+    return Weight(format=stored_format(values), values=values)
 
 
 class TorchLinear(LinearMethod):

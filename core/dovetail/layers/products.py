@@ -16,7 +16,7 @@ from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
 from dovetail_kernels.gemm.matrix import multiplies_pairs, runs_on_gpu
-from dovetail_kernels.gemm.weight import Weight, is_trits, narrow_bits
+from dovetail_kernels.gemm.weight import Weight, is_trits, narrow_bits, rounds_to_int8
 
 INT8_END = "_int8"
 INT8_STEP = 16
@@ -61,7 +61,7 @@ def takes_of(weight: Weight) -> str:
 
 def with_integers(weight: Weight) -> Weight:
     """Return a weight of integers in the format with int8 activations."""
-    if weight.format == _OUTPUT or weight.format.endswith(INT8_END):
+    if rounds_to_int8(weight.format):
         return weight
     if weight.format != _WIDE:
         return replace(weight, format=weight.format + INT8_END)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from dovetail.layers import matrix_linear
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.reference import ACTIVATIONS
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import Weight, rounds_to_int8
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -51,7 +51,7 @@ class Meant(Matrix):
         rounds_activations: bool = False,
     ) -> None:
         self._wide, self._is_gated = weight.dequantize(), is_gated
-        self.is_rounded = weight.format == "int8" or weight.format.endswith("_int8")
+        self.is_rounded = rounds_to_int8(weight.format)
         self._is_token = weight.has_token_scales
 
     def multiply(

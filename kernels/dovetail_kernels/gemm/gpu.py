@@ -34,7 +34,7 @@ from dovetail_kernels.gemm.panels import (
     turned,
 )
 from dovetail_kernels.gemm.tiles import MAX_SPLIT_ROWS, Tiles, Work, parts_of, tiles
-from dovetail_kernels.gemm.weight import FLOATS, Weight, spelled_out, usual_zero
+from dovetail_kernels.gemm.weight import FLOATS, Weight, rounds_to_int8, spelled_out, usual_zero
 from dovetail_kernels.gpu import interprets
 from dovetail_kernels.op import Arguments
 
@@ -331,8 +331,7 @@ def pack(
     kind, weight = kind_of(spelled_out(moved(weight, device)))
     has_shift = weight.zeros is not None or weight.offsets is not None
     is_whole = weight.scales is None or weight.format == "int8" or weight.scales.shape[1] == 1
-    is_rounded = weight.format == "int8" or weight.format.endswith("_int8")
-    activations = "int8" if is_rounded else "float"
+    activations = "int8" if rounds_to_int8(weight.format) else "float"
     if kind == "float8" and has_float8_activations:
         activations = "float8"
     scaling = "none" if is_whole and not has_shift else scaling_of(weight, is_whole=is_whole)

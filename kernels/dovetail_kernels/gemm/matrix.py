@@ -40,15 +40,9 @@ def multiplies_pairs() -> bool:
     return native is not None and native.isa == BFLOAT16_ISA
 
 
-def stored_format(values: torch.Tensor, *, rounds_activations: bool) -> str:
-    """Return the format to multiply a full-precision weight in.
-
-    bfloat16 weights take activations rounded to bfloat16 where that is allowed and the machine has
-    instructions for it; every other product has float32 activations.
-    """
-    name = next(name for name, dtype in FLOATS.items() if dtype == values.dtype)
-    is_rounded = name == "bfloat16" and rounds_activations and multiplies_pairs()
-    return "bfloat16_bfloat16" if is_rounded else name
+def stored_format(values: torch.Tensor) -> str:
+    """Return the format of a full-precision weight: its own type, with float activations."""
+    return next(name for name, dtype in FLOATS.items() if dtype == values.dtype)
 
 
 class Matrix:

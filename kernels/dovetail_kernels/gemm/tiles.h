@@ -125,10 +125,7 @@ struct Factors {
     constexpr int64_t kAhead = 512;
     __builtin_prefetch(static_cast<const char*>(own.at) + (first + g * kPanel) * own.bytes() + kAhead);
   }
-  // Loads of one kind: a group's number as an integer, its float, or its run's step.
-  DT_INLINE IVec code(int64_t g, int column) const {
-    return own.codes(first + g * kPanel + column);
-  }
+  // Loads of one kind: a group's number, or its run's step.
   template <int32_t format> DT_INLINE Vec plain(int64_t g, int column) const {
     return Scales{own.at, format}.load(first + g * kPanel + column);
   }

@@ -224,7 +224,7 @@ def spelled_out(weight: Weight) -> Weight:
         return _spelled(weight)
     if not is_trits(weight.format):
         return weight
-    activations, values = "int8" if weight.format.endswith("_int8") else "float", weight.values
+    activations, values = "int8" if rounds_to_int8(weight.format) else "float", weight.values
     format = integer_format(2, activations)
     if weight.zeros is None and weight.offsets is None:
         values = values + (usual_zero(format) - usual_zero(weight.format))
@@ -243,7 +243,7 @@ def _spelled(weight: Weight) -> Weight:
     rest = replace(weight, points=None, signs=None)
     numbers, found = pointed(weight).to(torch.int8), weight.points.unique()
     levels = found if weight.signs is None else torch.cat([found, -found]).unique()
-    activations = "int8" if weight.format.endswith("_int8") else "float"
+    activations = "int8" if rounds_to_int8(weight.format) else "float"
     if levels.min() >= -8 and levels.max() <= 7:
         values = (numbers + 8).to(torch.uint8)
         return replace(rest, format=integer_format(4, activations), values=values)
