@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, EngineAsleep, RequestError
@@ -46,25 +51,44 @@ def fill_cache(llm: LLM) -> None:
         cache.zero_()
 
 
-def resident_mib() -> float:
+def spans(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return (first page, pages) of the memory behind tensors."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    size = mmap.PAGESIZE
+    return [(-(-at // size), kept.nbytes() // size) for at, kept in storages.items()]
+
+
+def resident_mib(pages: list[tuple[int, int]]) -> float:
+    """Return how much of some memory is there, exactly (proc_pid_pagemap(5): bit 63)."""
+    count = 0
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as file:
+        for first, number in pages:
+            entries = np.frombuffer(os.pread(file.fileno(), 8 * number, 8 * first), np.uint64)
+            count += int((entries >> np.uint64(63)).sum())
+    return count * mmap.PAGESIZE / MIB
+
+
+def process_mib() -> float:
     return psutil.Process().memory_info().rss / MIB
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("level", [1, 2])
 def test_enable_sleep_mode(folder: Path, level: int, async_scheduling: bool) -> None:
-    """Resident memory falls by weights and cache; the same tokens are drawn afterwards."""
+    """The pages of weights and cache go back to the system; the same tokens are drawn after."""
     with open_llm(folder, async_scheduling=async_scheduling) as llm:
         wanted = tokens(llm)
         runner = llm._engine.core._executor.worker.runner  # type: ignore[attr-defined]
-        weights_mib = sum(t.nbytes for t in runner.weights()) / MIB
-        assert weights_mib > 45
         fill_cache(llm)
-        awake_mib = resident_mib()
+        weights, cache = spans(runner.weights()), spans(runner._caches.values())
+        weights_mib, awake_mib = resident_mib(weights), process_mib()
+        assert weights_mib > 45
+        assert resident_mib(cache) > 0.95 * KV_MIB
         llm.sleep(level)
         assert llm.is_sleeping
-        freed_mib = awake_mib - resident_mib()
-        assert freed_mib > 0.95 * (weights_mib + KV_MIB)
+        assert resident_mib(weights) < 0.05 * weights_mib
+        assert resident_mib(cache) < 0.05 * KV_MIB
+        assert process_mib() < awake_mib - 0.75 * (weights_mib + KV_MIB)
         with pytest.raises(EngineAsleep, match=r"LLM\.wake_up"):
             tokens(llm)
         llm.wake_up(["weights"])
@@ -74,7 +98,16 @@ def test_enable_sleep_mode(folder: Path, level: int, async_scheduling: bool) -> 
         again = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0]
         assert again.outputs[0].token_ids == wanted
         assert again.num_cached_tokens == 0
-        assert resident_mib() < awake_mib + 10
+        assert process_mib() < awake_mib + 15
+
+
+def test_an_engine_may_end_asleep(folder: Path) -> None:
+    """What is kept lies in a file: it is closed with the engine."""
+    with open_llm(folder) as llm:
+        open_files = psutil.Process().num_fds()
+        llm.sleep(1)
+        assert psutil.Process().num_fds() > open_files
+    assert psutil.Process().num_fds() <= open_files
 
 
 def test_scales_of_the_cache_are_measured_again(folder: Path) -> None:

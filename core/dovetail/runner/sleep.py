@@ -40,6 +40,9 @@ class Away(ABC):
         Raises: RequestError when there is too little. Mutates: the tensors' content
         """
 
+    def forget(self) -> None:
+        """Drop what is kept: the memory will not come back. May be called twice."""
+
 
 def put_away(tensors: Iterable[torch.Tensor], *, keeps: bool) -> Away:
     """Give the memory of tensors back; `keeps`: what it holds is not lost.
@@ -92,8 +95,13 @@ class PagesAway(Away):
         self._file.seek(0)
         for address, size in self._spans:
             _read(self._file, memoryview(_bytes_at(address, size)).cast("B"))
-        self._file.close()
-        self._file = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the file of what is kept."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:

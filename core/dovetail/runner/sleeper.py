@@ -55,6 +55,11 @@ class Sleeper:
         self._has_cache = True
         self._warm_up()
 
+    def close(self) -> None:
+        """Drop the weights that are kept for an engine that ends asleep. May be called twice."""
+        if self._weights is not None:
+            self._weights.forget()
+
     def _warm_up(self) -> None:
         if self._has_cache and self._weights is None:
             self._runner.warm_up()

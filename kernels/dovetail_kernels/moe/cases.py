@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from dovetail_kernels.gemm.cases import BYTES, make_weight
+from dovetail_kernels.gemm.cases import BYTES, ROUNDED_ERROR, make_weight
 from dovetail_kernels.gemm.panels import moved
-from dovetail_kernels.gemm.weight import Weight
+from dovetail_kernels.gemm.weight import Weight, rounds_to_int8
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
 
 FORMATS = ("float32", "int8", "int4", "int4_int8", "float8", "table4", "int8_float32")
-ROUNDED = ("int8", "int4_int8")
 PER_OUTPUT = ("values", "scales")
 
 
@@ -60,10 +59,10 @@ def _shapes() -> list[Case]:
 def _case(
     format: str, tokens: int, size: int, inner: int, experts: int, picked: int, dtype: torch.dtype
 ) -> Case:
-    is_half, is_rounded = dtype != torch.float32, format in ROUNDED
     used = min(experts, tokens * picked)
     weight_bytes = int(used * 3 * size * inner * BYTES.get(format, 2.0))
-    bound = 2e-2 if is_half else 1e-3 if is_rounded else 3e-5
+    is_half = dtype != torch.float32
+    bound = ROUNDED_ERROR if rounds_to_int8(format) else 2e-2 if is_half else 3e-5
     return Case(
         name=f"{format}_T{tokens}_E{size}_F{inner}_X{experts}_A{picked}",
         dtype=dtype,

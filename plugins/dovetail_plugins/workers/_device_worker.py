@@ -117,6 +117,8 @@ class DeviceWorker(Worker):
 
     def shutdown(self) -> None:
         """Give the model and the cache back. May be called twice."""
+        if self._sleeper is not None:
+            self._sleeper.close()
         self._runner = None
         self._sleeper = None
         gc.collect()
