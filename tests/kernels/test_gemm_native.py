@@ -76,7 +76,8 @@ def rounded(x: torch.Tensor, size: int) -> torch.Tensor:
     size = size or x.shape[1]
     parts = torch.nn.functional.pad(x, (0, -x.shape[1] % size)).view(len(x), -1, size)
     peaks = parts.abs().amax(dim=2, keepdim=True)
-    levels = (parts * torch.where(peaks > 0, 127.0 / peaks, 0.0)).round()
+    factors = torch.full_like(peaks, 127.0) / peaks  # 127.0 / peaks is rounded twice
+    levels = (parts * torch.where(peaks > 0, factors, 0.0)).round()
     return (levels * (peaks / 127.0)).view(len(x), -1)[:, : x.shape[1]]
 
 
