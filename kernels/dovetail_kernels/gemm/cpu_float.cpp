@@ -108,13 +108,13 @@ struct Scaled {
   }
 };
 
-// A weight that asks for what is read next while it is multiplied; a unit is an input.
+// A weight that prefetches what is read next while it is multiplied; a unit is an input.
 template <class Weight>
-struct Asking : Weight {
-  Ahead ahead;
-  DT_INLINE Asking(const Weight& weight, Ahead ahead) : Weight(weight), ahead(ahead) {}
+struct Prefetching : Weight {
+  Prefetch prefetch;
+  DT_INLINE Prefetching(const Weight& weight, Prefetch prefetch) : Weight(weight), prefetch(prefetch) {}
   DT_INLINE typename Weight::Raw raw(int64_t k) const {
-    ahead.ask(k);
+    prefetch.unit(k);
     return Weight::raw(k);
   }
 };
@@ -240,7 +240,7 @@ __attribute__((noinline)) void piece_of_tiles(const GemmArgs& args, const Tiling
 }
 
 // P panels for all tiles, kDepth inputs at a time: made float once, or as they are where they are floats
-// or serve few tiles. Multiplying asks for the next piece, so that memory is not idle meanwhile; one
+// or serve few tiles. Multiplying prefetches the next piece, so that memory is not idle meanwhile; one
 // panel for few tiles is a stream, which the processor sees by itself.
 template <int P, class Weight>
 DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling& tiling, const float* a,
@@ -258,19 +258,19 @@ DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling&
     next += inputs * bytes * P;
     for (int p = 0; p < P; ++p) {
       float* to = c + p * kBlockRows * kPanel;
-      const Ahead share{next + p * inputs * bytes, bytes};
+      const Prefetch share{next + p * inputs * bytes, bytes};
       if constexpr (!Weight::is_scaled) {
         if (is_direct) {
           const Weight weight(args, panel + p);
           if constexpr (kBeside == 1 && !Weight::is_direct)
             piece_of_tiles(args, tiling, a, weight, k0, k0, inputs, to);
           else
-            piece_of_tiles(args, tiling, a, Asking<Weight>(weight, share.from(-k0)), k0, k0,
+            piece_of_tiles(args, tiling, a, Prefetching<Weight>(weight, share.from(-k0)), k0, k0,
                            inputs, to);
           continue;
         }
       }
-      const Asking<Float32> weight(Float32(wide + p * kWide), share);
+      const Prefetching<Float32> weight(Float32(wide + p * kWide), share);
       piece_of_tiles(args, tiling, a, weight, 0, k0, inputs, to);
     }
   }
