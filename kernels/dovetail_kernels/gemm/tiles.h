@@ -51,9 +51,14 @@ struct Prefetch {
   }
   // The piece after this one, a part of it in each of the tiles that share this one.
   static DT_INLINE Prefetch after(const void* piece, int64_t units, int64_t unit_bytes, int64_t tile,
-                               int64_t tiles) {
-    const int64_t bytes = divide_up(unit_bytes, tiles);
-    return {static_cast<const char*>(piece) + units * (unit_bytes + tile * bytes), bytes};
+                                  int64_t tiles) {
+    const char* next = static_cast<const char*>(piece) + units * unit_bytes;
+    return Prefetch{next, unit_bytes}.part(units, tile, tiles);
+  }
+  // What one of the tiles that share `units` of it has.
+  DT_INLINE Prefetch part(int64_t units, int64_t tile, int64_t tiles) const {
+    const int64_t some = divide_up(bytes, tiles);
+    return {next + units * tile * some, some};
   }
   DT_INLINE Prefetch from(int64_t unit) const { return {next + unit * bytes, bytes}; }
   // For one unit; `most` is what a unit has, known to the compiler.
@@ -72,6 +77,11 @@ struct Tiling {
   }
   DT_INLINE int rows(int64_t tile) const { return static_cast<int>(small + (tile < num_large)); }
 };
+
+// Rows of a block where there are several of at most `most`: blocks are even, and of whole tiles.
+DT_INLINE int64_t block_rows(int64_t rows, int64_t most) {
+  return rows <= most ? rows : divide_up(divide_up(rows, divide_up(rows, most)), kTileRows) * kTileRows;
+}
 
 // Floats kept in one of the float formats, or small integers.
 struct Scales {
