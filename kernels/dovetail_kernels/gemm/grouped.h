@@ -101,7 +101,7 @@ struct Plain {
   template <int R>
   static DT_INLINE void add_segment(const Kind::T* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                     IVec (&sums)[R][2]) {
-    if constexpr (Kind::is_wide) add_apart<R>(a, w, lanes, prefetch, sums);
+    if constexpr (Kind::is_wide && R > 1) add_apart<R>(a, w, lanes, prefetch, sums);
     else add_lanes<R>(a, w, lanes, prefetch, sums);
   }
 
