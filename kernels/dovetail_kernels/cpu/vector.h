@@ -26,6 +26,14 @@ DT_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // A number that a generic lambda knows at compile time.
 template <int n> struct Constant { static constexpr int value = n; };
 
+// Calls body(constant i) for i in 0 .. n - 1. What a loop's counter picks of an array lies in memory
+// until the loop is unrolled; what a constant picks is a register from the start.
+template <int n, int i = 0, class Body>
+DT_INLINE void repeat(const Body& body) {
+  body(Constant<i>{});
+  if constexpr (i + 1 < n) repeat<n, i + 1>(body);
+}
+
 DT_INLINE float from_bits(uint32_t bits) {
   float x;
   memcpy(&x, &bits, 4);

@@ -219,7 +219,7 @@ bool round_rows(const GemmArgs& args, int64_t row0, const Tiling& tiling, int64_
 struct Piece {
   const uint32_t *a, *w;
   int64_t stride;               // from a pair's weights to the next one's
-  Ahead ahead;                  // a unit is a pair
+  Prefetch prefetch;            // a unit is a pair
   const float *scales, *added;  // [groups, kPanel]; null: the sums are what is wanted
   const float* row_sums;        // [groups, R]
   float *partial, *totals;      // [R, kPanel]: of a group that is not finished; of finished ones
@@ -250,7 +250,7 @@ DT_INLINE void tile(const Piece& piece) {
     });
     const int64_t full = k + piece.group_pairs, stop = full < piece.pairs ? full : piece.pairs;
     for (; k < stop; ++k, a += R, w += piece.stride) {
-      piece.ahead.ask<kPanel * 4>(k);
+      piece.prefetch.unit<kPanel * 4>(k);
       const IVec w0 = iload(w), w1 = iload(w + kLanes);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) {
@@ -377,13 +377,13 @@ DT_INLINE void panel_of_tiles(const GemmArgs& args, int64_t row0, const Tiling& 
         piece.a = rows.pairs + first * rows.num_pairs + k / 2 * count;
         if constexpr (Weight::is_scaled) {
           piece.w = near->pairs, piece.stride = kPanel, piece.scales = near->scales;
-          piece.ahead = Ahead::after(packed + k / 2 * bytes, (stop - k) / 2, bytes, t, tiling.count);
+          piece.prefetch = Prefetch::after(packed + k / 2 * bytes, (stop - k) / 2, bytes, t, tiling.count);
         } else {
           const int64_t unit_bytes = weight.stride * 4;
           piece.w = weight.raw(k), piece.stride = weight.stride;
-          piece.ahead = tiling.count == 1
-                            ? Ahead::along(piece.w, unit_bytes)
-                            : Ahead::after(piece.w, (stop - k) / 2, unit_bytes, t, tiling.count);
+          piece.prefetch = tiling.count == 1
+                            ? Prefetch::along(piece.w, unit_bytes)
+                            : Prefetch::after(piece.w, (stop - k) / 2, unit_bytes, t, tiling.count);
         }
         if (rows.sums) {
           piece.added = near->added;

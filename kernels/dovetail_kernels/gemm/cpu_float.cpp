@@ -13,12 +13,16 @@ using namespace dt::DT_ISA;
 namespace {
 
 constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose packed copy is held at once
-constexpr int64_t kDepth = kBeside == 1 ? 128 : 64;  // inputs whose weights are held as floats at once
-constexpr int64_t kWide = (kDepth + 16) * kPanel;  // floats of a panel's piece, and of a raw load more
+constexpr int64_t kDepth = kBeside == 1 ? 128 : 64;  // inputs of a panel that few tiles multiply at once
+constexpr int64_t kWideDepth = kBeside == 1 ? 128 : 256;  // the same of many, and of those held as floats
+constexpr int64_t kWide = (kWideDepth + 16) * kPanel;  // floats of a panel's piece, and of a raw load more
 #if defined(__AVX512F__)
 constexpr int64_t kExpandTiles = 3;  // from so many tiles on, a panel of 16 bits is made float once
+constexpr int64_t kStreamRows = 8;   // up to so many rows, a panel is read as one stream
+#elif defined(__AVX2__)
+constexpr int64_t kExpandTiles = 4, kStreamRows = 0;
 #else
-constexpr int64_t kExpandTiles = 2;
+constexpr int64_t kExpandTiles = 2, kStreamRows = 0;
 #endif
 
 // How each format's panel is laid out and read. `step` inputs lie together: raw() loads them, and
@@ -54,14 +58,14 @@ struct Halves {
   static int64_t units(const GemmArgs& a) { return divide_up(a.in_size, step); }
   static int64_t panel_bytes(const GemmArgs& a) { return units(a) * kPanel * sizeof(T); }
   const T* at;
-  int64_t stride;
+  int64_t stride;  // of an input
   DT_INLINE Halves(const T* weights, int64_t stride) : at(weights), stride(stride) {}
   DT_INLINE Halves(const GemmArgs& args, int64_t panel) {
     const Interleaved lies(args, panel, units(args));
     at = static_cast<const T*>(args.weight) + lies.first * kPanel;
-    stride = lies.stride * kPanel;
+    stride = lies.stride * kPanel / step;
   }
-  DT_INLINE const T* unit(int64_t k) const { return at + k / step * stride; }
+  DT_INLINE const T* unit(int64_t k) const { return at + k * stride; }
   DT_INLINE Scale scale(int64_t) const { return {}; }
 };
 
@@ -78,11 +82,16 @@ struct Float16 : Halves<f16, 1> {
 struct Bfloat16 : Halves<uint32_t, 2> {
   using Halves::Halves;
   DT_INLINE Bfloat16 next(const GemmArgs&, int64_t, int p) const { return {at + p * kPanel, stride}; }
-  struct Raw { IVec pairs[2]; };
-  DT_INLINE Raw raw(int64_t k) const { return {{iload(unit(k)), iload(unit(k) + kLanes)}}; }
+  struct Raw { const uint32_t* pairs; };
+  DT_INLINE Raw raw(int64_t k) const { return {unit(k)}; }
   template <int s> DT_INLINE Vec get(const Raw& raw, const Scale&, int j) const {
-    if constexpr (s == 0) return as_float(shift_left<16>(raw.pairs[j]));
-    return as_float(iand(raw.pairs[j], iset1(static_cast<int32_t>(0xffff0000))));
+    const uint32_t* from = raw.pairs + j * kLanes;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm volatile("" : "+r"(from));  // load pairs twice: registers are for the sums
+#endif
+    const IVec pairs = iload(from);
+    if constexpr (s == 0) return as_float(shift_left<16>(pairs));
+    return as_float(iand(pairs, iset1(static_cast<int32_t>(0xffff0000))));
   }
 };
 
@@ -108,27 +117,46 @@ struct Scaled {
   }
 };
 
-// A weight that asks for what is read next while it is multiplied; a unit is an input.
+// A weight that prefetches what is read next while it is multiplied; a unit is an input.
 template <class Weight>
-struct Asking : Weight {
-  Ahead ahead;
-  DT_INLINE Asking(const Weight& weight, Ahead ahead) : Weight(weight), ahead(ahead) {}
+struct Prefetching : Weight {
+  Prefetch prefetch;
+  DT_INLINE Prefetching(const Weight& weight, Prefetch prefetch) : Weight(weight), prefetch(prefetch) {}
   DT_INLINE typename Weight::Raw raw(int64_t k) const {
-    ahead.ask(k);
+    prefetch.unit(k);
     return Weight::raw(k);
   }
 };
+
+// sums[j] += x w[j]. On AVX2 a tile has all sixteen registers: any order but this makes the compiler keep
+// sums in memory.
+DT_INLINE void add_row(const float* x, Vec w0, Vec w1, Vec (&sums)[2]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  Vec all;
+  asm volatile(
+      "vbroadcastss %[x], %[all]\n\t"
+      "vfmadd231ps %[all], %[w0], %[s0]\n\t"
+      "vfmadd231ps %[all], %[w1], %[s1]"
+      : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [all] "=&x"(all)
+      : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*x));
+#else
+  const Vec all = set1(*x);
+  sums[0] = fma(all, w0, sums[0]);
+  sums[1] = fma(all, w1, sums[1]);
+#endif
+}
 
 // Adds the products of inputs s .. of one raw load; a holds their activations, R apart.
 template <int R, class Weight, int s = 0>
 DT_INLINE void add_products(const float* a, const Weight& weight, const typename Weight::Raw& raw,
                             const typename Weight::Scale& scale, Vec (&sums)[R][2]) {
   const Vec w0 = weight.template get<s>(raw, scale, 0), w1 = weight.template get<s>(raw, scale, 1);
-#pragma GCC unroll 12
-  for (int i = 0; i < R; ++i) {
-    const Vec x = set1(a[i]);
-    sums[i][0] = fma(x, w0, sums[i][0]);
-    sums[i][1] = fma(x, w1, sums[i][1]);
+  if constexpr (R == 1) {  // several panels share the row's input
+    const Vec x = set1(*a);
+    sums[0][0] = fma(x, w0, sums[0][0]);
+    sums[0][1] = fma(x, w1, sums[0][1]);
+  } else {
+    repeat<R>([&](auto i) __attribute__((always_inline)) { add_row(a + i.value, w0, w1, sums[i.value]); });
   }
   if constexpr (s + 1 < Weight::step)
     add_products<R, Weight, s + 1>(a + R, weight, raw, scale, sums);
@@ -140,9 +168,11 @@ DT_INLINE void tile(const float* a, const Weight& weight, int64_t k0, int64_t in
                     bool adds) {
   constexpr int step = Weight::step;
   Vec sums[R][2];
-#pragma GCC unroll 12
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < 2; ++j) sums[i][j] = adds ? load(c + i * kPanel + j * kLanes) : zero();
+  repeat<R>([&](auto i) __attribute__((always_inline)) {
+    const float* from = c + i.value * kPanel;
+    sums[i.value][0] = adds ? load(from) : zero();
+    sums[i.value][1] = adds ? load(from + kLanes) : zero();
+  });
   int64_t k = 0;
   for (; k + step <= inputs; k += step, a += R * step)
     add_products<R, Weight>(a, weight, weight.raw(k0 + k), {}, sums);
@@ -151,9 +181,10 @@ DT_INLINE void tile(const float* a, const Weight& weight, int64_t k0, int64_t in
     for (int64_t i = 0; i < (inputs - k) * R; ++i) padded[i] = a[i];
     add_products<R, Weight>(padded, weight, weight.raw(k0 + k), {}, sums);
   }
-#pragma GCC unroll 12
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < 2; ++j) store(c + i * kPanel + j * kLanes, sums[i][j]);
+  repeat<R>([&](auto i) __attribute__((always_inline)) {
+    store(c + i.value * kPanel, sums[i.value][0]);
+    store(c + i.value * kPanel + kLanes, sums[i.value][1]);
+  });
 }
 
 // One row by P panels: c[P, kPanel].
@@ -193,19 +224,16 @@ DT_INLINE void widen_raw(const Weight& weight, const typename Weight::Raw& raw,
   if constexpr (s + 1 < Weight::step) widen_raw<Weight, s + 1>(weight, raw, scale, to + kPanel);
 }
 
-// Inputs [k0, k1) of P panels as floats, kWide apart; up to a raw load's worth more is written.
-template <int P, class Weight>
+// Inputs [k0, k1) of a panel as floats; up to a raw load's worth more is written.
+template <class Weight>
 DT_INLINE void widen(const GemmArgs& args, int64_t panel, int64_t k0, int64_t k1, float* to) {
-  const Beside<Weight, P> weights(args, panel);
+  const Weight weight(args, panel);
   const int64_t run = Weight::is_scaled ? args.group : args.in_size;
   for (int64_t k = k0, g = k0 / run; k < k1; ++g) {
     const int64_t stop = (g + 1) * run < k1 ? (g + 1) * run : k1;
-    typename Weight::Scale scales[P];
-    for (int p = 0; p < P; ++p) scales[p] = weights.at[p].scale(g);
+    const typename Weight::Scale scale = weight.scale(g);
     for (; k < stop; k += Weight::step, to += Weight::step * kPanel)
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p)
-        widen_raw<Weight>(weights.at[p], weights.at[p].raw(k), scales[p], to + p * kWide);
+      widen_raw<Weight>(weight, weight.raw(k), scale, to);
   }
 }
 
@@ -225,53 +253,57 @@ void pack_rows(const GemmArgs& args, int64_t row0, const Tiling& tiling, float* 
 }
 
 // A piece of a panel for all tiles: c[rows, kPanel] (+)= the products of inputs [k0, k0 + inputs), which
-// are those from `from` on in the weight.
-template <class Weight>
+// are those from `from` on in of_tile(t), the weight as tile t reads it.
+template <class OfTile>
 __attribute__((noinline)) void piece_of_tiles(const GemmArgs& args, const Tiling& tiling, const float* a,
-                                              const Weight& weight, int64_t from, int64_t k0,
+                                              const OfTile& of_tile, int64_t from, int64_t k0,
                                               int64_t inputs, float* c) {
   for (int64_t t = 0; t < tiling.count; ++t) {
     const int64_t first = tiling.first_row(t);
     with_rows(tiling.rows(t), [&](auto rows) {
-      tile<rows.value>(a + first * args.in_size + k0 * rows.value, weight, from, inputs,
+      tile<rows.value>(a + first * args.in_size + k0 * rows.value, of_tile(t), from, inputs,
                        c + first * kPanel, k0 > 0);
     });
   }
 }
 
-// P panels for all tiles, kDepth inputs at a time: made float once, or as they are where they are floats
-// or serve few tiles. Multiplying asks for the next piece, so that memory is not idle meanwhile; one
-// panel for few tiles is a stream, which the processor sees by itself.
+// P panels for all tiles, some inputs at a time: made float once, or as they are where they are floats
+// or serve few tiles. Each tile prefetches its part of the next piece, so that memory is not idle
+// meanwhile; one panel for few rows is a stream, which the processor sees by itself.
 template <int P, class Weight>
 DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling& tiling, const float* a,
                                int64_t panel) {
-  auto* wide = static_cast<float*>(scratch(1, P * kWide * sizeof(float)));
+  auto* wide = static_cast<float*>(scratch(1, kWide * sizeof(float)));
   auto* c = static_cast<float*>(scratch(2, P * kBlockRows * kPanel * sizeof(float)));
   const bool has_few = !Weight::is_scaled && tiling.count < kExpandTiles;
-  const bool is_direct = Weight::is_direct || has_few, is_stream = P == 1 && has_few;
-  const int64_t depth = is_stream ? args.in_size : kDepth;
-  const int64_t bytes = is_stream ? 0 : Weight::panel_bytes(args) / args.in_size;  // of an input
+  const bool is_direct = Weight::is_direct || has_few;
+  const bool is_stream = has_few && tiling.count == 1 && tiling.rows(0) <= kStreamRows;
+  const int64_t depth = is_stream ? args.in_size : has_few ? kDepth : kWideDepth;
+  const int64_t bytes = Weight::panel_bytes(args) / args.in_size;  // of an input
   const char* next = static_cast<const char*>(args.weight) + panel * Weight::panel_bytes(args);
   for (int64_t k0 = 0; k0 < args.in_size; k0 += depth) {
     const int64_t inputs = args.in_size - k0 < depth ? args.in_size - k0 : depth;
-    if (!is_direct) widen<P, Weight>(args, panel, k0, k0 + inputs, wide);
     next += inputs * bytes * P;
     for (int p = 0; p < P; ++p) {
       float* to = c + p * kBlockRows * kPanel;
-      const Ahead share{next + p * inputs * bytes, bytes};
+      const Prefetch share{next + p * inputs * bytes, bytes};
       if constexpr (!Weight::is_scaled) {
         if (is_direct) {
           const Weight weight(args, panel + p);
-          if constexpr (kBeside == 1 && !Weight::is_direct)
-            piece_of_tiles(args, tiling, a, weight, k0, k0, inputs, to);
-          else
-            piece_of_tiles(args, tiling, a, Asking<Weight>(weight, share.from(-k0)), k0, k0,
-                           inputs, to);
+          const auto of_tile = [&](int64_t t) __attribute__((always_inline)) {
+            return Prefetching<Weight>(weight, share.part(inputs, t, tiling.count).from(-k0));
+          };
+          const auto as_it_is = [&](int64_t) __attribute__((always_inline)) { return weight; };
+          if (is_stream) piece_of_tiles(args, tiling, a, as_it_is, k0, k0, inputs, to);
+          else piece_of_tiles(args, tiling, a, of_tile, k0, k0, inputs, to);
           continue;
         }
       }
-      const Asking<Float32> weight(Float32(wide + p * kWide), share);
-      piece_of_tiles(args, tiling, a, weight, 0, k0, inputs, to);
+      widen<Weight>(args, panel + p, k0, k0 + inputs, wide);
+      const auto of_tile = [&](int64_t t) __attribute__((always_inline)) {
+        return Prefetching<Float32>(Float32(wide), share.part(inputs, t, tiling.count));
+      };
+      piece_of_tiles(args, tiling, a, of_tile, 0, k0, inputs, to);
     }
   }
   for (int p = 0; p < P; ++p)
@@ -291,8 +323,9 @@ void panels_of_row(const GemmArgs& args, const float* x, int64_t row0, int64_t p
 template <class Weight>
 int multiply(const GemmArgs& args) {
   const int64_t bytes = Weight::panel_bytes(args);
-  for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
-    const int64_t rows = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
+  const int64_t block = block_rows(args.rows, kBlockRows);
+  for (int64_t row0 = 0; row0 < args.rows; row0 += block) {
+    const int64_t rows = args.rows - row0 < block ? args.rows - row0 : block;
     if (rows == 1) {
       const float* x = args.x + row0 * args.x_stride;
       each_panels(args, Weight::beside, bytes, 1, [&](int64_t panel, int64_t count) {

@@ -43,7 +43,7 @@ struct Int8 {
       wide = to;
     }
     template <int R>
-    DT_INLINE void multiply(int64_t first, float* kept, const Ahead& ahead) const {
+    DT_INLINE void multiply(int64_t first, float* kept, const Prefetch& prefetch) const {
       const auto* a = static_cast<const Kind::T*>(rows.values) + first * rows.inputs + k0 * R;
       IVec sums[R][2];
 #pragma GCC unroll 12
@@ -53,13 +53,13 @@ struct Int8 {
       if (Kind::is_wide && wide) {
         const auto* x = wide;
         for (int64_t l = 0; l < lanes; ++l, a += R * kStep, x += kLaneBytes) {
-          ahead.ask(l);
+          prefetch.unit(l);
           add_lane<R>(iload(x), iload(x + kHalf), a, sums);
         }
       } else {
         const int8_t* x = w;
         for (int64_t l = 0; l < lanes; ++l, a += R * kStep, x += kLaneBytes) {
-          if constexpr (R > 1) ahead.ask<kLaneBytes>(l);
+          if constexpr (R > 1) prefetch.unit<kLaneBytes>(l);
           add_lane<R>(Kind::weights(x), Kind::weights(x + kHalf), a, sums);
         }
       }
@@ -120,11 +120,11 @@ DT_INLINE void multiply_panel(const GemmArgs& args, const Rows& rows, int64_t ro
     const int64_t lanes = divide_up(end - k, Weight::kStep);
     for (int64_t t = 0; t < tiling.count; ++t) {
       const int64_t first = tiling.first_row(t);
-      const Ahead ahead = tiling.count == 1
-                              ? Ahead::along(piece.w, Weight::kLaneBytes)
-                              : Ahead::after(piece.w, lanes, Weight::kLaneBytes, t, tiling.count);
+      const Prefetch prefetch = tiling.count == 1
+                              ? Prefetch::along(piece.w, Weight::kLaneBytes)
+                              : Prefetch::after(piece.w, lanes, Weight::kLaneBytes, t, tiling.count);
       with_rows<Weight::kRows>(tiling.rows(t), [&](auto r) __attribute__((always_inline)) {
-        piece.template multiply<r.value>(first, kept + first * kPanel, ahead);
+        piece.template multiply<r.value>(first, kept + first * kPanel, prefetch);
       });
     }
   }

@@ -24,7 +24,7 @@ struct Nibbles {
   static constexpr int kZero = 8, kStart = 0;
   // The integer sums of a segment: 8 inputs a 32-bit lane, the first four in the lower nibbles.
   template <int R>
-  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                     IVec (&sums)[R][2]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // 16-bit sums hold 8 steps of two products below 15 * 127 each: 4 lanes between the flushes.
@@ -32,7 +32,7 @@ struct Nibbles {
     const auto add_pairs = [&](int64_t l, int64_t some, auto is_first) __attribute__((always_inline)) {
       IVec pairs[R][2];
       for (int i = 0; i < R; ++i) pairs[i][0] = pairs[i][1] = iset1(0);
-      add_lanes<R>(a + l * R * 8, w + l * kPanel * 4, some, ahead.from(l), pairs);
+      add_lanes<R>(a + l * R * 8, w + l * kPanel * 4, some, prefetch.from(l), pairs);
       for (int i = 0; i < R; ++i)
         for (int j = 0; j < 2; ++j) {
           const IVec two = _mm256_madd_epi16(pairs[i][j], _mm256_set1_epi16(1));
@@ -45,17 +45,17 @@ struct Nibbles {
       add_pairs(l, lanes - l < kFlush ? lanes - l : kFlush, Constant<0>{});
 #else
     for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(0);
-    add_lanes<R>(a, w, lanes, ahead, sums);
+    add_lanes<R>(a, w, lanes, prefetch, sums);
 #endif
   }
 
  private:
   template <int R>
-  static DT_INLINE void add_lanes(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+  static DT_INLINE void add_lanes(const int8_t* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                   IVec (&sums)[R][2]) {
     const auto add_lane = [&](int64_t l) __attribute__((always_inline)) {
       const IVec low = iset1(0x0f0f0f0f);
-      ahead.ask<kPanel * 4>(l);
+      prefetch.unit<kPanel * 4>(l);
       add_half<R>(a, iand(iload(w), low), iand(iload(w + 4 * kLanes), low), sums);
       add_half<R>(a + R * 4, iand(shift_right<4>(iload(w)), low),
                   iand(shift_right<4>(iload(w + 4 * kLanes)), low), sums);
@@ -99,30 +99,30 @@ struct Plain {
       istore(wide, Kind::weights(w));
   }
   template <int R>
-  static DT_INLINE void add_segment(const Kind::T* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+  static DT_INLINE void add_segment(const Kind::T* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                     IVec (&sums)[R][2]) {
-    if constexpr (Kind::is_wide) add_apart<R>(a, w, lanes, ahead, sums);
-    else add_lanes<R>(a, w, lanes, ahead, sums);
+    if constexpr (Kind::is_wide && R > 1) add_apart<R>(a, w, lanes, prefetch, sums);
+    else add_lanes<R>(a, w, lanes, prefetch, sums);
   }
 
  private:
   // All registers are for the sums of a long segment.
   template <int R>
   static __attribute__((noinline)) void add_apart(const Kind::T* a, const uint8_t* w, int64_t lanes,
-                                                  Ahead ahead, IVec (&sums)[R][2]) {
+                                                  Prefetch prefetch, IVec (&sums)[R][2]) {
     IVec own[R][2];
-    add_lanes<R>(a, w, lanes, ahead, own);
+    add_lanes<R>(a, w, lanes, prefetch, own);
 #pragma GCC unroll 12
     for (int i = 0; i < R; ++i) sums[i][0] = own[i][0], sums[i][1] = own[i][1];
   }
   template <int R>
-  static DT_INLINE void add_lanes(const Kind::T* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+  static DT_INLINE void add_lanes(const Kind::T* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                   IVec (&sums)[R][2]) {
     constexpr int64_t kHalf = kLanes * kStep * bits / 8;
     if (!kStart)
       for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = iset1(0);
     for (int64_t l = 0; l < lanes; ++l, a += R * kStep, w += 2 * kHalf) {
-      ahead.ask<kPanel * kStep>(l);
+      prefetch.unit<kPanel * kStep>(l);
       const IVec w0 = read(w), w1 = read(w + kHalf);
 #pragma GCC unroll 12
       for (int i = 0; i < R; ++i) {
@@ -177,10 +177,10 @@ struct Widened {
   using Kind = Bytes;
   static constexpr int kStep = 16, kBits = 8;
   template <int R>
-  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                     IVec (&sums)[R][2]) {
     const auto add_lane = [&](int64_t l, auto is_first) __attribute__((always_inline)) {
-      ahead.ask(l);
+      prefetch.unit(l);
       add_quarters<R, 6, is_first.value>(a, sums, [&](auto q, int j) __attribute__((always_inline)) {
         return iload(w + (q.value * kPanel + j * kLanes) * 4);
       });
@@ -210,10 +210,10 @@ struct Narrow {
     }
   }
   template <int R>
-  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Ahead ahead,
+  static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                     IVec (&sums)[R][2]) {
     const auto add_lane = [&](int64_t l, auto is_first) __attribute__((always_inline)) {
-      ahead.ask<Planes<bits>::kUnitBytes>(l);
+      prefetch.unit<Planes<bits>::kUnitBytes>(l);
       add_quarters<R, bits, is_first.value>(a, sums, [&](auto q, int j) __attribute__((always_inline)) {
         return Planes<bits>::template bytes<q.value>(w, j);
       });
@@ -269,7 +269,7 @@ struct SpelledFactors {
   template <class Load>
   DT_INLINE void each(const Factors& from, float* to, const Load& one) const {
     for (int64_t g = 0; g < count; ++g, to += kPanel) {
-      from.ask_for(first + g);
+      from.prefetch(first + g);
       store(to, one(first + g, 0));
       store(to + kLanes, one(first + g, kLanes));
     }
@@ -321,15 +321,15 @@ struct Grouped {
         }
     }
     template <int R>
-    DT_INLINE void multiply(int64_t first, float* kept, const Ahead& ahead) const {
+    DT_INLINE void multiply(int64_t first, float* kept, const Prefetch& prefetch) const {
       if constexpr (widens && R > kRows / 2)  // there are at least three tiles then
-        if (wide) return add<Wider, R>(wide, first, kept, ahead);
-      add<Own, R>(w, first, kept, ahead);
+        if (wide) return add<Wider, R>(wide, first, kept, prefetch);
+      add<Own, R>(w, first, kept, prefetch);
     }
 
    private:
     template <class Lying, int R>
-    DT_INLINE void add(const uint8_t* w, int64_t first, float* kept, const Ahead& ahead) const {
+    DT_INLINE void add(const uint8_t* w, int64_t first, float* kept, const Prefetch& prefetch) const {
       const auto* a = static_cast<const typename Kind::T*>(rows.values) + first * rows.inputs;
       const float* row_scales = rows.scales + first * rows.segments;
       const int32_t* starts = rows.starts + first * rows.segments;
@@ -352,7 +352,7 @@ struct Grouped {
           for (int i = 0; i < R && Own::kStart; ++i)
             sums[i][0] = sums[i][1] = iset1(starts[segment * R + i]);
           Lying::template add_segment<R>(a + k * R, w + (k - k0) * Lying::kBits * kPanel / 8, lanes,
-                                         ahead.from((k - k0) / Lying::kStep), sums);
+                                         prefetch.from((k - k0) / Lying::kStep), sums);
 #pragma GCC unroll 12
           for (int i = 0; i < R; ++i) {
             const Vec x = set1(row_scales[segment * R + i]);

@@ -36,28 +36,33 @@ constexpr int kInt8Step = 4, kInt8Offset = 0;
 #endif
 constexpr int kNibbleOfInput[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
-// Weights are asked for so many bytes before they are read: the processor itself asks too late where
+// Weights are prefetched so many bytes before they are read: the processor itself does so too late where
 // what is done with a line takes longer than reading it.
-constexpr int64_t kAheadBytes = 4096, kLineBytes = 64;
+constexpr int64_t kPrefetchBytes = 4096, kLineBytes = 64;
 
-// What a tile asks for while it multiplies a piece of a panel, `bytes` a unit of it, so that memory is as
+// What a tile prefetches while it multiplies a piece of a panel, `bytes` a unit of it, so that memory is as
 // busy as the arithmetic is.
-struct Ahead {
+struct Prefetch {
   const char* next;
   int64_t bytes;
   // The stream that the tile itself reads.
-  static DT_INLINE Ahead along(const void* stream, int64_t unit_bytes) {
-    return {static_cast<const char*>(stream) + kAheadBytes, unit_bytes};
+  static DT_INLINE Prefetch along(const void* stream, int64_t unit_bytes) {
+    return {static_cast<const char*>(stream) + kPrefetchBytes, unit_bytes};
   }
   // The piece after this one, a part of it in each of the tiles that share this one.
-  static DT_INLINE Ahead after(const void* piece, int64_t units, int64_t unit_bytes, int64_t tile,
-                               int64_t tiles) {
-    const int64_t bytes = divide_up(unit_bytes, tiles);
-    return {static_cast<const char*>(piece) + units * (unit_bytes + tile * bytes), bytes};
+  static DT_INLINE Prefetch after(const void* piece, int64_t units, int64_t unit_bytes, int64_t tile,
+                                  int64_t tiles) {
+    const char* next = static_cast<const char*>(piece) + units * unit_bytes;
+    return Prefetch{next, unit_bytes}.part(units, tile, tiles);
   }
-  DT_INLINE Ahead from(int64_t unit) const { return {next + unit * bytes, bytes}; }
+  // What one of the tiles that share `units` of it has.
+  DT_INLINE Prefetch part(int64_t units, int64_t tile, int64_t tiles) const {
+    const int64_t some = divide_up(bytes, tiles);
+    return {next + units * tile * some, some};
+  }
+  DT_INLINE Prefetch from(int64_t unit) const { return {next + unit * bytes, bytes}; }
   // For one unit; `most` is what a unit has, known to the compiler.
-  template <int64_t most = kLineBytes> DT_INLINE void ask(int64_t unit) const {
+  template <int64_t most = kLineBytes> DT_INLINE void unit(int64_t unit) const {
     for (int64_t i = 0; i < most; i += kLineBytes) __builtin_prefetch(next + unit * bytes + i);
   }
 };
@@ -72,6 +77,11 @@ struct Tiling {
   }
   DT_INLINE int rows(int64_t tile) const { return static_cast<int>(small + (tile < num_large)); }
 };
+
+// Rows of a block where there are several of at most `most`: blocks are even, and of whole tiles.
+DT_INLINE int64_t block_rows(int64_t rows, int64_t most) {
+  return rows <= most ? rows : divide_up(divide_up(rows, divide_up(rows, most)), kTileRows) * kTileRows;
+}
 
 // Floats kept in one of the float formats, or small integers.
 struct Scales {
@@ -120,10 +130,10 @@ struct Factors {
     const Vec x = own.load(first + g * kPanel + column);
     return steps.at ? mul(x, steps.load(first_step + (g >> shift) * kPanel + column)) : x;
   }
-  // Asks memory for what groups soon after g have.
-  DT_INLINE void ask_for(int64_t g) const {
-    constexpr int64_t kAhead = 512;
-    __builtin_prefetch(static_cast<const char*>(own.at) + (first + g * kPanel) * own.bytes() + kAhead);
+  // Prefetches what groups soon after g have.
+  DT_INLINE void prefetch(int64_t g) const {
+    constexpr int64_t kDistance = 512;
+    __builtin_prefetch(static_cast<const char*>(own.at) + (first + g * kPanel) * own.bytes() + kDistance);
   }
   // Loads of one kind: a group's number, or its run's step.
   template <int32_t format> DT_INLINE Vec plain(int64_t g, int column) const {
