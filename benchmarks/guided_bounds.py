@@ -1,6 +1,6 @@
 """Hostile forms while streams run: what they cost the streams, and how long until they are refused.
 
-Eight streams of a model answer while every form of tests/plugins/guided/hostile_forms.py is
+Eight streams of a model answer while every form of tests/support/hostile_forms.py is
 asked for, one after the other. Bars: a refusal within the limit and 0.5 s; the 99th percentile of
 the time between tokens at most 1.5 times that without hostile forms; nothing left running.
 

@@ -34,7 +34,7 @@ from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import Compiled
 from dovetail.interfaces.spec import GuidedSpec
-from dovetail.testing.walks import Wanderer, follows
+from dovetail.testing.random_walks import Wanderer, follows
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDED = ROOT / "tests" / "plugins" / "guided"

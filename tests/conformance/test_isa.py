@@ -34,7 +34,7 @@ NATIVE = library()
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dovetail.testing.isa", *arguments],
+        [sys.executable, "-m", "support.isa", *arguments],
         env=os.environ | variables, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

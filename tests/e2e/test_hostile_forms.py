@@ -1,6 +1,6 @@
 """Forms that are meant to take long or much, sent over HTTP while streams run: each costs its own
 request at most. Every way of asking; the backends whose processes begin quickly, since a form that
-takes too long ends one. tests/plugins/guided/test_bounds.py has the others.
+takes too long ends one. tests/core/guided/test_bounds.py has the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from dovetail import registry
 from dovetail.errors import PluginError
 from dovetail.interfaces.form import Choice, Form, Grammar, Json, Literal, Pattern
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -33,7 +33,7 @@ KINDS = (
 WORST = ("laughs", "twentieth from the end")
 MAX_CHOICES = 4096
 LIMIT_S = 0.5
-"""To compile. How soon a refusal comes is held by tests/plugins/guided/test_bounds.py and measured
+"""To compile. How soon a refusal comes is held by tests/core/guided/test_bounds.py and measured
 by benchmarks/guided_bounds.py."""
 
 

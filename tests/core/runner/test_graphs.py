@@ -21,7 +21,7 @@ from dovetail.runner.device import DeviceCalls, HostDevice
 from dovetail.runner.graphs import captured_keys, contexts
 from dovetail.runner.model_runner import GRAPH_BYTES, ModelRunner
 from dovetail.runner.staging import Staging
-from dovetail.testing.drive import DriveOutput, Driver, DriveRequest, collect
+from dovetail.testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 _spec = importlib.util.spec_from_file_location("doubles", Path(__file__).with_name("doubles.py"))

@@ -19,7 +19,7 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.interfaces.guided import GuidedBackend
-from dovetail.testing.walks import small_vocabulary
+from dovetail.testing.random_walks import small_vocabulary
 
 SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
 

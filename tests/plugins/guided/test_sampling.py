@@ -15,7 +15,7 @@ from dovetail.guided.choose import form_refusals
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import GuidedBackend
 from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.walks import follows, small_vocabulary
+from dovetail.testing.random_walks import follows, small_vocabulary
 
 SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")

@@ -14,7 +14,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.guided import GuidedBackend
 from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.walks import Wanderer, follows, small_vocabulary
+from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))

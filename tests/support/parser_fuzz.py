@@ -1,5 +1,5 @@
 """Texts that try a tool parser hard: random ones made of its own markers, and long ones made to be
-slow. `python -m dovetail.testing.hostile 10000` tries every tool parser and prints a table.
+slow. `python -m support.parser_fuzz 10000` tries every tool parser and prints a table.
 
 Knows no family: all it uses is what a parser declares.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dovetail.errors import PluginError
 from dovetail.interfaces.text import Markers
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.testing.cuts import damaged, parse_in_pieces, random_cuts
+from dovetail.testing.text_splits import damaged, parse_in_pieces, random_cuts
 
 CUTS_PER_TEXT = 10
 PIECE_CHARS = 16

@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from dovetail.process import child_environment
-from dovetail.testing.orphans import is_running
+from support.orphans import is_running
 
 READY = re.compile(r"ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
 START_LIMIT_S = 90.0

@@ -10,7 +10,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
 from dovetail.server.events import Collected, ContentDelta, Session, SessionPlan
-from dovetail.testing.cuts import cuts
+from dovetail.testing.text_splits import cuts
 
 JSON_SYNTAXES = (
     "deepseek_v3", "deepseek_v31", "granite", "granite-20b-fc", "hermes", "hunyuan_a13b",

@@ -13,8 +13,8 @@ from dovetail.config.selections import select
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.form import Literal
 from dovetail.interfaces.spec import GuidedSpec
-from dovetail.testing.impostors import make_impostors
-from dovetail.testing.orphans import kill_parent, survivors
+from support.impostors import make_impostors
+from support.orphans import kill_parent, survivors
 
 
 def spec() -> GuidedSpec:

@@ -17,7 +17,7 @@ from dovetail import registry
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.json_text import check
-from dovetail.testing.cuts import Parsed, cuts, parse_in_pieces
+from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
 
 STRINGS = {name: {"type": "string"} for name in ("city", "state", "unit", "text")}
 FIND = Tool(

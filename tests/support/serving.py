@@ -22,7 +22,7 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, Unfin
 from dovetail.server.app import build_app
 from dovetail.server.mcp import McpServer
 from dovetail.server.state import Parsers
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
+from support.fake_async_engine import FakeAsyncEngine, Script
 
 Answer = TypeVar("Answer")
 

@@ -29,7 +29,7 @@ from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Form, Json, Literal, Pattern
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.walks import Wanderer
+from dovetail.testing.random_walks import Wanderer
 
 HOSTILE: dict[str, Form] = runpy.run_path(str(Path(__file__).with_name("hostile_forms.py")))[
     "HOSTILE"

@@ -1,6 +1,6 @@
 """Requests that have killed servers: each is refused in words, alone and among running streams.
 
-A case is a file in poison/: `why` it is dangerous, the `source` where one is known, what is sent
+A case is a file in data/requests/: `why` it is dangerous, the `source` where one is known, what is sent
 (`body`, `raw`, `raw_parts`, `raw_base64` or `wire`), and the allowed `status`. Long values are
 written as {"$repeat": [value, times]} and the like; see `expanded`. Where an answer is allowed,
 `gives` is what its text must match. Cases with `server: replay` go to a model that emits scripts,
@@ -27,11 +27,11 @@ import pytest
 
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.testing.models import write_replay_checkpoint
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-FOLDER = Path(__file__).parent / "poison"
+FOLDER = Path(__file__).parents[1] / "data" / "requests"
 CASES: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
     for path in sorted(FOLDER.glob("*.json"))

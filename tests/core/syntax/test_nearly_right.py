@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
-from dovetail.testing.cuts import Parsed, cuts, parse_in_pieces
+from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
 
 LIST = Tool(
     name="find",

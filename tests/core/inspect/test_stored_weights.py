@@ -33,11 +33,11 @@ from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers import matrix_linear
 from dovetail.layers.products import multiplied
 from dovetail.runner.loader import load_model, num_bytes
-from dovetail.testing.gguf_files import write_gguf
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.gguf import _types
+from support.gguf_files import write_gguf
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 QUANTIZED = sorted(file.parent.name for file in (DATA / "quantized").glob("*/config.json"))

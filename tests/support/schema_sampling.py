@@ -20,7 +20,7 @@ from typing import Any
 from dovetail.guided.choose import form_refusals
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm
-from dovetail.testing.walks import Wanderer, follows, small_vocabulary
+from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
 
 HERE = Path(__file__).parent
 KEYWORDS: dict[str, Any] = runpy.run_path(str(HERE / "keywords.py"))

@@ -10,8 +10,8 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.text import Tool
 from dovetail.syntax.type_words import json_types, with_json_types
-from dovetail.testing.cuts import parse_in_pieces
 from dovetail.testing.forms import example
+from dovetail.testing.text_splits import parse_in_pieces
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import GuidedSpec, Selection
 from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.walks import Wanderer, allowed, small_vocabulary
+from dovetail.testing.random_walks import Wanderer, allowed, small_vocabulary
 
 KEYWORDS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("keywords.py")))
 JUDGE: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("judge.py")))

@@ -173,7 +173,7 @@ def _model_spec() -> ModelSpec:
 
 
 def _selection(kind: str) -> Selection:
-    return Selection(kind=kind, name="fake", target="dovetail.testing.fake_async_engine:Fake")
+    return Selection(kind=kind, name="fake", target="support.fake_async_engine:Fake")
 
 
 class FakeAsyncEngine:

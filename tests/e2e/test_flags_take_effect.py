@@ -34,11 +34,11 @@ from dovetail.interfaces.step import StepPlan
 from dovetail.server.parsers import choose_parsers
 from dovetail.server.start import max_queued
 from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
-from dovetail.testing.server_process import ServerProcess
 from dovetail.testing.tiny import tiny_run
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.workers import cpu
+from support.server_process import ServerProcess
 
 DRAWN = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -180,7 +180,7 @@ from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers
-from dovetail.testing.serving import NameAndJson
+from support.serving import NameAndJson
 
 
 class Sevens(LogitsProcessor):

@@ -1,7 +1,7 @@
 """Runs a command as on a machine with a lower instruction set, as far as variables can hold it.
 
-    python -m dovetail.testing.isa avx2 COMMAND...    # or base
-    python -m dovetail.testing.isa lower COMMAND...   # for each such set below this machine's best
+    python tests/support/isa.py avx2 COMMAND...    # or base
+    python tests/support/isa.py lower COMMAND...   # for each such set below this machine's best
 
 Held are dovetail's kernels, torch with oneDNN and MKL, numpy with OpenBLAS, and the C library's
 functions. A set that has no variables here (AVX-512's, Arm's) cannot be asked for.
@@ -68,7 +68,7 @@ def lower_sets() -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command held to each set in turn; return the first exit status that is not 0."""
-    parser = argparse.ArgumentParser(prog="python -m dovetail.testing.isa", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tests/support/isa.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("isa", choices=[*HELD, LOWER])
     parser.add_argument("command", nargs=argparse.REMAINDER)

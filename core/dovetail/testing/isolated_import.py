@@ -1,6 +1,6 @@
 """Imports plugin targets, each in a process that has imported none of the others.
 
-`python -m dovetail.testing.fresh` reads JSON [[kind, target, [package, ...]], ...] from standard
+`python -m dovetail.testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from standard
 input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch, which
 most plugins need, is imported once and its memory shared by fork; no parallel region runs before.
 """
@@ -25,7 +25,7 @@ TIMEOUT_S = 300
 def import_each(wanted: Sequence[Wanted]) -> dict[str, dict[str, Any]]:
     """Return, for each (kind, target, packages), the import error and which packages it loaded."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "dovetail.testing.fresh"],
+        [sys.executable, "-P", "-m", "dovetail.testing.isolated_import"],
         input=json.dumps(wanted),
         capture_output=True,
         text=True,
