@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import runpy
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from dovetail.interfaces.form import Literal
 from dovetail.interfaces.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
-HOSTILE: dict[str, Any] = runpy.run_path(
-    str(ROOT / "tests" / "plugins" / "guided" / "hostile_forms.py")
-)["HOSTILE"]
+sys.path.append(str(ROOT / "tests"))
+
+from support.hostile_forms import HOSTILE  # noqa: E402
+
 NUM_STREAMS = 8
 
 

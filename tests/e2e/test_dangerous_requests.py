@@ -1,8 +1,8 @@
 """Requests that have killed servers: each is refused in words, alone and among running streams.
 
-A case is a file in data/requests/: `why` it is dangerous, the `source` where one is known, what is sent
-(`body`, `raw`, `raw_parts`, `raw_base64` or `wire`), and the allowed `status`. Long values are
-written as {"$repeat": [value, times]} and the like; see `expanded`. Where an answer is allowed,
+A case is a file of data/requests: `why` it is dangerous, the `source` where one is known, what
+is sent (`body`, `raw`, `raw_parts`, `raw_base64` or `wire`), and the allowed `status`. Long values
+are written as {"$repeat": [value, times]} and the like; see `expanded`. Where an answer is allowed,
 `gives` is what its text must match. Cases with `server: replay` go to a model that emits scripts,
 some of which turn into NaN.
 """
@@ -15,8 +15,7 @@ import os
 import re
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ import pytest
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.testing.models import write_replay_checkpoint
 from support.server_process import ServerProcess
+from support.server_rig import LIMIT_S, NUM_STREAMS, STREAM_TOKENS, Crowd, Rig, demo_rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -37,9 +37,6 @@ CASES: dict[str, dict[str, Any]] = {
     for path in sorted(FOLDER.glob("*.json"))
 }
 NAMES = sorted(CASES, key=lambda name: CASES[name].get("server", "demo"))
-NUM_STREAMS = 8
-STREAM_TOKENS = 100
-LIMIT_S = 20.0
 MAX_ERROR_BYTES = 4096
 
 FAULTY = '''
@@ -115,77 +112,6 @@ class Reply:
     status: int | None
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-
-
-@dataclass(slots=True, kw_only=True)
-class Rig:
-    """A server with a control request and streams whose answers are known."""
-
-    server: ServerProcess
-    control: dict[str, Any]
-    streams: Sequence[dict[str, Any]]
-    cues: dict[str, int]
-    client: httpx.Client
-    engine_pid: int = 0
-    answer: str = ""
-    texts: list[str] = field(default_factory=list)
-
-    def learn(self) -> None:
-        """Note the engine's process and the good answers. Mutates: self"""
-        self.engine_pid = self.server.engine().pid
-        self.answer = self.ask(self.control)
-        with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            self.texts = list(pool.map(self.ask, self.streams))
-
-    def ask(self, body: dict[str, Any]) -> str:
-        """Return the text of a completion."""
-        response = self.client.post("/v1/completions", json=body)
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["text"])
-
-    def check(self) -> None:
-        """Fail unless the same engine gives the same control answer."""
-        assert self.ask(self.control) == self.answer
-        assert self.server.process.poll() is None
-        assert self.server.engine().pid == self.engine_pid
-
-
-class Crowd:
-    """Eight streams that begin anew whenever they end; `faults` tells what any of them lost."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.faults: list[str] = []
-        self.num_whole = 0
-        self._rig = rig
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(NUM_STREAMS)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, which: int) -> None:
-        body = self._rig.streams[which] | {"stream": True}
-        with self._rig.server.client() as client:
-            while not self._stop.is_set() and not self.faults:
-                try:
-                    self._once(client, body, self._rig.texts[which])
-                except Exception as error:
-                    self.faults.append(f"stream {which}: {type(error).__name__}: {error}")
-
-    def _once(self, client: httpx.Client, body: dict[str, Any], text: str) -> None:
-        with client.stream("POST", "/v1/completions", json=body) as response:
-            events = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
-        assert events[-1] == "[DONE]", events[-1]
-        got = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
-        assert got == text, f"{got!r} is not {text!r}"
-        self.num_whole += 1
-
-    def stop(self) -> None:
-        """Let every stream come to its end."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(LIMIT_S)
 
 
 class Crowds:
@@ -348,17 +274,6 @@ def _installed(folder: Path) -> str:
     return os.pathsep.join([str(folder), *(path for path in sys.path if path)])
 
 
-def _demo_rig(server: ServerProcess) -> Rig:
-    usual = {"temperature": 0, "max_tokens": STREAM_TOKENS, "ignore_eos": True}
-    return Rig(
-        server=server,
-        control={"prompt": "The capital of France is", "temperature": 0, "max_tokens": 6},
-        streams=[{"prompt": f"{i} times one is", **usual} for i in range(2, 2 + NUM_STREAMS)],
-        cues={},
-        client=server.client(timeout=LIMIT_S),
-    )
-
-
 def _replay_rig(server: ServerProcess, model: Path) -> Rig:
     first = json.loads((model / "config.json").read_text())["cue_base"]
     cues = {name: first + i for i, name in enumerate(SCRIPTS)}
@@ -383,7 +298,7 @@ def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Rig]]:
     env = {"PYTHONPATH": paths}
     with ServerProcess(*limits, env=env) as demo, ServerProcess(str(model), *limits) as replay:
         found = {
-            "demo": _demo_rig(demo.wait_ready()),
+            "demo": demo_rig(demo.wait_ready()),
             "replay": _replay_rig(replay.wait_ready(), model),
         }
         with found["demo"].client, found["replay"].client:

@@ -1,6 +1,6 @@
 """Every registered tool parser beyond its contract: many random cuts of hostile texts, long texts.
 
-`python -m support.parser_fuzz 10000` tries more of the same.
+`python tests/support/parser_fuzz.py 10000` tries more of the same.
 """
 
 from __future__ import annotations

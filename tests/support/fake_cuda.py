@@ -1,8 +1,8 @@
-"""A GPU played on a CPU: tensors that say they lie on `cuda`, and a fault wherever that shows.
+"""A fake GPU on a CPU: tensors that say they lie on `cuda`, and a fault wherever that shows.
 
 Each is a wrapper around a tensor of the CPU. An operation between tensors of both devices fails, as
 it would there; one that makes the host wait is noted, and fails while `forbids_waits`. Knows no
-memory of a device: storages, streams and events are not played. `PlayedWorker` is the worker of
+memory of a device: storages, streams and events are not faked. `FakeCudaWorker` is the worker of
 GPUs on it.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from doubles import DoubleDevice  # tests/core/runner
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
@@ -24,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from dovetail.interfaces.plugin import Info
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_plugins.workers.cuda import CudaWorker
+from support.fake_device import FakeDevice
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ INDEXED = {
 }
 
 
-class Played(torch.Tensor):
+class FakeCudaTensor(torch.Tensor):
     """A tensor on `cuda`; `inner` holds its numbers. To C++ it is one of `meta`, which has guards
     in every build of torch."""
 
@@ -60,7 +60,7 @@ class Played(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Played:
+    def __new__(cls, inner: torch.Tensor) -> FakeCudaTensor:
         with torch.inference_mode(False):  # views are refused otherwise
             made = torch.Tensor._make_wrapper_subclass(
                 cls,
@@ -82,10 +82,10 @@ class Played(torch.Tensor):
     def __torch_dispatch__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        raise AssertionError(f"{function} outside of a played GPU")
+        raise AssertionError(f"{function} outside of a fake GPU")
 
 
-class PlayedCuda(TorchDispatchMode):
+class FakeCuda(TorchDispatchMode):
     """Runs every operation on the wrapped tensors. `waits` tells where the host waited."""
 
     def __init__(self) -> None:
@@ -120,36 +120,36 @@ class PlayedCuda(TorchDispatchMode):
         out = function(*tree_map(_inner, args), **tree_map(_inner, named))
         if is_pinned:
             self._pinned.add(out.untyped_storage().data_ptr())
-        stays = any(isinstance(t, Played) for t in tensors) and device is None
+        stays = any(isinstance(t, FakeCudaTensor) for t in tensors) and device is None
         if function is aten.copy_.default:
             return args[0]
         return self._outer(out, tensors, wraps=to_device or stays)
 
     def _outer(self, out: Any, tensors: Sequence[torch.Tensor], *, wraps: bool) -> Any:
         """Return results as tensors of the device; those that were given are the same ones."""
-        known = {id(t.inner): t for t in tensors if isinstance(t, Played)}
+        known = {id(t.inner): t for t in tensors if isinstance(t, FakeCudaTensor)}
 
         def outer(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             if id(value) in known:
                 return known[id(value)]
-            return Played(value) if wraps else value
+            return FakeCudaTensor(value) if wraps else value
 
         return tree_map(outer, out)
 
     def _check(self, function: Any, args: Any, tensors: Sequence[torch.Tensor]) -> None:
-        played = [t for t in tensors if isinstance(t, Played)]
+        played = [t for t in tensors if isinstance(t, FakeCudaTensor)]
         if not played:
             return
         if function in WAITING:
             self._wait(str(function))
-        plain = [t for t in tensors if not isinstance(t, Played) and t.dim()]
+        plain = [t for t in tensors if not isinstance(t, FakeCudaTensor) and t.dim()]
         if function in INDEXED:
             indices = [t for t in args[1] if t is not None]
             if any(t.dtype in (torch.bool, torch.uint8) for t in indices):
                 self._wait(f"{function} by a mask")
-            if any(not isinstance(t, Played) for t in indices):
+            if any(not isinstance(t, FakeCudaTensor) for t in indices):
                 self._wait(f"{function} by indices of the host")
             plain = [t for t in plain if not any(t is one for one in indices)]
         if plain:
@@ -157,14 +157,14 @@ class PlayedCuda(TorchDispatchMode):
             raise RuntimeError(f"{function}: tensors of cuda and cpu: {shapes}")
 
     def _note_copy(self, to: torch.Tensor, source: torch.Tensor, is_free: bool) -> None:
-        if isinstance(to, Played) == isinstance(source, Played):
+        if isinstance(to, FakeCudaTensor) == isinstance(source, FakeCudaTensor):
             return
-        host = source if isinstance(to, Played) else to
+        host = source if isinstance(to, FakeCudaTensor) else to
         if not (is_free and self._has_pinned(host)):
             self._wait("a copy between the host and the device")
 
     def _note_move(self, source: torch.Tensor, to_device: bool, is_free: bool) -> None:
-        if isinstance(source, Played) == to_device:
+        if isinstance(source, FakeCudaTensor) == to_device:
             return
         if not (to_device and is_free and self._has_pinned(source)):
             self._wait("a copy between the host and the device")
@@ -194,13 +194,13 @@ class _Made(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         named = dict(kwargs or {})
-        if function is torch.Tensor.tolist and isinstance(args[0], Played):
+        if function is torch.Tensor.tolist and isinstance(args[0], FakeCudaTensor):
             return args[0].cpu().tolist()
         device = named.get("device")
         is_made = function in (torch.tensor, torch.as_tensor) and device is not None
         if not is_made or torch.device(device).type != "cuda":
             return function(*args, **named)
-        if isinstance(args[0], Played):
+        if isinstance(args[0], FakeCudaTensor):
             return args[0].to(CUDA, named.get("dtype") or args[0].dtype)
         made = function(*args, **(named | {"device": "cpu"}))
         return made.to(CUDA)
@@ -212,19 +212,19 @@ def _numbered(value: Any) -> Any:
 
 
 def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, Played) else value
+    return value.inner if isinstance(value, FakeCudaTensor) else value
 
 
 @contextmanager
-def played(play: PlayedCuda) -> Iterator[PlayedCuda]:
-    """Play a GPU inside the with block; Triton's interpreter reads the wrapped tensors."""
+def using(cuda: FakeCuda) -> Iterator[FakeCuda]:
+    """Fake a GPU inside the with block; Triton's interpreter reads the wrapped tensors."""
     from triton.runtime import interpreter
 
     run = interpreter.GridExecutor.__call__
 
     def launch(self: Any, *args: Any, **named: Any) -> Any:
         for value in (*args, *named.values()):
-            if isinstance(value, torch.Tensor) and not isinstance(value, Played):
+            if isinstance(value, torch.Tensor) and not isinstance(value, FakeCudaTensor):
                 raise RuntimeError(f"{self.fn.__name__}: a kernel was given a tensor of the host")
         with _disable_current_modes():
             return run(
@@ -243,9 +243,9 @@ def played(play: PlayedCuda) -> Iterator[PlayedCuda]:
             (torch.cuda, "Event", _Event),
         ):
             stack.enter_context(patch.object(thing, name, double))
-        stack.enter_context(play)
+        stack.enter_context(cuda)
         stack.enter_context(_Made())
-        yield play
+        yield cuda
 
 
 class _Event:
@@ -258,17 +258,17 @@ class _Event:
         pass
 
 
-class PlayedDevice(DoubleDevice):
+class FakeCudaDevice(FakeDevice):
     """The calls of a GPU. `num_replays` counts captured steps that ran."""
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
-class PlayedWorker(CudaWorker):
+class FakeCudaWorker(CudaWorker):
     """Chosen for a CPU, computes on `cuda`."""
 
-    info = Info(summary="test worker: a GPU played on a CPU", devices=("cpu",))
+    info = Info(summary="test worker: a fake GPU on a CPU", devices=("cpu",))
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
@@ -283,5 +283,5 @@ class PlayedWorker(CudaWorker):
         return CUDA
 
     def load(self) -> None:
-        self._runner = ModelRunner(self.run, self.device, PlayedDevice())
+        self._runner = ModelRunner(self.run, self.device, FakeCudaDevice())
         self._runner.load()

@@ -1,4 +1,4 @@
-"""A device with graphs and a host ahead of it, played on a CPU: for tests of runners."""
+"""A fake device on a CPU, with graphs and a host ahead of it: for tests of runners."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dovetail.runner.device import Graph, HostDevice
 from dovetail.testing.reference import ReferenceAttention
 
 
-class DoubleGraph:
+class FakeGraph:
     """Runs the captured function again, and puts what it returns where it lay the first time."""
 
-    def __init__(self, device: DoubleDevice) -> None:
+    def __init__(self, device: FakeDevice) -> None:
         self._device = device
 
     def capture(self, function: Callable[[], torch.Tensor]) -> None:
@@ -34,7 +34,7 @@ class DoubleGraph:
         return self._result.copy_(self._function())
 
 
-class DoubleDevice(HostDevice):
+class FakeDevice(HostDevice):
     """A CPU that claims to run behind the host."""
 
     runs_ahead = True
@@ -44,7 +44,7 @@ class DoubleDevice(HostDevice):
         self.fails_to_capture = fails_to_capture
 
     def graph(self) -> Graph | None:
-        return DoubleGraph(self)
+        return FakeGraph(self)
 
 
 class CapturableReference(ReferenceAttention):

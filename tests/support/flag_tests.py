@@ -21,7 +21,7 @@ FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
 LIFE = "e2e/test_server_life.py"
 PLANS = "plugins/test_continuous.py"
 
-PROOFS: dict[str, tuple[str, ...]] = {
+FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "additional_config": (f"{CHECKPOINT}::test_additional_config_is_the_workers_options",),
     "allow_credentials": (f"{FRONTEND}::test_cross_origin_rules",),
     "allow_long_max_model_len": (f"{WHOLE}::test_allow_long_max_model_len",),

@@ -1,5 +1,5 @@
 """Texts that try a tool parser hard: random ones made of its own markers, and long ones made to be
-slow. `python -m support.parser_fuzz 10000` tries every tool parser and prints a table.
+slow. `python tests/support/parser_fuzz.py 10000` tries every tool parser and prints a table.
 
 Knows no family: all it uses is what a parser declares.
 """

@@ -127,7 +127,7 @@ TYPE_OF = {
 _FAMILY = {word: kind for kind, family in TYPE_OF.items() for word in family}
 
 
-def pairs(keywords: frozenset[str]) -> Iterator[tuple[str, ...]]:
+def pairs_of(keywords: frozenset[str]) -> Iterator[tuple[str, ...]]:
     """Yield each of these keywords alone, then two by two."""
     known = sorted(set(VALUES) & keywords)
     yield from ((word,) for word in known)

@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 import random
 import re
-import runpy
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dovetail.guided.choose import form_refusals
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm
 from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
+from support.schema_judge import Judge
+from support.schema_keywords import node, placed
 
-HERE = Path(__file__).parent
-KEYWORDS: dict[str, Any] = runpy.run_path(str(HERE / "keywords.py"))
-JUDGE: dict[str, Any] = runpy.run_path(str(HERE / "judge.py"))
 WALKS_PER_SCHEMA = 25
 MAX_DRAWN = 8000
 IN_VAIN = 250
@@ -48,7 +45,7 @@ class Tally:
                 self.faults.append((schema, text, fault))
 
 
-def compiled(backend: GuidedBackend, schema: Any) -> Compiled | str:
+def compiled_or_refusal(backend: GuidedBackend, schema: Any) -> Compiled | str:
     """Return a loaded schema, or the word for how it was refused."""
     form = Json(schema)
     if form_refusals(type(backend), form):
@@ -79,8 +76,8 @@ def sample(
         is_in_vain = number >= IN_VAIN and not tally.counts["schemas"]
         if tally.counts["end"] >= num_samples or is_in_vain or time.monotonic() > end_s:
             break
-        schema = KEYWORDS["placed"](KEYWORDS["node"](words, keywords, chance), chance)
-        found = compiled(backend, schema)
+        schema = placed(node(words, keywords, chance), chance)
+        found = compiled_or_refusal(backend, schema)
         if isinstance(found, str):
             tally.counts[found] += 1
             continue
@@ -93,7 +90,7 @@ def sample_schema(
     found: Compiled, schema: Any, wanderer: Wanderer, chance: random.Random, tally: Tally
 ) -> None:
     """Walk through one schema several times; judge each text and texts beside it. Mutates: tally"""
-    judge = JUDGE["Judge"](schema)
+    judge = Judge(schema)
     for _ in range(WALKS_PER_SCHEMA):
         walk = wanderer.walk(found.matcher(), chance)
         text = wanderer.written(walk.token_ids)

@@ -1,8 +1,9 @@
 """Imports plugin targets, each in a process that has imported none of the others.
 
-`python -m dovetail.testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from standard
-input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch, which
-most plugins need, is imported once and its memory shared by fork; no parallel region runs before.
+`python -m dovetail.testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from
+standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch,
+which most plugins need, is imported once and its memory shared by fork; no parallel region runs
+before.
 """
 
 from __future__ import annotations

@@ -7,10 +7,8 @@ import contextlib
 import json
 import os
 import random
-import runpy
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,14 +24,14 @@ from dovetail.guided import compiler as compiler_module
 from dovetail.guided.choose import choose_backend
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.guided.table import GuideTable
-from dovetail.interfaces.form import Form, Json, Literal, Pattern
+from dovetail.interfaces.form import Json, Literal, Pattern
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.random_walks import Wanderer
+from support.hostile_forms import HOSTILE
 
-HOSTILE: dict[str, Form] = runpy.run_path(str(Path(__file__).with_name("hostile_forms.py")))[
-    "HOSTILE"
-]
+pytestmark = pytest.mark.needs_plugins
+
 WORST = ("twentieth from the end", "laughs", "required members", "itself by two", "list of itself")
 """Those asked of every backend here; benchmarks/guided_bounds.py asks all of all."""
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")

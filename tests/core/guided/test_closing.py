@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import runpy
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +20,11 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import GuidedSpec, Selection
 from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.random_walks import Wanderer, allowed, small_vocabulary
+from support.schema_judge import Judge
+from support.schema_keywords import node, pairs_of, placed
 
-KEYWORDS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("keywords.py")))
-JUDGE: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("judge.py")))
+pytestmark = pytest.mark.needs_plugins
+
 VOCABULARY = small_vocabulary()
 EOS = VOCABULARY.eos_ids[0]
 DEEP = {
@@ -126,10 +126,9 @@ def schemas(count: int, seed: int) -> Sequence[Any]:
     """Return schemas that the sweep draws too, and two that nest."""
     chance = random.Random(seed)
     words = ("type", "properties", "required", "items", "minItems", "enum", "anyOf", "maxLength")
-    pairs = list(KEYWORDS["pairs"](frozenset(words)))
+    pairs = list(pairs_of(frozenset(words)))
     drawn = [
-        KEYWORDS["placed"](KEYWORDS["node"](chance.choice(pairs), frozenset(words), chance), chance)
-        for _ in range(count)
+        placed(node(chance.choice(pairs), frozenset(words), chance), chance) for _ in range(count)
     ]
     return [DEEP, PERSON] * (count // 4) + drawn
 
@@ -150,7 +149,7 @@ def closed_share(name: str, count: int, seed: int) -> tuple[int, int, list[Any]]
         num_tried += 1
         ids = answer(table, guide, chance, max_tokens=most, is_forced=chance.random() < 0.5)
         text = Wanderer(VOCABULARY).written([i for i in ids if i != EOS])
-        if JUDGE["Judge"](schema).fault(text) or EOS not in ids:
+        if Judge(schema).fault(text) or EOS not in ids:
             failed.append((schema, most, text))
     return num_tried, num_tried - len(failed), failed
 

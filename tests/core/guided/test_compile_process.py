@@ -16,6 +16,8 @@ from dovetail.interfaces.spec import GuidedSpec
 from support.impostors import make_impostors
 from support.orphans import kill_parent, survivors
 
+pytestmark = pytest.mark.needs_plugins
+
 
 def spec() -> GuidedSpec:
     """Return a spec over the demo model's vocabulary."""

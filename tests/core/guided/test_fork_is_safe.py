@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.needs_plugins
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 from pathlib import Path

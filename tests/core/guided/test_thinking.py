@@ -26,6 +26,8 @@ from dovetail.interfaces.text import Markers
 from dovetail.server.structured import after_reasoning
 from dovetail.testing.contract import skipping_unavailable
 
+pytestmark = pytest.mark.needs_plugins
+
 MARKERS = Markers(start="<think>", end="</think>")
 
 

@@ -6,7 +6,6 @@ What inspect knows from headers is compared with what loading makes of the same 
 from __future__ import annotations
 
 import io
-import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,11 @@ from dovetail.layers.attention import Attention
 from dovetail.runner.loader import load_model, num_bytes
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_plugins.quantization.hqq import Hqq
+from support.mistral_layout import write_mistral
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+pytestmark = pytest.mark.needs_plugins
+
+DATA = Path(__file__).resolve().parents[2] / "data"
 ROTARY = 1e-3
 """What transformers' own rotary layers keep, in the model's bytes."""
 ROOMY = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
@@ -115,12 +117,11 @@ def test_forms_that_no_method_tells_are_called_a_guess(
 
 
 def test_mistrals_own_layout(tmp_path: Path) -> None:
-    layout = runpy.run_path(str(Path(__file__).with_name("mistral") / "layout.py"))
     source = write_tiny_checkpoint(
         tmp_path / "source", "MistralForCausalLM", **ROOMY, sliding_window=None
     )
     plain = inspect(config_of(source))
-    found, model = both(layout["write_mistral"](source, tmp_path / "model", num_files=2))
+    found, model = both(write_mistral(source, tmp_path / "model", num_files=2))
     assert told(found) == num_bytes(model)
     assert len(found.files) == 2
     assert {g.name: g.parameters for g in found.groups} == {

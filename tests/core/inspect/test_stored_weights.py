@@ -39,7 +39,9 @@ from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.gguf import _types
 from support.gguf_files import write_gguf
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+pytestmark = pytest.mark.needs_plugins
+
+DATA = Path(__file__).resolve().parents[2] / "data"
 QUANTIZED = sorted(file.parent.name for file in (DATA / "quantized").glob("*/config.json"))
 COMPRESSED = sorted(file.stem for file in (DATA / "compressed_tensors").glob("*.safetensors"))
 ROOMY = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "num_hidden_layers": 1}

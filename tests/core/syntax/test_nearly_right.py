@@ -11,6 +11,8 @@ from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
 from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
 
+pytestmark = pytest.mark.needs_plugins
+
 LIST = Tool(
     name="find",
     parameters={

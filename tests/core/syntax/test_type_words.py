@@ -13,6 +13,8 @@ from dovetail.syntax.type_words import json_types, with_json_types
 from dovetail.testing.forms import example
 from dovetail.testing.text_splits import parse_in_pieces
 
+pytestmark = pytest.mark.needs_plugins
+
 
 @pytest.mark.parametrize(
     ("word", "found"),

@@ -1,7 +1,7 @@
 """AttentionBackend over the life of a cache: block and head sizes, chunks, shared and gone blocks.
 
-Steps follow each other over one poisoned cache (`dovetail.testing.attention_scenario`), compared with slow
-attention after each; single steps are in `test_attention_backend`.
+Steps follow each other over one poisoned cache (`dovetail.testing.attention_scenario`), compared
+with slow attention after each; single steps are in `test_attention_backend`.
 """
 
 from __future__ import annotations
