@@ -29,7 +29,11 @@ from dovetail.testing.models import write_replay_checkpoint
 from support.server_process import ServerProcess
 from support.server_rig import LIMIT_S, NUM_STREAMS, STREAM_TOKENS, Crowd, Rig, demo_rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("with_test_models"),
+]
 
 FOLDER = Path(__file__).parents[1] / "data" / "requests"
 CASES: dict[str, dict[str, Any]] = {

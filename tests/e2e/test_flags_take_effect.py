@@ -40,6 +40,8 @@ from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.workers import cpu
 from support.server_process import ServerProcess
 
+pytestmark = pytest.mark.usefixtures("with_test_models")
+
 DRAWN = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = list(range(5, 45))

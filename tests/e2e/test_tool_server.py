@@ -32,7 +32,11 @@ from support.fake_async_engine import FakeAsyncEngine, Script
 from support.server_process import ServerProcess
 from support.serving import app_for, send
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("with_test_models"),
+]
 openai = pytest.importorskip("openai")
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import NoOptions
+from dovetail.process import child_environment
 from dovetail.testing.models import (
     RandomLogitsModel,
     ReplayModel,
+    registered,
     write_random_checkpoint,
     write_replay_checkpoint,
 )
@@ -76,6 +81,26 @@ def test_malformed_scripts_are_refused(replay: Any) -> None:
 def test_unknown_logits_are_refused() -> None:
     with pytest.raises(ConfigError, match='"uniform" or "random"'):
         RandomLogitsModel(NoOptions(), context({"logits": "wild"}))
+
+
+NAMES = {"ReplayForCausalLM", "RandomLogitsForCausalLM"}
+LISTING = "from dovetail import registry; print(*registry.names('model'))"
+
+
+def test_they_are_offered_inside_the_block_only() -> None:
+    assert not NAMES & set(registry.names("model"))
+    with registered():
+        assert set(registry.names("model")) >= NAMES
+        assert registry.load("model", "ReplayForCausalLM") is ReplayModel
+        listed = subprocess.run(
+            [sys.executable, "-P", "-c", LISTING],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert set(listed.stdout.split()) >= NAMES
+    assert not NAMES & set(registry.names("model"))
 
 
 def context(hf_config: dict[str, Any]) -> BuildContext:
