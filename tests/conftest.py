@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.abc
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -15,9 +14,6 @@ import pytest
 
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-MARKED = r"^pytestmark = .*pytest\.mark\.needs_plugins\b"
 
 
 class Absent(importlib.abc.MetaPathFinder):
@@ -45,14 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
     noted = config.getoption("--note-passed")
     if noted and not os.environ.get("PYTEST_XDIST_WORKER"):
         config.pluginmanager.register(Noted(Path(noted)))
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --without-plugins, leave out the files marked `needs_plugins`; import none of them."""
-    if collection_path.suffix != ".py" or not config.getoption("--without-plugins"):
-        return None
-    text = collection_path.read_text(encoding="utf-8")
-    return True if re.search(MARKED, text, re.MULTILINE) else None
 
 
 class Noted:

@@ -21,19 +21,6 @@ def test_every_folder_of_core_has_its_folder_of_tests() -> None:
     assert tested == folders
 
 
-def test_a_mark_of_needed_plugins_is_one_of_a_whole_file() -> None:
-    """tests/conftest.py reads it from the text, where importing the file would fail."""
-    word = "needs_plugins"
-    marked = {path for path in TESTS.glob("core/**/*.py") if word in path.read_text()}
-    wrong = [
-        path.relative_to(ROOT).as_posix()
-        for path in marked
-        if not re.search(rf"^pytestmark = .*pytest\.mark\.{word}\b", path.read_text(), re.MULTILINE)
-    ]
-    assert wrong == []
-    assert marked
-
-
 def kit_modules() -> dict[str, Path]:
     """Return the kit's modules by their names."""
     files = (CORE / "testing").rglob("*.py")

@@ -30,7 +30,7 @@ from dovetail.testing.contract import skipping_unavailable
 from dovetail.testing.random_walks import Wanderer
 from support.hostile_forms import HOSTILE
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 WORST = ("twentieth from the end", "laughs", "required members", "itself by two", "list of itself")
 """Those asked of every backend here; benchmarks/guided_bounds.py asks all of all."""

@@ -23,7 +23,7 @@ from dovetail.testing.random_walks import Wanderer, allowed, small_vocabulary
 from support.schema_judge import Judge
 from support.schema_keywords import node, pairs_of, placed
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 VOCABULARY = small_vocabulary()
 EOS = VOCABULARY.eos_ids[0]

@@ -16,7 +16,7 @@ from dovetail.interfaces.spec import GuidedSpec
 from support.impostors import make_impostors
 from support.orphans import kill_parent, survivors
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 
 def spec() -> GuidedSpec:

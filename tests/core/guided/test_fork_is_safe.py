@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """

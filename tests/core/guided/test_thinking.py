@@ -26,7 +26,7 @@ from dovetail.interfaces.text import Markers
 from dovetail.server.structured import after_reasoning
 from dovetail.testing.contract import skipping_unavailable
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 MARKERS = Markers(start="<think>", end="</think>")
 

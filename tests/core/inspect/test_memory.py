@@ -24,10 +24,11 @@ from dovetail.interfaces.quantization import QuantMethod
 from dovetail.layers.attention import Attention
 from dovetail.runner.loader import load_model, num_bytes
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
-from dovetail_plugins.quantization.hqq import Hqq
 from support.mistral_layout import write_mistral
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
+
+from dovetail_plugins.quantization.hqq import Hqq
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 ROTARY = 1e-3

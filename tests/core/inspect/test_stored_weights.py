@@ -36,10 +36,11 @@ from dovetail.runner.loader import load_model, num_bytes
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.weight import Weight
-from dovetail_plugins.gguf import _types
 from support.gguf_files import write_gguf
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
+
+from dovetail_plugins.gguf import _types
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 QUANTIZED = sorted(file.parent.name for file in (DATA / "quantized").glob("*/config.json"))

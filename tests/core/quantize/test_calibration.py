@@ -18,7 +18,7 @@ from dovetail.quantize.job import LEAST_TOKENS
 from dovetail.quantize.source import Source
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 64}
 

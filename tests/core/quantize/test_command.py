@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from dovetail.cli.main import main
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 OUTSIDE = '''

@@ -12,7 +12,7 @@ from dovetail.interfaces.text import Markers, Tool
 from dovetail.server.events import Collected, ContentDelta, Session, SessionPlan
 from dovetail.testing.text_splits import cuts
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 JSON_SYNTAXES = (
     "deepseek_v3", "deepseek_v31", "granite", "granite-20b-fc", "hermes", "hunyuan_a13b",

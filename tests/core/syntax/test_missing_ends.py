@@ -19,7 +19,7 @@ from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.json_text import check
 from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 STRINGS = {name: {"type": "string"} for name in ("city", "state", "unit", "text")}
 FIND = Tool(

@@ -11,7 +11,7 @@ from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
 from dovetail.testing.text_splits import Parsed, cuts, parse_in_pieces
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 LIST = Tool(
     name="find",

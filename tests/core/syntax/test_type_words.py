@@ -13,7 +13,7 @@ from dovetail.syntax.type_words import json_types, with_json_types
 from dovetail.testing.forms import example
 from dovetail.testing.text_splits import parse_in_pieces
 
-pytestmark = pytest.mark.needs_plugins
+pytest.importorskip("dovetail_plugins")
 
 
 @pytest.mark.parametrize(
