@@ -19,6 +19,9 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
   plugins/load_formats/test_tensorizer.py core/inspect/test_stored_weights.py plugins/test_torch_sdpa.py \
   plugins/test_concurrent_equals_alone.py e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
+# Whole servers and engines that `make test-quick` tries beside core.
+QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
+
 .PHONY: serve test test-quick test-isa test-gpu test-real lint docs bench clean
 
 serve: $(VENV)/.serve
@@ -33,6 +36,12 @@ test: $(VENV)/.test lint
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/dovetail plugins check
+
+# What one runs while working: core, the promises about the source, one whole server; under three
+# minutes on two cores. Without lint (`make lint`).
+test-quick: $(VENV)/.test
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/core tests/meta $(QUICK_TESTS) \
+	  -q -m 'not slow and not real' -n $(WORKERS) --dist loadfile --durations 5
 
 # The tests of numbers once more for each instruction set below this machine's best (AVX2, any
 # x86-64): dovetail's kernels, torch and numpy are held to it (tests/support/isa.py says how).

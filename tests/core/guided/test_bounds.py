@@ -65,6 +65,7 @@ def nothing_stays() -> Iterator[None]:
     assert left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_forms_cost_their_request_and_the_limit(name: str) -> None:
     async def body() -> dict[str, str]:
@@ -89,6 +90,7 @@ def test_hostile_forms_cost_their_request_and_the_limit(name: str) -> None:
     assert found["itself by two"] in ("invalid_grammar", "grammar_too_complex")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_forms_that_compile_do_not_hold_up_an_answer(name: str) -> None:
     async def artifacts() -> dict[str, Any]:

@@ -154,6 +154,7 @@ def closed_share(name: str, count: int, seed: int) -> tuple[int, int, list[Any]]
     return num_tried, num_tried - len(failed), failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["guidance", "xgrammar"])
 def test_answers_are_whole_at_the_limit(name: str) -> None:
     num_tried, num_whole, failed = closed_share(name, 40, seed=3)

@@ -29,6 +29,7 @@ print(len(spec.backends), status.partition("Threads:")[2].split()[0])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_one_thread_with_every_backend() -> None:
     pytest.importorskip("llguidance")

@@ -71,6 +71,7 @@ def test_each_plugin_reads_its_own_samples() -> None:
             assert told == [(call.name, call.arguments) for call in sample.calls], name
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_openings_is_read() -> None:
     app, _ = app_for()
     text = "[call]<think>" * 80_000
