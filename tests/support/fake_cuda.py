@@ -56,8 +56,8 @@ class FakeCudaTensor(torch.Tensor):
     in every build of torch."""
 
     __slots__ = ("inner",)  # what hangs on a tensor beside it may be carried to another
-    inner: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    inner: torch.Tensor  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> FakeCudaTensor:
@@ -79,7 +79,7 @@ class FakeCudaTensor(torch.Tensor):
         return CUDA
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise AssertionError(f"{function} outside of a fake GPU")
@@ -198,7 +198,7 @@ class _Made(TorchFunctionMode):
             return args[0].cpu().tolist()
         device = named.get("device")
         is_made = function in (torch.tensor, torch.as_tensor) and device is not None
-        if not is_made or torch.device(device).type != "cuda":
+        if not is_made or torch.device(str(device)).type != "cuda":
             return function(*args, **named)
         if isinstance(args[0], FakeCudaTensor):
             return args[0].to(CUDA, named.get("dtype") or args[0].dtype)
@@ -279,7 +279,7 @@ class FakeCudaWorker(CudaWorker):
         return []
 
     def _open_device(self) -> torch.device:
-        self.memory = SimpleNamespace(give_back=lambda: None)
+        self.memory = SimpleNamespace(give_back=lambda: None)  # type: ignore[assignment]
         return CUDA
 
     def load(self) -> None:

@@ -93,8 +93,8 @@ class Judge:
             return f"{type(error).__name__}: {error}"
         if found := _long_blank(decoded, self._blanks):
             return f"{found} blanks in a row"
-        error = next(iter(self._validator.iter_errors(value)), None)
-        return None if error is None else error.message[:300]
+        fault = next(iter(self._validator.iter_errors(value)), None)
+        return None if fault is None else str(fault.message)[:300]
 
 
 def _long_blank(text: str, most: int) -> int:
