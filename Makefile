@@ -16,8 +16,11 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
   core/sampling/test_sampler.py plugins/quantization plugins/gguf plugins/models \
   plugins/attention/test_native_cpu.py plugins/attention/test_triton_paged.py::test_scenes[bits] \
-  plugins/load_formats/test_tensorizer.py plugins/test_inspect_kept.py plugins/test_torch_sdpa.py \
+  plugins/load_formats/test_tensorizer.py core/inspect/test_stored_weights.py plugins/test_torch_sdpa.py \
   plugins/test_concurrent_equals_alone.py e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
+
+# Whole servers and engines that `make test-quick` tries beside core.
+QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
 
 .PHONY: serve test test-quick test-isa test-gpu test-real lint docs bench clean
 
@@ -34,10 +37,16 @@ test: $(VENV)/.test lint
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none; }
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/dovetail plugins check
 
+# What one runs while working: core, the promises about the source, one whole server; under three
+# minutes on two cores. Without lint (`make lint`).
+test-quick: $(VENV)/.test
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/core tests/meta $(QUICK_TESTS) \
+	  -q -m 'not slow and not real' -n $(WORKERS) --dist loadfile --durations 5
+
 # The tests of numbers once more for each instruction set below this machine's best (AVX2, any
-# x86-64): dovetail's kernels, torch and numpy are held to it (core/dovetail/testing/isa.py says how).
+# x86-64): dovetail's kernels, torch and numpy are held to it (tests/support/isa.py says how).
 test-isa: $(VENV)/.test
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m dovetail.testing.isa lower \
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/support/isa.py lower \
 	  $(BIN)/python -m pytest $(ISA_TESTS) -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the

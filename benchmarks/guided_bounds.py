@@ -1,6 +1,6 @@
 """Hostile forms while streams run: what they cost the streams, and how long until they are refused.
 
-Eight streams of a model answer while every form of tests/plugins/guided/hostile_forms.py is
+Eight streams of a model answer while every form of tests/support/hostile_forms.py is
 asked for, one after the other. Bars: a refusal within the limit and 0.5 s; the 99th percentile of
 the time between tokens at most 1.5 times that without hostile forms; nothing left running.
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import runpy
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from dovetail.interfaces.form import Literal
 from dovetail.interfaces.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
-HOSTILE: dict[str, Any] = runpy.run_path(
-    str(ROOT / "tests" / "plugins" / "guided" / "hostile_forms.py")
-)["HOSTILE"]
+sys.path.append(str(ROOT / "tests"))
+
+from support.hostile_forms import HOSTILE  # noqa: E402
+
 NUM_STREAMS = 8
 
 

@@ -17,7 +17,7 @@ import importlib.util
 import json
 import random
 import re
-import runpy
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -34,11 +34,13 @@ from dovetail.guided.table import GuideTable
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import Compiled
 from dovetail.interfaces.spec import GuidedSpec
-from dovetail.testing.walks import Wanderer, follows
+from dovetail.testing.random_walks import Wanderer, follows
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDED = ROOT / "tests" / "plugins" / "guided"
-JUDGE: dict[str, Any] = runpy.run_path(str(GUIDED / "judge.py"))
+sys.path.append(str(ROOT / "tests"))
+
+from support.schema_judge import Judge  # noqa: E402
+
 FIGURES = ROOT / "docs" / "reference" / "structured_output.json"
 KIND = "guided_decoding_backend"
 WHERE = "schema"
@@ -152,7 +154,7 @@ def reason(error: RequestError) -> str:
 
 def walks(loaded: Compiled, schema: Any, table: GuideTable, figures: Figures, seed: int) -> None:
     """Walk through a schema at random; count and print what breaks it. Mutates: figures"""
-    judge, wanderer = JUDGE["Judge"](schema), Wanderer(table.vocabulary)
+    judge, wanderer = Judge(schema), Wanderer(table.vocabulary)
     chance, end_s = random.Random(seed), time.monotonic() + LIMIT_S
     for _ in range(WALKS):
         if time.monotonic() > end_s:

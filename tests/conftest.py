@@ -68,6 +68,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.nodeid not in names]
 
 
+@pytest.fixture(scope="module")
+def with_test_models() -> Iterator[None]:
+    """Offer ReplayForCausalLM and RandomLogitsForCausalLM, in children of this process as well."""
+    from dovetail.testing.models import registered
+
+    with registered():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def registry_is_left_as_found() -> Iterator[None]:
     """Forget plugins that a test added to or hid from this process's registry."""

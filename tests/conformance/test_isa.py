@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dovetail.testing import isa
 from dovetail_kernels.cpu.library import library
+from support import isa
 
 ASK = """
 import torch
@@ -34,7 +34,7 @@ NATIVE = library()
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dovetail.testing.isa", *arguments],
+        [sys.executable, isa.__file__, *arguments],
         env=os.environ | variables, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

@@ -107,6 +107,7 @@ RIGHT = [
     ("tool_parser", f"{PLAIN}:SlashParser"),
     ("logits_processor", f"{TORCH}:RightBias"),
     ("attention_backend", "dovetail.testing.reference:ReferenceAttention"),
+    ("model", "dovetail.testing.models:ReplayModel"),
 ]
 Outcomes = dict[str, dict[str, str]]
 

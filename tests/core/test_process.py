@@ -24,8 +24,8 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.server import fleet
 from dovetail.server.parsers import ParserChoice
 from dovetail.testing.fake_engine import fake_spec
-from dovetail.testing.impostors import make_impostors
-from dovetail.testing.orphans import kill_parent, survivors
+from support.impostors import make_impostors
+from support.orphans import kill_parent, survivors
 
 CORE = Path(__file__).resolve().parents[2] / "core"
 LIMIT_S = 20.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -18,10 +18,14 @@ from tokenizers import Tokenizer
 
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
-from dovetail.testing.server_process import ServerProcess
-from dovetail.testing.serving import events_of, joined
+from support.server_process import ServerProcess
+from support.serving import events_of, joined
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("with_test_models"),
+]
 jsonschema = pytest.importorskip("jsonschema")
 
 THINKING: dict[str, dict[str, Any]] = {

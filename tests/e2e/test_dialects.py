@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 openai = pytest.importorskip("openai")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.testing.certificates import Certificates, make_certificates
-from dovetail.testing.server_process import ServerProcess
+from support.certificates import Certificates, make_certificates
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -1,4 +1,4 @@
-"""The way of a GPU, interpreted: tensors that say they lie there, graphs that are played, steps
+"""The way of a GPU, interpreted: tensors that say they lie there, graphs that are faked, steps
 ahead. Operations over both devices and waits within a step are faults."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAYED = ROOT / "tests" / "plugins" / "played_cuda.py"
+WORKER = "support.fake_cuda:FakeCudaWorker"
 SCRIPT = """
 import contextlib, json, sys
 from dovetail import LLM, SamplingParams
-from played_cuda import PlayedCuda, played
+from support.fake_cuda import FakeCuda, using
 folder, worker, flags, num_tokens = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
 wishes = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
           SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True, logprobs=2,
@@ -28,16 +28,16 @@ wishes = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True
 prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
 flags |= dict(model=folder, skip_tokenizer_init=True, max_num_seqs=3, max_model_len=32,
               num_gpu_blocks_override=32)
-play = PlayedCuda()
+cuda = FakeCuda()
 ways = [(contextlib.nullcontext(), dict(attention_backend="torch_sdpa", enforce_eager=True)),
-        (played(play), dict(attention_backend="triton", worker_cls=worker, async_scheduling=True,
+        (using(cuda), dict(attention_backend="triton", worker_cls=worker, async_scheduling=True,
                             cuda_graph_sizes=["1", "4"]))]
 found = []
-for playing, way in ways:
-    with playing, LLM(**flags, **way) as llm:
-        play.forbids_waits = True
+for device, way in ways:
+    with device, LLM(**flags, **way) as llm:
+        cuda.forbids_waits = True
         outputs = llm.generate(prompts, wishes, use_tqdm=False)
-        play.forbids_waits = False
+        cuda.forbids_waits = False
         found.append([list(o.outputs[0].token_ids) for o in outputs])
         calls = llm._engine.core._executor.worker.runner._calls
         replays = getattr(calls, "num_replays", 0)
@@ -60,12 +60,12 @@ SHAPE = {
 
 
 def drawn(folder: Path, flags: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Return what a CPU draws and a played GPU, whose steps must not wait."""
-    parts = ("core", "plugins", "kernels", "tests/core/runner")
-    paths = (*(ROOT / part for part in parts), PLAYED.parent)
+    """Return what a CPU draws and a fake GPU, whose steps must not wait."""
+    parts = ("core", "plugins", "kernels", "tests")
+    paths = (ROOT / part for part in parts)
     env = {"TRITON_INTERPRET": "1", "DOVETAIL_CPU_ISA": "none", "OMP_NUM_THREADS": "1"}
     env |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
-    words = [str(folder), f"{PLAYED}:PlayedWorker", json.dumps(flags), str(num_tokens)]
+    words = [str(folder), WORKER, json.dumps(flags), str(num_tokens)]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *words],
         env=os.environ | env,

@@ -1,14 +1,12 @@
 """Forms that are meant to take long or much, sent over HTTP while streams run: each costs its own
 request at most. Every way of asking; the backends whose processes begin quickly, since a form that
-takes too long ends one. tests/plugins/guided/test_bounds.py has the others.
+takes too long ends one. tests/core/guided/test_bounds.py has the others.
 """
 
 from __future__ import annotations
 
-import runpy
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,15 +15,12 @@ import pytest
 from dovetail import registry
 from dovetail.errors import PluginError
 from dovetail.interfaces.form import Choice, Form, Grammar, Json, Literal, Pattern
-from dovetail.testing.server_process import ServerProcess
+from support.hostile_forms import HOSTILE
+from support.server_process import ServerProcess
+from support.server_rig import NUM_STREAMS, Crowd, demo_rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-HERE = Path(__file__).parent
-FORMS: dict[str, Form] = runpy.run_path(
-    str(HERE.parent / "plugins" / "guided" / "hostile_forms.py")
-)["HOSTILE"]
-POISON: dict[str, Any] = runpy.run_path(str(HERE / "test_poison.py"))
 KINDS = (
     *("required members", "itself by two", "laughs", "counts", "twentieth from the end"),
     *("brackets", "choice", "left recursion", "deep grammar"),
@@ -33,7 +28,7 @@ KINDS = (
 WORST = ("laughs", "twentieth from the end")
 MAX_CHOICES = 4096
 LIMIT_S = 0.5
-"""To compile. How soon a refusal comes is held by tests/plugins/guided/test_bounds.py and measured
+"""To compile. How soon a refusal comes is held by tests/core/guided/test_bounds.py and measured
 by benchmarks/guided_bounds.py."""
 
 
@@ -44,7 +39,7 @@ def rig() -> Iterator[Any]:
     said = {"compile_limit_s": LIMIT_S, "backends": ",".join(installed())}
     flags = [f"--structured-outputs-config.{key}={value}" for key, value in said.items()]
     with ServerProcess(*limits, *flags) as server:
-        found = POISON["_demo_rig"](server.wait_ready())
+        found = demo_rig(server.wait_ready())
         with found.client:
             found.learn()
             yield found
@@ -67,8 +62,8 @@ def constraint(form: Form) -> dict[str, Any]:
 
 def ways() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each kind of form by the usual field, and one schema by all the other fields."""
-    yield from ((word, {"structured_outputs": constraint(FORMS[word])}) for word in KINDS)
-    schema = constraint(FORMS["laughs"])["json"]
+    yield from ((word, {"structured_outputs": constraint(HOSTILE[word])}) for word in KINDS)
+    schema = constraint(HOSTILE["laughs"])["json"]
     tag = {"begin": "<a>", "schema": schema, "end": "</a>"}
     wrapped = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     yield "response_format", {"response_format": wrapped}
@@ -105,18 +100,18 @@ def send(rig: Any, word: str, fields: dict[str, Any]) -> None:
 def test_hostile_forms_cost_their_own_request(rig: Any) -> None:
     for name in installed():  # its vocabulary is ready from now on
         send(rig, name, {"structured_outputs": {"regex": "[ab]", "backend": name}})
-    crowd = POISON["Crowd"](rig)
+    crowd = Crowd(rig)
     for word, fields in ways():
         send(rig, word, fields)
         assert crowd.faults == [], word
     for name in installed():
         for word in WORST:
-            asked = constraint(FORMS[word]) | {"backend": name}
+            asked = constraint(HOSTILE[word]) | {"backend": name}
             send(rig, f"{word}, {name}", {"structured_outputs": asked})
     rig.check()
     crowd.stop()
     assert crowd.faults == []
-    assert crowd.num_whole >= POISON["NUM_STREAMS"]
+    assert crowd.num_whole >= NUM_STREAMS
     busy = [child for child in rig.server.descendants() if _cpu_s(child) > 0.3]
     assert busy == [], "nothing computes once everything is refused"
 

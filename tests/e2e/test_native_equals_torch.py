@@ -23,17 +23,17 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
 from dovetail.runner.loader import load_model, num_bytes
-from dovetail.testing.dequantized import (
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
+from dovetail_kernels.gemm.matrix import BFLOAT16_ISA
+from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8_groups
+from support.dequantized import (
     dequantized_model,
     found_logprobs,
     round_inputs,
     wanted_logprobs,
 )
-from dovetail.testing.meant import per_group
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
-from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
-from dovetail_kernels.gemm.matrix import BFLOAT16_ISA
-from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8_groups
+from support.reference_products import per_group
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 

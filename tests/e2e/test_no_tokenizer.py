@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.testing.server_process import ServerProcess
 from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.server_process import ServerProcess
 
 IDS = [5, 6, 7, 8, 9]
 BODY: dict[str, Any] = {"prompt": IDS, "max_tokens": 6, "temperature": 0, "ignore_eos": True}

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dovetail.testing.impostors import make_impostors
-from dovetail.testing.orphans import survivors
+from support.impostors import make_impostors
+from support.orphans import survivors
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 LIMIT_S = 60.0

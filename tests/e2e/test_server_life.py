@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

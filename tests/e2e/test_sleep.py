@@ -16,8 +16,8 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, EngineAsleep, RequestError
-from dovetail.testing.server_process import ServerProcess
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from support.server_process import ServerProcess
 
 MIB = 1 << 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -27,7 +27,7 @@ import psutil
 import pytest
 
 from dovetail.config.model_path import DEMO_PATH
-from dovetail.testing.demo_copies import demo_copy, with_file, with_header, with_weights
+from support.demo_copies import demo_copy, with_file, with_header, with_weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

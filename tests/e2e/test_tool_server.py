@@ -27,12 +27,16 @@ from dovetail.config.model_path import DEMO_PATH
 from dovetail.errors import ConfigError
 from dovetail.server.checks import check_frontend
 from dovetail.server.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 from dovetail.testing.models import write_replay_checkpoint
-from dovetail.testing.server_process import ServerProcess
-from dovetail.testing.serving import app_for, send
+from support.fake_async_engine import FakeAsyncEngine, Script
+from support.server_process import ServerProcess
+from support.serving import app_for, send
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("with_test_models"),
+]
 openai = pytest.importorskip("openai")
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -22,8 +22,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dovetail.testing.otlp_collector import Collector, attributes_of
-from dovetail.testing.server_process import ServerProcess
+from support.otlp_collector import Collector, attributes_of
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 NUM_REQUESTS = 60

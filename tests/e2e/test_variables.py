@@ -16,7 +16,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.observability.logging import configure
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 

@@ -14,7 +14,16 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 SOURCES = sorted(
     path
-    for part in ("core", "plugins", "kernels", "contrib", "examples", "docs", "benchmarks")
+    for part in (
+        "core",
+        "plugins",
+        "kernels",
+        "contrib",
+        "examples",
+        "docs",
+        "benchmarks",
+        "tests/support",
+    )
     for path in (ROOT / part).rglob("*.py")
     if "build" not in path.parts
 )

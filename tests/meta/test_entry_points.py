@@ -22,6 +22,11 @@ def test_every_group_is_a_kind() -> None:
     assert set(TABLE) <= groups
 
 
+def test_nothing_of_the_kit_is_offered_to_users() -> None:
+    targets = {target for group in TABLE.values() for target in group.values()}
+    assert {target for target in targets if target.startswith("dovetail.testing")} == set()
+
+
 def test_every_kind_has_an_entry() -> None:
     """A kind without one belongs to flags that are refused or older, or takes import paths."""
     empty = [name for name, kind in registry.KINDS.items() if kind.group not in TABLE]

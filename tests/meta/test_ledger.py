@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from dovetail.config.ledger import REFUSED, refuse
 from dovetail.config.older import MAPPED, older_flags
 from dovetail.errors import ConfigError
 from dovetail.registry.known import KNOWN
+from support.flag_tests import FLAG_TESTS
 
 TESTS = Path(__file__).resolve().parents[1]
 REFERENCE = TESTS / "reference"
-PROVEN: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("proofs.py")))
 PARSER_OWN = {"--config", "--help"}
 """Flags that the parser takes itself."""
 TASKS = "task"
@@ -197,14 +196,14 @@ HONOURED = sorted(name for name, flag in flags().items() if state_of(flag)[0] ==
 
 @pytest.mark.parametrize("name", HONOURED)
 def test_an_honoured_flag_has_a_proof(name: str) -> None:
-    places = PROVEN["PROOFS"][name]
+    places = FLAG_TESTS[name]
     texts = [text_of(place) for place in places]
     words = rf"(?<!\w){name}(?!\w)|--(no-)?{name.replace('_', '-')}(?![\w-])"
     assert re.search(words, texts[0]), f"{places[0]} does not mention {name}"
 
 
 def test_proofs_are_of_honoured_flags_alone() -> None:
-    assert not set(PROVEN["PROOFS"]) - set(HONOURED)
+    assert not set(FLAG_TESTS) - set(HONOURED)
 
 
 @cache

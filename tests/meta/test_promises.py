@@ -20,7 +20,8 @@ FORKING_NAMES = {"fork", "forkpty", "ProcessPoolExecutor", "preexec_fn"}
 MAY_FORK = {
     "core/dovetail/guided/compile_worker.py": "a child per constraint, which can be killed; "
     "the process that forks has one thread and has run no parallel region",
-    "core/dovetail/testing/fresh.py": "torch is imported once; no parallel region runs before",
+    "core/dovetail/testing/isolated_import.py": "torch is imported once; "
+    "no parallel region runs before",
 }
 """The files that may fork, and why that is safe there. docs/explanation/processes.md says so."""
 SILENT = re.compile(r"except[^\n]*:\s*\n?\s*pass\b")

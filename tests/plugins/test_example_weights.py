@@ -16,13 +16,13 @@ from dovetail import LLM
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.registry import load
-from dovetail.testing.dequantized import (
+from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.dequantized import (
     dequantized_model,
     found_logprobs,
     round_inputs,
     wanted_logprobs,
 )
-from dovetail.testing.tiny_models import write_tiny_checkpoint
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "contrib/example-plugin/dovetail_example_plugin"
 BITNET = f"{EXAMPLE}/bitnet.py:BitNet"

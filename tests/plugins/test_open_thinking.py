@@ -18,9 +18,9 @@ from dovetail.server.events import (
     Session,
     SessionPlan,
 )
-from dovetail.testing.cuts import cuts, parse_in_pieces, random_cuts
-from dovetail.testing.hostile import random_text
-from dovetail.testing.serving import NameAndJson
+from dovetail.testing.text_splits import cuts, parse_in_pieces, random_cuts
+from support.parser_fuzz import random_text
+from support.serving import NameAndJson
 
 FAMILIES = [
     # reasoning parser, tool parser

@@ -16,9 +16,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.stats import Caller, RequestStats, RequestTimes
 from dovetail.testing.fakes import request_stats
-from dovetail.testing.otlp_collector import Collector, attributes_of
 from dovetail_plugins.stat_loggers._otlp_spans import phases_of
 from dovetail_plugins.stat_loggers.otlp import OtlpTraces
+from support.otlp_collector import Collector, attributes_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

@@ -1,6 +1,6 @@
 """Every registered tool parser beyond its contract: many random cuts of hostile texts, long texts.
 
-`python -m dovetail.testing.hostile 10000` tries more of the same.
+`python tests/support/parser_fuzz.py 10000` tries more of the same.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
-from dovetail.testing.hostile import longest_s, mismatches, registered
 from dovetail_plugins.tool_parsers.hermes import Hermes
+from support.parser_fuzz import longest_s, mismatches, registered
 
 NUM_CUTS = 300
 LONG_CHARS = 10_000

@@ -15,7 +15,7 @@ from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.spec import Selection
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.testing.attention_cases import CASES, AttentionStep
-from dovetail.testing.drive import Driver, DriveRequest, collect
+from dovetail.testing.scripted_steps import Driver, DriveRequest, collect
 from dovetail.testing.tiny import WINDOW_TOKENS, tiny_layout, tiny_run
 from dovetail_plugins.attention import _torch_paged
 from dovetail_plugins.attention.torch_sdpa import TorchSdpa

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +21,7 @@ from dovetail.testing.tiny import tiny_layout, tiny_run
 from dovetail_plugins.workers import cpu
 from dovetail_plugins.workers.cpu import CpuWorker
 from dovetail_plugins.workers.cuda import CudaWorker
-
-_DOUBLES = Path(__file__).parents[1] / "core" / "runner" / "doubles.py"
-_spec = importlib.util.spec_from_file_location("doubles", _DOUBLES)
-assert _spec is not None and _spec.loader is not None
-doubles = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(doubles)
+from support.fake_device import FakeDevice
 
 
 def write_group(folder: Path, limit: str, used: int, cached: int) -> tuple[str, str, str]:
@@ -86,7 +80,7 @@ class CudaOnCpu(CudaWorker):
         return torch.device("cpu")
 
     def load(self) -> None:
-        self._runner = ModelRunner(self.run, self.device, doubles.DoubleDevice())
+        self._runner = ModelRunner(self.run, self.device, FakeDevice())
         self._runner.load()
 
 
@@ -135,7 +129,7 @@ def test_an_engine_one_ahead_says_the_same(is_async: bool) -> None:
         core.step = step
 
     worker = f"{__file__}:AheadOnCpu"
-    backend = f"{doubles.__file__}:CapturableReference"
+    backend = "support.fake_device:CapturableReference"
     begun_s = time.perf_counter()
     played = answers(worker_cls=worker, attention_backend=backend, async_scheduling=is_async)
     assert len(told) > 14 and all(stats.device_s > 0 for stats in told)

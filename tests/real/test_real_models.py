@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.testing.server_process import ServerProcess
+from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,16 +1,19 @@
 """Test models: one replays scripts of tokens, one gives uniform or random logits. No weights.
 
-Both own one tiny attention layer, so that KV accounting is real. They are model plugins like any
-other (architectures ReplayForCausalLM, RandomLogitsForCausalLM); the two `write_` functions make
-folders that can be served. Knows no tokenizer beyond copying its files.
+Both own one tiny attention layer, so that KV accounting is real. They are model plugins, which no
+entry point offers to users: the two `write_` functions make folders that can be served inside a
+`with registered():` block. Knows no tokenizer beyond copying its files.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,12 @@ from dovetail.interfaces.model import BuildContext, Model, RowView, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention import Attention
 from dovetail.layers.context import forward_context
+from dovetail.registry import discovery
 
+ENTRY_POINTS = """[dovetail.model]
+ReplayForCausalLM = dovetail.testing.models:ReplayModel
+RandomLogitsForCausalLM = dovetail.testing.models:RandomLogitsModel
+"""
 HEAD_SIZE = 8
 SCRIPTED_LOGIT = 100.0
 NUM_RANDOM_STATES = 16
@@ -164,6 +172,27 @@ class RandomLogitsModel(nn.Module, Model):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the lines of the table. Shapes: hidden [S, 1] -> [S, V] float32"""
         return self.get_buffer("table")[hidden.squeeze(1)]
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Offer both models by their architectures, here and in the processes started meanwhile.
+
+    What offers them is a distribution on sys.path, from which child processes import as well.
+    """
+    with tempfile.TemporaryDirectory(prefix="dovetail-test-models-") as folder:
+        about = Path(folder) / "dovetail_test_models-1.0.dist-info"
+        about.mkdir()
+        facts = "Metadata-Version: 2.1\nName: dovetail-test-models\nVersion: 1.0\n"
+        (about / "METADATA").write_text(facts, encoding="utf-8")
+        (about / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+        sys.path.append(folder)
+        discovery.forget()
+        try:
+            yield
+        finally:
+            sys.path.remove(folder)
+            discovery.forget()
 
 
 def write_replay_checkpoint(

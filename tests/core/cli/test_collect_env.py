@@ -94,6 +94,7 @@ def test_a_torch_that_cannot_be_loaded_is_told(
     assert collect_env._asked("import time\ntime.sleep(60)", 0.5)["fault"]
 
 
+@pytest.mark.slow
 def test_torch_and_the_native_kernels_are_asked() -> None:
     torch, native = collect_env._torch(), collect_env._native()
     assert torch["version"] == metadata.version("torch")

@@ -18,7 +18,7 @@ import pytest
 from dovetail.cli.main import main
 from dovetail.config.engine import flags
 from dovetail.config.model_path import DEMO_PATH
-from dovetail.testing.demo_copies import demo_copy, with_file
+from support.demo_copies import demo_copy, with_file
 
 pytest.importorskip("dovetail_plugins")
 

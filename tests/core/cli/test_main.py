@@ -13,8 +13,8 @@ import pytest
 from dovetail.cli.main import main
 from dovetail.config.engine import Config
 from dovetail.errors import ConfigError, EngineDead
-from dovetail.testing.impostors import make_impostors
 from dovetail.version import __version__
+from support.impostors import make_impostors
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dovetail import registry
 from dovetail.cli.main import main
 
-SAMPLES = Path(__file__).parents[1] / "registry" / "sample_plugins.py"
+SAMPLES = "support.sample_plugins"
 KIND = "scheduling_policy"
 
 

@@ -45,6 +45,7 @@ async def finish(engine: AsyncEngine, num_tokens: int) -> None:
         continue
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_too_long_ends_the_engine() -> None:
     async def main() -> None:
         spec = spec_with(options={"delay_s": 3.0}, step_timeout_s=0.5)
@@ -61,6 +62,7 @@ def test_a_step_that_takes_too_long_ends_the_engine() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_idle_engine_and_one_in_many_short_steps_live_on() -> None:
     async def main() -> None:
         spec = spec_with(options={"delay_s": 0.02}, step_timeout_s=0.5)

@@ -62,6 +62,7 @@ async def text_of(engine: AsyncEngine, max_tokens: int = 8, seed: int = 1) -> st
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["begun", "loading", "idle", "busy"])
 def test_no_child_and_no_socket_outlive_a_killed_parent(stage: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
@@ -148,6 +149,7 @@ def test_signals_for_the_whole_group_are_left_to_the_parent() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_idle_engine_sleeps() -> None:
     async def main() -> float:
         engine = await AsyncEngine.start(fake_spec())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.registry.files import import_file
 from dovetail.registry.options import as_text, describe_options, given_options, options_for
-
-Good: Any = import_file(Path(__file__).with_name("sample_plugins.py")).Good
+from support.sample_plugins import Good
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,15 @@ from dovetail.errors import (
 )
 from dovetail.interfaces.spec import Selection
 from dovetail.registry.kinds import Kind
+from support import sample_plugins
 
-HERE = Path(__file__).with_name("sample_plugins.py")
+SAMPLES = Path(sample_plugins.__file__)
 KIND = "scheduling_policy"
 
 
 def at(name: str) -> str:
     """Return the target of a sample plugin."""
-    return f"{HERE}:{name}"
+    return f"{SAMPLES}:{name}"
 
 
 @pytest.fixture(autouse=True)
@@ -166,11 +167,10 @@ def test_a_class_is_no_value() -> None:
 
 
 def test_dotted_path_and_file_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE.parent))
-    by_name = registry.choose(KIND, "sample_plugins:Good")
-    assert by_name.target == "sample_plugins:Good"
+    by_name = registry.choose(KIND, "support.sample_plugins:Good")
+    assert by_name.target == "support.sample_plugins:Good"
     assert registry.load_selection(by_name).__name__ == "Good"
-    monkeypatch.chdir(HERE.parent)
+    monkeypatch.chdir(SAMPLES.parent)
     by_file = registry.choose(KIND, "sample_plugins.py:Good")
     assert by_file.target == at("Good")
     assert registry.load_selection(by_file) is registry.load(KIND, "good")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,13 +19,10 @@ from dovetail.runner.device import DeviceCalls, HostDevice
 from dovetail.runner.graphs import captured_keys, contexts
 from dovetail.runner.model_runner import GRAPH_BYTES, ModelRunner
 from dovetail.runner.staging import Staging
-from dovetail.testing.drive import DriveOutput, Driver, DriveRequest, collect
+from dovetail.testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
-
-_spec = importlib.util.spec_from_file_location("doubles", Path(__file__).with_name("doubles.py"))
-assert _spec is not None and _spec.loader is not None
-doubles = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(doubles)
+from support import fake_device
+from support.fake_device import FakeDevice
 
 CPU = torch.device("cpu")
 Tokens = dict[str, tuple[int, ...]]
@@ -40,7 +35,7 @@ KINDS = (
 
 
 def made(calls: DeviceCalls, *, sizes: tuple[int, ...] = SIZES, **changes: Any) -> ModelRunner:
-    run = tiny_run(attention=doubles.CAPTURABLE, hf_config={"window": WINDOW_TOKENS}, **changes)
+    run = tiny_run(attention=fake_device.CAPTURABLE, hf_config={"window": WINDOW_TOKENS}, **changes)
     runner = ModelRunner(msgspec.structs.replace(run, graph_sizes=sizes), CPU, calls)
     runner.load()
     runner.allocate(tiny_layout(list(runner.kv_layers()), num_blocks=256))
@@ -94,12 +89,12 @@ def run_ahead(runner: ModelRunner, requests: Sequence[DriveRequest]) -> Tokens:
 
 @pytest.fixture(scope="module")
 def eager() -> ModelRunner:
-    return made(HostDevice(), logits_processors=(doubles.NO_REPEAT,))
+    return made(HostDevice(), logits_processors=(fake_device.NO_REPEAT,))
 
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_graphs_equal_eager(eager: ModelRunner, count: int) -> None:
-    device = doubles.DoubleDevice()
+    device = FakeDevice()
     runner = made(device)
     assert run(runner, asks(count)) == run(eager, asks(count))
     assert device.num_replays >= 3
@@ -109,7 +104,7 @@ def test_long_rows_run_the_graph_of_a_longer_context(
     eager: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "FIRST_CONTEXT_TOKENS", 16)
-    device = doubles.DoubleDevice()
+    device = FakeDevice()
     runner = made(device, sizes=(1, 2, 3))
     assert runner._graphs is not None and runner._graphs.num_graphs == 6
     growing = [replace(one, num_tokens=20) for one in asks(3)]
@@ -144,7 +139,7 @@ def _new_row(row: int, token_ids: tuple[int, ...]) -> NewRow:
 
 
 def test_steps_with_a_prompt_fall_back(eager: ModelRunner) -> None:
-    device = doubles.DoubleDevice()
+    device = FakeDevice()
     runner = made(device)
     joining = [replace(one, joins_at=2 * i) for i, one in enumerate(asks(4))]
     assert run(runner, joining, chunk_tokens=3) == run(eager, joining, chunk_tokens=3)
@@ -154,7 +149,7 @@ def test_steps_with_a_prompt_fall_back(eager: ModelRunner) -> None:
 
 
 def test_padding_leaves_live_blocks_alone() -> None:
-    runner = made(doubles.DoubleDevice(), sizes=(8,))
+    runner = made(FakeDevice(), sizes=(8,))
     layout = runner._layout
     for cache in runner._caches.values():
         cache.fill_(7.0)
@@ -173,7 +168,7 @@ def test_ahead_equals_one_by_one(
     eager: ModelRunner, sizes: tuple[int, ...], is_async: bool
 ) -> None:
     """Rows come and go between a step and its reading."""
-    device = doubles.DoubleDevice()
+    device = FakeDevice()
     runner = made(device, sizes=sizes, async_steps=is_async)
     joining = [replace(one, joins_at=i, num_tokens=3 + i % 4) for i, one in enumerate(asks(8))]
     assert run_ahead(runner, joining) == run(eager, joining)
@@ -182,7 +177,7 @@ def test_ahead_equals_one_by_one(
 
 def test_what_only_the_device_knows_is_read_in_time(eager: ModelRunner) -> None:
     """A processor that looks at drawn tokens finds them, though steps are begun ahead."""
-    runner = made(doubles.DoubleDevice(), async_steps=True, logits_processors=(doubles.NO_REPEAT,))
+    runner = made(FakeDevice(), async_steps=True, logits_processors=(fake_device.NO_REPEAT,))
     looking = [
         replace(one, sampling=SamplingParams(temperature=0.7, presence_penalty=0.125))
         for one in asks(3)
@@ -194,7 +189,7 @@ def test_what_only_the_device_knows_is_read_in_time(eager: ModelRunner) -> None:
 
 def test_the_host_is_ahead() -> None:
     """A step begins though the one before is unread, and reads its token on the device."""
-    runner = made(doubles.DoubleDevice(), async_steps=True)
+    runner = made(FakeDevice(), async_steps=True)
     plans = list(Driver(runner._layout).plans(asks(1)))
     first = runner.begin(plans[0])
     second = runner.begin(plans[1])
@@ -207,7 +202,7 @@ def test_the_host_is_ahead() -> None:
 
 
 def test_what_cannot_be_captured_runs_all_the_same(eager: ModelRunner) -> None:
-    device = doubles.DoubleDevice(fails_to_capture=True)
+    device = FakeDevice(fails_to_capture=True)
     runner = made(device)
     assert run(runner, asks(3)) == run(eager, asks(3))
     assert runner._graphs is not None and "capturing" in (runner._graphs.reason or "")
@@ -217,8 +212,8 @@ def test_what_cannot_be_captured_runs_all_the_same(eager: ModelRunner) -> None:
 @pytest.mark.parametrize("max_model_tokens", [128, 131, 600])
 def test_the_largest_step_is_measured(max_model_tokens: int) -> None:
     """All rows and tokens are in it; afterwards the runner starts afresh."""
-    run = tiny_run(attention=doubles.CAPTURABLE, max_model_tokens=max_model_tokens)
-    runner = ModelRunner(run, CPU, doubles.DoubleDevice())
+    run = tiny_run(attention=fake_device.CAPTURABLE, max_model_tokens=max_model_tokens)
+    runner = ModelRunner(run, CPU, FakeDevice())
     runner.load()
     seen: list[int] = []
 
@@ -233,8 +228,8 @@ def test_the_largest_step_is_measured(max_model_tokens: int) -> None:
 
 
 def test_graphs_are_measured_too() -> None:
-    run = msgspec.structs.replace(tiny_run(attention=doubles.CAPTURABLE), graph_sizes=SIZES)
-    runner = ModelRunner(run, CPU, doubles.DoubleDevice())
+    run = msgspec.structs.replace(tiny_run(attention=fake_device.CAPTURABLE), graph_sizes=SIZES)
+    runner = ModelRunner(run, CPU, FakeDevice())
     runner.load()
     assert runner.largest_step_bytes(lambda function: (function() and 0) or 1000) == (
         2000 + len(SIZES) * GRAPH_BYTES

@@ -12,7 +12,7 @@ import torch
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.testing.drive import DriveOutput, Driver, DriveRequest, collect
+from dovetail.testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 RANDOM = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)

@@ -16,7 +16,7 @@ from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.step import NewRow, RowResult, RowStep, StepPlan
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.verify import one_by_one
-from dovetail.testing.drive import DriveOutput, DriveRequest
+from dovetail.testing.scripted_steps import DriveOutput, DriveRequest
 from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 ROW_BLOCKS = 20

@@ -168,14 +168,17 @@ def in_a_process(interprets: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_kernels_draw_the_same() -> None:
     in_a_process("1", "60", "4096")
 
 
+@pytest.mark.slow
 def test_kernels_draw_the_same_where_they_cannot_hold_what_may_count() -> None:
     in_a_process("1", "300", "8")
 
 
+@pytest.mark.slow
 def test_kernels_with_penalties_compile_for_a_gpu_that_is_not_here() -> None:
     in_a_process("0", "151936")
 

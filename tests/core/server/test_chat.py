@@ -12,8 +12,8 @@ from dovetail.errors import RequestFault
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.server.state import Parsers
 from dovetail.syntax.json_calls import bare_calls
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
-from dovetail.testing.serving import (
+from support.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
+from support.serving import (
     PARSERS,
     TOOLS,
     USER,

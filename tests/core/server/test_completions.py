@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
-from dovetail.testing.serving import app_for, complete, events_of, send
+from support.fake_async_engine import FakeAsyncEngine, Script, fake_spec
+from support.serving import app_for, complete, events_of, send
 
 
 def joined(events: list[Any]) -> dict[int, dict[str, Any]]:

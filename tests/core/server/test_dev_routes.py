@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.errors import EngineDead, Overloaded
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, fake_spec
-from dovetail.testing.serving import app_for, send
+from support.fake_async_engine import FakeAsyncEngine, fake_spec
+from support.serving import app_for, send
 
 ROUTES = (("POST", "/reset_prefix_cache"), ("GET", "/server_info"))
 

@@ -16,8 +16,8 @@ from dovetail.errors import RequestError
 from dovetail.server.app import OPEN_ENDPOINTS, open_route
 from dovetail.server.fields import HEADER
 from dovetail.server.generation import CLAMPED_HEADER
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
-from dovetail.testing.serving import (
+from support.fake_async_engine import FakeAsyncEngine, Script, fake_spec
+from support.serving import (
     USER,
     app_for,
     call_asgi,

@@ -20,7 +20,7 @@ from dovetail.server.events import (
     ToolCallStart,
 )
 from dovetail.server.events.matcher import find_first, partial_length
-from dovetail.testing.serving import NameAndJson, Thinks
+from support.serving import NameAndJson, Thinks
 
 PLAN = SessionPlan(reasoning=Thinks.markers, tool_parser=NameAndJson(None))
 CALL = '[call]add {"a": 1}[/call]'

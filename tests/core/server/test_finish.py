@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dovetail.server.finish import finish_reason
-from dovetail.testing.fake_async_engine import Script
-from dovetail.testing.serving import TOOLS, USER, app_for, events_of, send
+from support.fake_async_engine import Script
+from support.serving import TOOLS, USER, app_for, events_of, send
 
 TABLE = [
     # cause, calls, forced, stop text; completions, chat, responses, messages

@@ -15,8 +15,8 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.checks import check_frontend
 from dovetail.server.render import budget
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
-from dovetail.testing.serving import (
+from support.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
+from support.serving import (
     TOOLS,
     USER,
     app_for,

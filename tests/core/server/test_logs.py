@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.observability.logging import UVICORN_LOGGERS, configure
 from dovetail.server.life import Life
 from dovetail.server.listen import bind
-from dovetail.testing.serving import app_for
+from support.serving import app_for
 
 NAMES = ("", "dovetail", "dovetail.server", "dovetail.engine", *UVICORN_LOGGERS)
 

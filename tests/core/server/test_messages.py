@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import RequestFault
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
-from dovetail.testing.serving import USER, app_for, send
+from support.fake_async_engine import FakeAsyncEngine, Script
+from support.serving import USER, app_for, send
 
 anthropic = pytest.importorskip("anthropic")
 httpx2 = pytest.importorskip("httpx2")

@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import RequestFault
-from dovetail.testing.fake_async_engine import Script
-from dovetail.testing.serving import TOOLS, USER, app_for, client_of
+from support.fake_async_engine import Script
+from support.serving import TOOLS, USER, app_for, client_of
 
 openai = pytest.importorskip("openai")
 

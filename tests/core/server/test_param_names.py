@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, fake_spec
-from dovetail.testing.serving import app_for, send
+from support.fake_async_engine import FakeAsyncEngine, fake_spec
+from support.serving import app_for, send
 
 HALF = "\ud800"
 """Half of a surrogate pair: JSON can carry it, UTF-8 cannot."""

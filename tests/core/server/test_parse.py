@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dovetail.server.state import Parsers
-from dovetail.testing.fake_async_engine import Script
-from dovetail.testing.serving import TOOLS, app_for, chat, send
+from support.fake_async_engine import Script
+from support.serving import TOOLS, app_for, chat, send
 
 TEXT = '<think>\nwhy\n</think>\n\nHello [call]add {"a": 1}[/call]\n[call]sub {}[/call] bye'
 
@@ -48,7 +48,7 @@ def test_the_prompt_decides_where_it_begins() -> None:
 def test_registered_parsers_by_name_and_no_others() -> None:
     app, _ = app_for(parsers=Parsers())
     assert parse(app).json()["message"]["content"] == TEXT
-    for name in ("os:path", "nothing", "dovetail.testing.serving:NameAndJson"):
+    for name in ("os:path", "nothing", "support.serving:NameAndJson"):
         answer = parse(app, tool_parser=name)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "tool_parser"
@@ -71,6 +71,7 @@ def test_each_plugin_reads_its_own_samples() -> None:
             assert told == [(call.name, call.arguments) for call in sample.calls], name
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_openings_is_read() -> None:
     app, _ = app_for()
     text = "[call]<think>" * 80_000

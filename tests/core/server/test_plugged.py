@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.checks import check_frontend
-from dovetail.testing.fake_async_engine import Script
-from dovetail.testing.serving import USER, app_for, call_asgi, chat, events_of, send
+from support.fake_async_engine import Script
+from support.serving import USER, app_for, call_asgi, chat, events_of, send
 
 HERE = __name__
 Next = Callable[[Request], Awaitable[Response]]

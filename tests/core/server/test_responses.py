@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from dovetail.errors import NotFound, RequestFault
 from dovetail.server.response_store import ResponseStore
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
-from dovetail.testing.serving import app_for, client_of, send
+from support.fake_async_engine import FakeAsyncEngine, Script, fake_spec
+from support.serving import app_for, client_of, send
 
 openai = pytest.importorskip("openai")
 ANSWER = '<think>\nwhy\n</think>\n\nHello [call]add {"a": 1}[/call]\n[call]sub {}[/call] bye'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.testing.serving import app_for, send
+from support.serving import app_for, send
 
 ROUTES = (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"))
 

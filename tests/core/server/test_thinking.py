@@ -13,8 +13,8 @@ from dovetail.interfaces.text import Markers
 from dovetail.server.events import CountedSession, SessionPlan
 from dovetail.server.state import Parsers
 from dovetail.server.thinking import thinking_budget
-from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeTokenizer, Script
-from dovetail.testing.serving import PARSERS, Thinks, app_for, chat, events_of, joined
+from support.fake_async_engine import FakeAsyncEngine, FakeTokenizer, Script
+from support.serving import PARSERS, Thinks, app_for, chat, events_of, joined
 
 MARKERS = Markers(start="<think>", end="</think>")
 TEXT = "<think>a bc</think> d"
@@ -124,7 +124,7 @@ def test_a_request_names_its_parsers() -> None:
     for field, name in (
         ("tool_parser", "no_such"),
         ("reasoning_parser", "os:path"),
-        ("tool_parser", "dovetail.testing.serving:NameAndJson"),
+        ("tool_parser", "support.serving:NameAndJson"),
         ("reasoning_parser", "/tmp/file.py:Parser"),
     ):
         answer = chat(app, **{field: name})

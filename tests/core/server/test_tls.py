@@ -19,8 +19,8 @@ from dovetail.errors import ConfigError
 from dovetail.server import life
 from dovetail.server.checks import check_frontend
 from dovetail.server.listen import bind
-from dovetail.testing.certificates import Certificates, make_certificates
-from dovetail.testing.serving import app_for
+from support.certificates import Certificates, make_certificates
+from support.serving import app_for
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from dovetail.errors import DovetailError
 from dovetail.interfaces.attention import AttentionBackend, AttentionQuery, AttentionSpec
 from dovetail.interfaces.plugin import NoOptions
 from dovetail.testing.attention_cases import CASES, OP, AttentionStep
-from dovetail.testing.scene import Scene
+from dovetail.testing.attention_scenario import Scene
 from dovetail_plugins.attention.flash_attn import FlashAttn
 from dovetail_plugins.attention.flashinfer import FlashInfer
 

@@ -235,7 +235,7 @@ def int8() -> None:
     import torch
 
     from dovetail.interfaces.attention import AttentionSpec
-    from dovetail.testing.scene import Scene
+    from dovetail.testing.attention_scenario import Scene
 
     spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=32, scale=0.2)
     plain, narrow = (Scene(TritonPaged(None), spec, num_rows=2, block_tokens=8) for _ in range(2))

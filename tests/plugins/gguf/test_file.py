@@ -12,12 +12,12 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.testing.gguf_files import write_gguf
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.gguf._config import read_config
 from dovetail_plugins.gguf._file import find_file, read_head, read_model
 from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
+from support.gguf_files import write_gguf
 
 gguf = pytest.importorskip("gguf")
 

@@ -18,10 +18,10 @@ from dovetail.config.hf import load_model_facts
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.weights import load_weights
-from dovetail.testing.gguf_files import write_gguf
 from dovetail.testing.harness import PagedModel
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
 from dovetail_plugins.gguf import _types
+from support.gguf_files import write_gguf
 
 pytest.importorskip("gguf")
 

@@ -15,9 +15,9 @@ from dovetail import LLM
 from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.testing.dequantized import found_logprobs, wanted_logprobs
-from dovetail.testing.gguf_files import write_gguf
 from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.dequantized import found_logprobs, wanted_logprobs
+from support.gguf_files import write_gguf
 
 pytest.importorskip("gguf")
 

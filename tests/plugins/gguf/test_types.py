@@ -20,7 +20,7 @@ MEMORY = 1.1
 
 def random_rows(name: str, *, is_tame: bool) -> np.ndarray:
     """Return rows of random blocks; tame ones hold no infinite step and no NaN."""
-    from dovetail.testing.gguf_files import quantized
+    from support.gguf_files import quantized
 
     random = np.random.default_rng(len(name))
     if is_tame:

@@ -1,6 +1,6 @@
 """Samples every keyword and every pair of keywords of the guided-decoding backends; prints totals.
 
-    PYTHONPATH=core:plugins:kernels python tests/plugins/guided/sweep.py --samples 1000
+    PYTHONPATH=core:plugins:kernels:tests python tests/plugins/guided/sweep.py --samples 1000
 
 Nothing is asserted: the figures and the schemas at fault are printed, for whoever changes
 `keywords` or `refuses` of a backend. `--out` keeps the totals, by backend, for the reference page.
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from dovetail import registry
 from dovetail.interfaces.guided import GuidedBackend
-from dovetail.testing.walks import small_vocabulary
-
-SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
+from dovetail.testing.random_walks import small_vocabulary
+from support.schema_keywords import pairs_of
+from support.schema_sampling import sample
 
 
 def main() -> None:
@@ -49,7 +47,7 @@ def sweep(name: str, chosen: argparse.Namespace) -> None:
     few: list[tuple[str, int]] = []
     refused: list[str] = []
     start_s = time.monotonic()
-    all_pairs = list(SAMPLING["KEYWORDS"]["pairs"](backend.keywords))
+    all_pairs = list(pairs_of(backend.keywords))
     wanted = [p for p in all_pairs if not chosen.words or set(p) & set(chosen.words)]
     done = logged(chosen.log, name)
     for words in wanted[chosen.pairs_from :]:
@@ -84,7 +82,7 @@ def sampled(
     backend: GuidedBackend, name: str, words: tuple[str, ...], chosen: argparse.Namespace
 ) -> Counter[str]:
     """Sample one pair; print its faults and write its line."""
-    tally = SAMPLING["sample"](backend, words, chosen.samples, chosen.seed, chosen.limit_s)
+    tally = sample(backend, words, chosen.samples, chosen.seed, chosen.limit_s)
     counts: Counter[str] = tally.counts
     if chosen.is_told or counts["wrong"]:
         print(name, "+".join(words), dict(counts), flush=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import runpy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +13,11 @@ from dovetail.guided.choose import form_refusals
 from dovetail.interfaces.form import Json
 from dovetail.interfaces.guided import GuidedBackend
 from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.walks import follows, small_vocabulary
+from dovetail.testing.random_walks import follows, small_vocabulary
+from support.schema_judge import Judge
+from support.schema_keywords import pairs_of
+from support.schema_sampling import compiled_or_refusal, sample
 
-SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")
 NUM_PAIRS = {"lm-format-enforcer": 2, "outlines": 2}
 """The slow ones: fewer pairs and single keywords here, all of them in the sweep."""
@@ -73,12 +73,12 @@ def backend(name: str) -> GuidedBackend:
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_meet_their_schemas(name: str) -> None:
     made = backend(name)
-    pairs = list(SAMPLING["KEYWORDS"]["pairs"](made.keywords))
+    pairs = list(pairs_of(made.keywords))
     singles = [words for words in pairs if len(words) == 1]
     chosen = random.Random(SEED).sample(pairs, NUM_PAIRS.get(name, 30))
     num_ended = 0
     for words in [*singles[:: 5 if name in NUM_PAIRS else 1], *chosen]:
-        tally = SAMPLING["sample"](made, words, 20, SEED, 5.0)
+        tally = sample(made, words, 20, SEED, 5.0)
         assert tally.faults == []
         num_ended += tally.counts["end"]
     assert num_ended > 20 * len(singles) // 6
@@ -88,14 +88,14 @@ def test_samples_meet_their_schemas(name: str) -> None:
 @pytest.mark.parametrize(("schema", "text"), TAKEN, ids=range(len(TAKEN)))
 def test_wrong_texts_are_not_taken(name: str, schema: Any, text: bytes) -> None:
     made = backend(name)
-    compiled = SAMPLING["compiled"](made, schema)
+    compiled = compiled_or_refusal(made, schema)
     if isinstance(compiled, str):
         return  # it is refused, which is as good
     assert not follows(compiled.matcher(), small_vocabulary(), text)
 
 
 def test_the_judge_can_find_fault() -> None:
-    judge = SAMPLING["JUDGE"]["Judge"]({"type": "string", "format": "date"})
+    judge = Judge({"type": "string", "format": "date"})
     assert judge.fault(b'"2024-02-29"') is None
     assert judge.fault(b'"2023-02-29"')
     assert judge.fault(b'"\xed\xa0\x9f"')

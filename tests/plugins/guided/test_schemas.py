@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-import runpy
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dovetail import registry
 from dovetail.interfaces.guided import GuidedBackend
 from dovetail.testing.contract import skipping_unavailable
-from dovetail.testing.walks import Wanderer, follows, small_vocabulary
+from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
+from support.schema_judge import Judge
+from support.schema_sampling import compiled_or_refusal
 
 ROOT = Path(__file__).resolve().parents[3]
-SAMPLING: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("sampling.py")))
 FIGURES = json.loads((ROOT / "docs" / "reference" / "structured_output.json").read_text())
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")
 GROUPS = ("answers", "documents", "kubernetes", "openapi", "references", "trees")
@@ -44,11 +43,11 @@ def test_the_figures_hold(name: str) -> None:
         schemas = json.loads(path.read_text(encoding="utf-8"))
         num_taken = 0
         for word, schema in schemas.items():
-            found = SAMPLING["compiled"](made, schema)
+            found = compiled_or_refusal(made, schema)
             if isinstance(found, str):
                 continue
             num_taken += 1
-            judge = SAMPLING["JUDGE"]["Judge"](schema)
+            judge = Judge(schema)
             for _ in range(WALKS):
                 walk = wanderer.walk(found.matcher(), chance, most=200)
                 assert walk.end in ("end", "long"), word
@@ -72,7 +71,7 @@ def test_branches_that_a_constant_tells_apart_are_taken(name: str) -> None:
     }
     refs = [{"$ref": f"#/$defs/{kind}"} for kind in shapes]
     schema = {"oneOf": refs, "$defs": shapes, "discriminator": {"propertyName": "kind"}}
-    found = SAMPLING["compiled"](backend(name), schema)
+    found = compiled_or_refusal(backend(name), schema)
     assert not isinstance(found, str)
     for text, is_right in (
         (b'{"kind": "circle", "radius": 3}', True),
@@ -87,4 +86,4 @@ def test_branches_that_a_constant_tells_apart_are_taken(name: str) -> None:
 def test_branches_that_nothing_tells_apart_are_refused(name: str) -> None:
     refs = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
     defs = {"a": {"type": "object", "required": ["a"]}, "b": {"type": "object", "required": ["b"]}}
-    assert isinstance(SAMPLING["compiled"](backend(name), refs | {"$defs": defs}), str)
+    assert isinstance(compiled_or_refusal(backend(name), refs | {"$defs": defs}), str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from dovetail.errors import ConfigError
 from dovetail.testing.harness import PagedModel, load_model
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.mistral._names import halves_apart, name_of
+from support.mistral_layout import neighbours, write_mistral
 
-LAYOUT: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("layout.py")))
-write_mistral, neighbours = LAYOUT["write_mistral"], LAYOUT["neighbours"]
 VOCAB = 320
 TOKENS = [(11 * i * i + 5 * i) % VOCAB for i in range(14)]
 CASES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import runpy
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +15,8 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.mistral import _vocabulary
 from dovetail_plugins.tokenizers.hf import HfTokenizer
 from dovetail_plugins.tokenizers.mistral import MistralTokenizer
+from support.mistral_layout import NUM_SPECIAL, PATTERN, write_tekken
 
-LAYOUT: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("layout.py")))
 NOT_PAIRS = b"\x0a\x03\x0a\x01a\x12\x02\x18\x01"
 NORMALIZES = b"\x0a\x03\x0a\x01a\x12\x02\x18\x02\x1a\x02\x12\x00"
 TEXTS = (
@@ -51,11 +50,11 @@ def by_rank(word: bytes, ranks: dict[bytes, int]) -> list[int]:
 @pytest.mark.parametrize("text", TEXTS)
 def test_tekken(tmp_path: Path, text: str) -> None:
     regex = pytest.importorskip("regex")
-    content = json.loads(LAYOUT["write_tekken"](tmp_path, 320).read_text())
+    content = json.loads(write_tekken(tmp_path, 320).read_text())
     words = [base64.b64decode(entry["token_bytes"]) for entry in content["vocab"]]
-    ranks = {word: i + LAYOUT["NUM_SPECIAL"] for i, word in enumerate(words)}
+    ranks = {word: i + NUM_SPECIAL for i, word in enumerate(words)}
     wanted = [1]
-    for piece in regex.findall(LAYOUT["PATTERN"], text):
+    for piece in regex.findall(PATTERN, text):
         wanted += by_rank(piece.encode(), ranks)
     for made in (MistralTokenizer, HfTokenizer):
         tokenizer = made(None, str(tmp_path))
@@ -63,7 +62,7 @@ def test_tekken(tmp_path: Path, text: str) -> None:
         assert tokenizer.decode(wanted) == text
     facts = tokenizer.facts()
     assert (facts.vocab_size, facts.bos_token_id, facts.eos_token_id) == (320, 1, 2)
-    assert facts.special_ids == frozenset(range(LAYOUT["NUM_SPECIAL"]))
+    assert facts.special_ids == frozenset(range(NUM_SPECIAL))
     assert tokenizer.encode("[INST]", add_special_tokens=False) == [3]
     assert tokenizer.tokens([23]) == ["<SPECIAL_23>"]
 
@@ -132,7 +131,7 @@ def test_the_newest_file_is_taken(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_told(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    LAYOUT["write_tekken"](tmp_path, 320, **changes)
+    write_tekken(tmp_path, 320, **changes)
     with pytest.raises(ConfigError, match=told) as caught:
         MistralTokenizer(None, str(tmp_path))
     assert "tekken.json" in str(caught.value.where)

@@ -21,13 +21,13 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.testing.contract import model_spec
-from dovetail.testing.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 from dovetail.testing.harness import PagedModel, load_model
 from dovetail.testing.ranks import TOKENS, divided_logits
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_kernels.gemm.weight import quantize_int8
 from dovetail_plugins.quantization import bitsandbytes, deepspeedfp, qqq
 from dovetail_plugins.quantization._float_formats import e8m0
+from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 
 EXACT = 1e-4
 """Both sides sum float32 products of the same matrices; in deviations of all logits."""

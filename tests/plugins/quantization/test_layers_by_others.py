@@ -19,8 +19,8 @@ from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.runner.loader import load_model
-from dovetail.testing.dequantized import found_logprobs
 from dovetail.testing.tiny_models import write_tiny_tokenizer
+from support.dequantized import found_logprobs
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "quantized"
 BOUND = 1e-3

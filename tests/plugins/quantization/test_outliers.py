@@ -41,9 +41,9 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.weights import finish_weights
 from dovetail.testing.harness import PagedModel
-from dovetail.testing.meant import error, meant, per_group, per_token, rounded
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
 from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TABLES
+from support.reference_products import error, meant, per_group, per_token, rounded
 
 BOUND, MARGIN = 0.1, 2.0
 """The largest error of any model, and by how much the simulations of each lie on either side of its
@@ -256,7 +256,7 @@ values to be about zero on average."""
 
 def gguf_rows(type_name: str, shape: torch.Size, size: float) -> torch.Tensor:
     """Return rows of blocks of a GGUF type. Shapes: [N, bytes] uint8"""
-    from dovetail.testing.gguf_files import quantized
+    from support.gguf_files import quantized
 
     known = BY_NAME[type_name]
     wide = shape[-1] // known.block_bytes * known.values

@@ -221,7 +221,7 @@ GGUF_BLOCKS = {"Q4_0": (32, 18), "Q8_0": (32, 34), "Q4_K": (256, 144), "IQ4_XS":
 
 
 def gguf_rows(name: str, shape: torch.Size) -> torch.Tensor:
-    from dovetail.testing.gguf_files import quantized
+    from support.gguf_files import quantized
 
     values, num_bytes = GGUF_BLOCKS[name]
     wide = (*shape[:-1], shape[-1] // num_bytes * values)

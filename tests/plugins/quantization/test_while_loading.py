@@ -18,13 +18,13 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.loader import load_model
-from dovetail.testing.dequantized import (
+from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
+from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8, quantize_int8_groups
+from support.dequantized import (
     dequantized_model,
     found_logprobs,
     wanted_logprobs,
 )
-from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
-from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8, quantize_int8_groups
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = {"hidden_size": 64, "intermediate_size": 96}

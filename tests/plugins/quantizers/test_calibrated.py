@@ -15,10 +15,10 @@ from dovetail import LLM
 from dovetail.cli.main import main
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.quantize import report
-from dovetail.testing.dequantized import found_logprobs
 from dovetail_plugins.quantization._int32 import unpack
 from dovetail_plugins.quantizers._gptq import compensated
 from dovetail_plugins.quantizers._rounding import even_steps, levels, meant, pack
+from support.dequantized import found_logprobs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples" / "demo_model"))
 

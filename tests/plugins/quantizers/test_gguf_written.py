@@ -16,7 +16,7 @@ from dovetail_plugins.gguf._quantize import QUANTIZERS
 
 gguf = pytest.importorskip("gguf")
 
-from dovetail.testing.gguf_files import write_gguf  # noqa: E402
+from support.gguf_files import write_gguf  # noqa: E402
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from dovetail import LLM
 from dovetail.cli.main import main
 from dovetail.quantize import job
-from dovetail.testing.dequantized import found_logprobs, wanted_logprobs
 from dovetail.testing.tiny_models import write_tiny_checkpoint
+from support.dequantized import found_logprobs, wanted_logprobs
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 PROMPTS = [list(range(3, 40)), [40, 41, 42]]

@@ -21,7 +21,7 @@ from dovetail.interfaces.form import Form
 from dovetail.interfaces.guided import Matcher, Vocabulary
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.testing.cuts import parse_in_pieces
+from dovetail.testing.text_splits import parse_in_pieces
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")

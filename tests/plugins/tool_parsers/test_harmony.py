@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.interfaces.text import Tool
-from dovetail.testing.cuts import cuts, parse_in_pieces
+from dovetail.testing.text_splits import cuts, parse_in_pieces
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.openai import OpenAi
 

@@ -17,8 +17,8 @@ from dovetail.server.events import Collected, Session, SessionPlan
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.state import Parsers
 from dovetail.server.tools import markers_in_use, tool_use
-from dovetail.testing.cuts import parse_in_pieces
 from dovetail.testing.forms import example
+from dovetail.testing.text_splits import parse_in_pieces
 
 NAMES = (
     "deepseek_v3", "deepseek_v31", "granite", "granite-20b-fc", "hermes", "hunyuan_a13b",

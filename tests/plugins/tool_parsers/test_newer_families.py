@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Tool
-from dovetail.testing.cuts import cuts, parse_in_pieces
+from dovetail.testing.text_splits import cuts, parse_in_pieces
 
 TOOL = Tool(
     name="find",

@@ -15,8 +15,7 @@ from dovetail.server.events import Session, SessionPlan, ToolCallArgsDelta
 from dovetail.syntax.literals import PYTHON, Literals
 from dovetail.syntax.parameters import as_json, kinds, parameters_of
 from dovetail.syntax.plain_text import is_closed_pattern, text_form
-from dovetail.testing.cuts import parse_in_pieces, random_cuts
-from dovetail.testing.hostile import random_text
+from dovetail.testing.text_splits import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.functiongemma import FunctionGemma
 from dovetail_plugins.tool_parsers.gemma import Gemma
@@ -27,6 +26,7 @@ from dovetail_plugins.tool_parsers.openai import OpenAi
 from dovetail_plugins.tool_parsers.pythonic import Pythonic
 from dovetail_plugins.tool_parsers.qwen3_coder import Qwen3Coder
 from dovetail_plugins.tool_parsers.step3 import Step3
+from support.parser_fuzz import random_text
 
 SCHEMA = {
     "type": "object",

@@ -1,7 +1,7 @@
 """AttentionBackend over the life of a cache: block and head sizes, chunks, shared and gone blocks.
 
-Steps follow each other over one poisoned cache (`dovetail.testing.scene`), compared with slow
-attention after each; single steps are in `test_attention_backend`.
+Steps follow each other over one poisoned cache (`dovetail.testing.attention_scenario`), compared
+with slow attention after each; single steps are in `test_attention_backend`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import AttentionBackend, AttentionQuery, AttentionSpec
+from dovetail.testing.attention_scenario import Counts, Scene
 from dovetail.testing.contract import device_of, requires, without
-from dovetail.testing.scene import Counts, Scene
 
 HEADS = {"one": (1, 1), "full": (4, 4), "grouped": (6, 2), "single_kv": (4, 1)}
 STEPS: dict[str, list[Counts]] = {

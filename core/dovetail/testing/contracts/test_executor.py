@@ -16,7 +16,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.step import StepPlan
 from dovetail.testing.contract import default_options, requires
-from dovetail.testing.drive import Collector, Driver, DriveRequest
+from dovetail.testing.scripted_steps import Collector, Driver, DriveRequest
 from dovetail.testing.tiny import tiny_layout, tiny_run
 
 WORKER = Selection(kind="worker", name="tiny", target="dovetail.testing.tiny_worker:TinyWorker")

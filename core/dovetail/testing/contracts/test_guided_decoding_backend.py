@@ -25,7 +25,7 @@ from dovetail.interfaces.form import (
 )
 from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
 from dovetail.testing.contract import requires
-from dovetail.testing.walks import Wanderer, allowed, follows, small_vocabulary
+from dovetail.testing.random_walks import Wanderer, allowed, follows, small_vocabulary
 
 NUM_WALKS = 12
 PERSON = {

@@ -19,7 +19,7 @@ from dovetail.registry.files import import_target
 from dovetail.registry.options import as_text, options_for
 from dovetail.registry.verify import verify
 from dovetail.testing.contract import files_of
-from dovetail.testing.fresh import import_each
+from dovetail.testing.isolated_import import import_each
 from dovetail.testing.plugin import OPTION, chosen
 
 

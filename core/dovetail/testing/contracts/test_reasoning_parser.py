@@ -10,7 +10,7 @@ from dovetail import registry
 from dovetail.errors import PluginError
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.testing.contract import requires, without
-from dovetail.testing.cuts import Parsed, cuts, expected, letters, parse_in_pieces
+from dovetail.testing.text_splits import Parsed, cuts, expected, letters, parse_in_pieces
 
 PROMPT = "user: how many are two?\nassistant: "
 

@@ -11,7 +11,8 @@ import pytest
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.testing.contract import requires
-from dovetail.testing.cuts import (
+from dovetail.testing.forms import example
+from dovetail.testing.text_splits import (
     Parsed,
     cuts,
     damaged,
@@ -20,7 +21,6 @@ from dovetail.testing.cuts import (
     parse_in_pieces,
     random_cuts,
 )
-from dovetail.testing.forms import example
 
 BODIES = (
     "", " ", "\n", "{", "}", "{}", "[]", "[[[", "null", "42", '"text"', "<", "<<<>>>", "\x00",

@@ -14,7 +14,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import NewRow, RowStep, StepPlan
 from dovetail.interfaces.worker import Worker
 from dovetail.testing.contract import default_options, requires
-from dovetail.testing.drive import Driver, DriveRequest, collect
+from dovetail.testing.scripted_steps import Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, tiny_layout, tiny_run
 
 REPLAY = "dovetail.testing.models:ReplayModel"

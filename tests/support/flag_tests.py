@@ -1,0 +1,261 @@
+"""For every honoured flag the tests that would fail if it did nothing. Data for test_ledger.py.
+
+A place is "path below tests::function". The first one mentions the flag; where it ends halfway
+(a flag has reached the resolved engine, say), the next ones show what follows from there.
+"""
+
+from __future__ import annotations
+
+SPEC = "core/config/test_resolve.py::test_fields_reach_the_spec"
+CHECKPOINT = "core/config/test_checkpoint_flags.py"
+CHECKPOINT_WHOLE = "e2e/test_checkpoint_flags.py"
+ENVIRONMENT = "core/config/test_environment.py"
+SETTINGS = "core/engine/test_engine_settings.py"
+OBSERVERS = "core/config/test_observers.py"
+WHOLE = "e2e/test_flags_take_effect.py"
+CHAT = "core/server/test_chat.py"
+EDGES = "core/server/test_edges.py"
+FP8_CACHE = "e2e/test_fp8_cache.py"
+FRONTEND = "core/server/test_frontend.py"
+FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
+LIFE = "e2e/test_server_life.py"
+PLANS = "plugins/test_continuous.py"
+
+FLAG_TESTS: dict[str, tuple[str, ...]] = {
+    "additional_config": (f"{CHECKPOINT}::test_additional_config_is_the_workers_options",),
+    "allow_credentials": (f"{FRONTEND}::test_cross_origin_rules",),
+    "allow_long_max_model_len": (f"{WHOLE}::test_allow_long_max_model_len",),
+    "allowed_headers": (f"{FRONTEND}::test_cross_origin_rules",),
+    "allowed_methods": (f"{FRONTEND}::test_cross_origin_rules",),
+    "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
+    "api_key": (f"{EDGES}::test_every_route_but_the_open_ones_needs_the_key",),
+    "api_server_count": (f"{LIFE}::test_several_api_processes",),
+    "async_scheduling": (f"{WHOLE}::test_async_scheduling",),
+    "attention_backend": (
+        SPEC,
+        "plugins/attention/test_native_cpu.py::test_steps_follow_each_other",
+    ),
+    "block_size": (f"{WHOLE}::test_size_of_the_cache",),
+    "chat_template": (f"{FRONTEND}::test_chat_template_as_text_and_as_file",),
+    "chat_template_content_format": (f"{FRONTEND}::test_content_format",),
+    "collect_detailed_traces": (
+        f"{WHOLE}::test_collect_detailed_traces",
+        "plugins/test_otlp.py::test_detail_is_told_when_asked_for",
+    ),
+    "compilation_config": (
+        f"{CHECKPOINT}::test_compilation_levels",
+        "core/runner/test_graphs.py::test_graphs_equal_eager",
+    ),
+    "config_format": ("plugins/mistral/test_mistral_layout.py::test_both_layouts_in_one_folder",),
+    "convert": (f"{CHECKPOINT}::test_nothing_else_is",),
+    "configure_logging": ("e2e/test_variables.py::test_a_log_that_others_set_up",),
+    "calculate_kv_scales": (f"{FP8_CACHE}::test_calculated_scales",),
+    "cpu_cores": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_the_engine_keeps_to_its_processors",
+    ),
+    "cpu_offload_gb": (
+        "e2e/test_offload.py::test_cpu_offload_gb",
+        "e2e/test_offload.py::test_weights_are_there_while_their_block_runs",
+    ),
+    "cuda_graph_sizes": (
+        "e2e/test_recorded_steps.py::test_only_the_sizes_asked_for_are_recorded",
+        "core/config/test_compile_level.py::test_sizes",
+    ),
+    "device": (f"{WHOLE}::test_device",),
+    "disable_fastapi_docs": (f"{EDGES}::test_models_and_docs",),
+    "disable_frontend_multiprocessing": (f"{WHOLE}::test_disable_frontend_multiprocessing",),
+    "disable_hybrid_kv_cache_manager": (
+        f"{CHECKPOINT_WHOLE}::test_windowed_layers_keep_as_much_as_the_others",
+    ),
+    "disable_log_stats": (f"{WHOLE}::test_stat_loggers_and_their_options",),
+    "disable_sliding_window": (
+        f"{CHECKPOINT_WHOLE}::test_without_sliding_window_all_layers_attend_and_keep_everything",
+    ),
+    "disable_uvicorn_access_log": ("core/server/test_logs.py::test_the_access_log",),
+    "distributed_executor_backend": (f"{WHOLE}::test_worker_and_executor_by_path",),
+    "download_dir": (f"{WHOLE}::test_revisions_and_download_dir",),
+    "dtype": (SPEC, "core/config/test_rules.py::test_dtype"),
+    "enable_auto_tool_choice": (f"{CHAT}::test_whether_the_model_may_decide_to_call",),
+    "enable_chunked_prefill": (
+        SPEC,
+        f"{PLANS}::test_without_chunks_a_prompt_waits_until_it_fits_whole",
+    ),
+    "enable_dev_endpoints": (
+        "core/server/test_dev_routes.py::test_there_with_the_flag_alone_and_closed",
+    ),
+    "enable_force_include_usage": (f"{FRONTEND}::test_forced_usage_comes_unasked",),
+    "enable_log_outputs": (f"{FRONTEND}::test_answers_are_logged_whole",),
+    "enable_log_requests": (f"{FRONTEND}::test_answers_are_logged_whole",),
+    "enable_prefix_caching": (f"{WHOLE}::test_enable_prefix_caching",),
+    "enable_prompt_tokens_details": (f"{FRONTEND}::test_prompt_tokens_details",),
+    "enable_request_id_headers": (f"{EDGES}::test_request_ids",),
+    "enable_server_load_tracking": (f"{FRONTEND}::test_server_load_counts_requests_in_flight",),
+    "enable_sleep_mode": ("e2e/test_sleep.py::test_enable_sleep_mode",),
+    "enable_ssl_refresh": ("core/server/test_tls.py::test_a_renewed_certificate_is_used",),
+    "enable_tokenizer_info_endpoint": (f"{FRONTEND}::test_tokenizer_info",),
+    "enforce_eager": ("e2e/test_recorded_steps.py::test_steps_are_recorded_unless_forbidden",),
+    "engine_reply_timeout": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_a_reset_does_not_wait_for_ever_and_late_answers_go_to_nobody",
+    ),
+    "engine_step_timeout": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_a_step_that_takes_too_long_ends_the_engine",
+    ),
+    "exclude_tools_when_tool_choice_none": (f"{CHAT}::test_tool_choice_none_reads_no_call",),
+    "generation_config": (
+        "core/config/test_resolve.py::test_generation_config_becomes_the_default",
+    ),
+    "gpu_memory_utilization": (f"{WHOLE}::test_gpu_memory_utilization",),
+    "h11_max_header_count": (f"{FRONTEND_WHOLE}::test_heads_over_the_limits_are_refused",),
+    "h11_max_incomplete_event_size": (f"{FRONTEND_WHOLE}::test_heads_over_the_limits_are_refused",),
+    "hf_config_path": (f"{CHECKPOINT_WHOLE}::test_config_of_another_folder",),
+    "hf_overrides": (f"{WHOLE}::test_model_and_hf_overrides",),
+    "hf_token": (f"{CHECKPOINT}::test_the_hub_is_shown_the_token_and_nobody_else",),
+    "host": (f"{WHOLE}::test_host_and_port",),
+    "ignore_patterns": (f"{WHOLE}::test_ignore_patterns",),
+    "keep_alive_on_engine_death": (
+        "e2e/test_variables.py::test_the_server_outlives_its_engine_and_says_so",
+    ),
+    "kv_cache_dtype": (
+        SPEC,
+        "plugins/attention/test_native_cpu.py::test_auto_takes_it_where_it_fits",
+        f"{FP8_CACHE}::test_without_scales_they_are_one",
+    ),
+    "kv_cache_memory_bytes": (f"{WHOLE}::test_size_of_the_cache",),
+    "load_format": (
+        SPEC,
+        "plugins/load_formats/test_load_formats.py::test_dummy_depends_on_seed_and_name_alone",
+    ),
+    "log_config_file": (f"{FRONTEND_WHOLE}::test_the_log_goes_where_the_file_says",),
+    "log_error_stack": (f"{FRONTEND}::test_tracebacks_of_error_answers",),
+    "log_level": (f"{WHOLE}::test_log_level",),
+    "log_prefix": (f"{WHOLE}::test_log_prefix",),
+    "logits_processors": (f"{WHOLE}::test_logits_processors",),
+    "logprobs_mode": (f"{CHECKPOINT_WHOLE}::test_logprobs_modes_from_the_models_logits",),
+    "long_prefill_token_threshold": (
+        f"{CHECKPOINT}::test_limits_of_prompts_in_parts",
+        f"{PLANS}::test_long_prefills_are_capped",
+    ),
+    "max_body_bytes": (f"{EDGES}::test_large_bodies_are_not_read",),
+    "max_log_len": (f"{FRONTEND}::test_answers_are_logged_whole",),
+    "max_logprobs": (f"{WHOLE}::test_max_logprobs",),
+    "max_long_partial_prefills": (
+        f"{CHECKPOINT}::test_limits_of_prompts_in_parts",
+        f"{PLANS}::test_short_prompts_overtake_a_long_one_that_waits_for_its_turn",
+    ),
+    "max_model_len": (f"{WHOLE}::test_max_model_len",),
+    "max_num_batched_tokens": (SPEC, f"{PLANS}::test_simulation"),
+    "max_num_partial_prefills": (
+        f"{CHECKPOINT}::test_limits_of_prompts_in_parts",
+        f"{PLANS}::test_so_many_prompts_are_in_parts_and_no_more",
+    ),
+    "max_num_queued_reqs": (
+        f"{WHOLE}::test_max_num_queued_reqs",
+        f"{EDGES}::test_a_full_queue_refuses_at_once",
+    ),
+    "max_parallel_loading_workers": (
+        "plugins/load_formats/test_ahead.py::test_the_flag_reaches_the_load_format",
+        "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
+    ),
+    "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
+    "middleware": ("core/server/test_plugged.py::test_classes_and_functions_see_every_answer",),
+    "model": (f"{WHOLE}::test_model_and_hf_overrides",),
+    "model_impl": (SPEC, "plugins/models/test_against_transformers.py::test_transformers_backed"),
+    "model_loader_extra_config": (f"{WHOLE}::test_model_loader_extra_config",),
+    "no_plugin": (f"{WHOLE}::test_no_plugin",),
+    "num_gpu_blocks_override": (f"{WHOLE}::test_size_of_the_cache",),
+    "num_threads": (f"{WHOLE}::test_threads_of_the_kernels",),
+    "otlp_traces_endpoint": (
+        f"{OBSERVERS}::test_flags_become_receivers",
+        "plugins/test_otlp.py::test_a_request_is_a_server_span_with_three_phases",
+    ),
+    "override_generation_config": (f"{WHOLE}::test_override_generation_config",),
+    "pin_threads": (f"{WHOLE}::test_threads_of_the_kernels",),
+    "plugin_options": (
+        "e2e/test_native_equals_torch.py::test_int4_weights_with_float_activations",
+    ),
+    "port": (f"{WHOLE}::test_host_and_port",),
+    "prefix_caching_hash_algo": (
+        f"{WHOLE}::test_prefix_caching_hash_algo",
+        "core/engine/test_prefix_hash.py::test_equal_prefixes_meet_and_others_do_not",
+    ),
+    "pt_load_map_location": (
+        f"{CHECKPOINT}::test_where_torch_files_go_reaches_the_load_format",
+        "plugins/load_formats/test_load_formats.py::test_pt_reads_onto_the_device_asked_for",
+    ),
+    "quantization": ("e2e/test_native_equals_torch.py::test_int4_weights_with_float_activations",),
+    "quantization_param_path": (f"{FP8_CACHE}::test_scales_of_a_file_come_first",),
+    "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),
+    "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
+    "response_role": (f"{FRONTEND}::test_the_response_role_in_streams_and_whole",),
+    "reasoning_field": ("core/server/test_thinking.py::test_reasoning_field",),
+    "return_tokens_as_token_ids": (f"{FRONTEND}::test_tokens_as_token_ids",),
+    "revision": (f"{WHOLE}::test_revisions_and_download_dir",),
+    "root_path": (f"{FRONTEND}::test_root_path",),
+    "rope_scaling": (
+        f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers",
+    ),
+    "rope_theta": (
+        f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_transformers",
+    ),
+    "runner": (f"{CHECKPOINT}::test_nothing_else_is",),
+    "safetensors_load_strategy": (
+        f"{CHECKPOINT}::test_the_eager_strategy_reaches_the_load_format",
+        "plugins/load_formats/test_load_formats.py::test_an_eager_file_is_in_memory_before_its_first_tensor",
+    ),
+    "scheduler_cls": (f"{WHOLE}::test_scheduler_cls",),
+    "scheduling_policy": (SPEC, f"{PLANS}::test_the_largest_key_yields_and_comes_back_in_front"),
+    "seed": (f"{WHOLE}::test_seed",),
+    "served_model_name": (f"{WHOLE}::test_served_model_name",),
+    "show_hidden_metrics_for_version": (
+        f"{OBSERVERS}::test_flags_become_receivers",
+        "plugins/test_stat_loggers.py::test_deprecated_metrics_are_shown_only_when_asked_for",
+    ),
+    "show_notes": (f"{ENVIRONMENT}::test_notes_can_be_hidden_and_warnings_cannot",),
+    "shutdown_timeout": (f"{LIFE}::test_what_does_not_finish_in_time_gets_an_error",),
+    "skip_tokenizer_init": (f"{CHECKPOINT}::test_no_tokenizer_is_looked_for_where_none_is_wanted",),
+    "socket_dir": (
+        f"{WHOLE}::test_settings_of_the_engine_reach_it",
+        f"{SETTINGS}::test_the_socket_lies_where_it_is_wanted",
+    ),
+    "speculative_config": (
+        "e2e/test_speculation.py::test_a_repetitive_answer_takes_far_fewer_steps",
+    ),
+    "ssl_ca_certs": ("core/server/test_tls.py::test_client_certificates",),
+    "ssl_cert_reqs": ("core/server/test_tls.py::test_client_certificates",),
+    "ssl_certfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
+    "ssl_keyfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
+    "stat_loggers": (f"{WHOLE}::test_stat_loggers_and_their_options",),
+    "strict_request_fields": (f"{EDGES}::test_unknown_fields_are_errors_when_strict",),
+    "structured_outputs_config": (
+        "core/config/test_structured_flag.py::test_the_backend_that_is_named_is_taken",
+        "core/config/test_structured_flag.py::test_others_are_tried_unless_that_is_forbidden",
+        "core/config/test_structured_flag.py::test_how_json_is_written",
+        "core/config/test_structured_flag.py::test_bounds",
+        "e2e/test_hostile_forms.py::test_hostile_forms_cost_their_own_request",
+    ),
+    "swap_space": ("plugins/test_swap.py::test_swap_space",),
+    "thread_spin_us": (f"{WHOLE}::test_threads_of_the_kernels",),
+    "timeout_keep_alive": (f"{WHOLE}::test_timeout_keep_alive",),
+    "tokenizer": (f"{WHOLE}::test_tokenizer",),
+    "tokenizer_mode": (f"{WHOLE}::test_tokenizer_mode",),
+    "tokenizer_revision": (f"{WHOLE}::test_revisions_and_download_dir",),
+    "tool_call_parser": (f"{WHOLE}::test_parsers_and_their_files",),
+    "tool_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
+    "tool_parser_strict": (f"{CHAT}::test_bare_calls_are_calls_unless_the_parser_is_strict",),
+    "tool_server": (
+        "e2e/test_tool_server.py::test_the_server_calls_and_the_model_goes_on",
+        "e2e/test_tool_server.py::test_at_start",
+    ),
+    "trust_request_chat_template": (f"{FRONTEND}::test_templates_of_requests",),
+    "uds": (f"{FRONTEND_WHOLE}::test_a_unix_socket_answers",),
+    "use_tqdm_on_load": (f"{WHOLE}::test_use_tqdm_on_load",),
+    "uvicorn_log_level": (
+        f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",
+        "core/server/test_logs.py::test_uvicorns_level",
+    ),
+    "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
+}
+"""Honoured flag -> places."""
