@@ -99,7 +99,7 @@ def loaded(model: str, flags: Sequence[str], num_threads: int) -> SteppedLLM:
     """Return a model with the flags of `serve`."""
     from dovetail.cli import serve
     from dovetail.cli.parser import Parser
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import asked
     from dovetail.config.resolve import resolve
 
     parser = Parser(prog="serve", description="")

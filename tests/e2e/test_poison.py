@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.testing.models import write_replay_checkpoint
 from dovetail.testing.server_process import ServerProcess
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dovetail import registry
-from dovetail.config.engine import flags
-from dovetail.config.ledger import REFUSED
+from dovetail.config.compat.unsupported_flags import REFUSED
+from dovetail.config.config import flags
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE: dict[str, dict[str, str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.config.describe import state_of
-from dovetail.config.engine import Config, flags
-from dovetail.config.environment import FOREIGN, OWN, variable_of
-from dovetail.config.field import Flag
-from dovetail.config.ledger import REFUSED, refuse
-from dovetail.config.older import MAPPED, older_flags
+from dovetail.config.compat.deprecated_flags import MAPPED, older_flags
+from dovetail.config.compat.unsupported_flags import REFUSED, refuse
+from dovetail.config.config import Config, flags
+from dovetail.config.parse.environment import FOREIGN, OWN, variable_of
+from dovetail.config.report.describe import state_of
+from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 from dovetail.registry.known import KNOWN
 

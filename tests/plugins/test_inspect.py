@@ -16,8 +16,8 @@ import torch
 
 from dovetail.cli.parser import Parser
 from dovetail.cli.serve import add_arguments
-from dovetail.config.asked import asked
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
+from dovetail.config.parse.parse_config import asked
 from dovetail.config.resolve import resolve
 from dovetail.inspect.facts import Inspected
 from dovetail.inspect.gather import inspect

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from dovetail import registry
 from dovetail.cli.parser import Parser
 from dovetail.cli.serve import add_arguments
-from dovetail.config.asked import asked
+from dovetail.config.parse.parse_config import asked
 from dovetail.config.resolve import resolve
 from dovetail.inspect.facts import Inspected
 from dovetail.inspect.gather import inspect

@@ -10,8 +10,13 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.bench.settings import DatasetFlags
-from dovetail.config.model_path import DEMO_NAME, DEMO_PATH, find_tokenizer, has_tokenizer
-from dovetail.config.selections import select
+from dovetail.config.checkpoint.model_path import (
+    DEMO_NAME,
+    DEMO_PATH,
+    find_tokenizer,
+    has_tokenizer,
+)
+from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from dovetail.bench import settings
 from dovetail.bench.dialect import USAGE_OPTIONS, Dialect, is_chat_path, models_path
-from dovetail.config.flags import add_groups, group_of
+from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import DovetailError
 
 HELP = "load a running server and measure its answers"

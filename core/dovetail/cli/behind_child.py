@@ -17,8 +17,8 @@ def main() -> int:
 
 
 def _serve() -> int:
-    from dovetail.config.engine import Config
-    from dovetail.config.selections import load_plugin_files
+    from dovetail.config.config import Config
+    from dovetail.config.rules.selections import load_plugin_files
 
     config = Config.from_fields(process.read_boot(dict[str, Any]))
     load_plugin_files(config)

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dovetail import registry
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import asked
     from dovetail.config.resolve import resolve
     from dovetail.errors import ConfigError
 

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found; return the exit status. Raises: ConfigError for no checkpoint."""
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import asked
     from dovetail.inspect.facts import as_json
     from dovetail.inspect.gather import inspect
     from dovetail.inspect.screen import screen

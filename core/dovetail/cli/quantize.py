@@ -20,7 +20,7 @@ SHOWN = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is written where, and the flags of serve. Mutates: parser."""
     from dovetail.cli.serve import add_arguments as add_serve_arguments
-    from dovetail.config.flags import add_groups
+    from dovetail.config.parse.flags import add_groups
     from dovetail.quantize.settings import QuantizeFlags
 
     add_groups(parser, (QuantizeFlags,))
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dovetail import registry
-    from dovetail.config.asked import asked
-    from dovetail.config.flags import group_of
+    from dovetail.config.parse.flags import group_of
+    from dovetail.config.parse.parse_config import asked
     from dovetail.config.resolve import resolve
     from dovetail.quantize.settings import QuantizeFlags, check_flags, check_text
 

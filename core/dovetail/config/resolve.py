@@ -12,34 +12,41 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config import demo, ledger, selections
-from dovetail.config.cache_size import (
+from dovetail.config.checkpoint.context_length import model_tokens
+from dovetail.config.checkpoint.dtypes import compute_dtype, tell_dtypes, weight_dtype
+from dovetail.config.checkpoint.generation import default_sampling
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
+from dovetail.config.checkpoint.model_path import (
+    DEMO_NAME,
+    Hub,
+    find_config,
+    find_model,
+    find_tokenizer,
+)
+from dovetail.config.checkpoint.rope import with_rope
+from dovetail.config.checkpoint.sliding_window import within_window, without_window
+from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
+from dovetail.config.compat import unsupported_flags
+from dovetail.config.config import Config
+from dovetail.config.rules import demo, selections
+from dovetail.config.rules.cache_size import (
     Room,
     cpu_cache_bytes,
     fit_tokens,
     kv_bytes,
     window_tokens,
 )
-from dovetail.config.chat_template import template_file
-from dovetail.config.compile_level import step_making
-from dovetail.config.cores import chosen_cores
-from dovetail.config.drafting import draft_spec
-from dovetail.config.dtypes import compute_dtype, tell_dtypes, weight_dtype
-from dovetail.config.engine import Config
-from dovetail.config.frontend import NO_PARSER
-from dovetail.config.generation import default_sampling
-from dovetail.config.guided import guided_spec
-from dovetail.config.hf import load_model_facts
-from dovetail.config.host_memory import may_sleep, offload_bytes, swap_bytes
-from dovetail.config.kv_scales import kv_scales, kv_steps
-from dovetail.config.lengths import model_tokens
-from dovetail.config.log_config import read_log_config
-from dovetail.config.model_path import DEMO_NAME, Hub, find_config, find_model, find_tokenizer
-from dovetail.config.platform import available_bytes, default_threads, pick_device
-from dovetail.config.rope import with_rope
-from dovetail.config.scheduler import SchedulerConfig
-from dovetail.config.weights_check import check_weights, has_weights, no_weights
-from dovetail.config.window import within_window, without_window
+from dovetail.config.rules.chat_template import template_file
+from dovetail.config.rules.compile_level import step_making
+from dovetail.config.rules.cores import chosen_cores
+from dovetail.config.rules.host_memory import may_sleep, offload_bytes, swap_bytes
+from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.platform import available_bytes, default_threads, pick_device
+from dovetail.config.rules.speculation import draft_spec
+from dovetail.config.rules.structured_output import guided_spec
+from dovetail.config.sections.frontend import NO_PARSER
+from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
 from dovetail.interfaces.load_format import Checkpoint
@@ -85,7 +92,7 @@ def resolve(config: Config) -> EngineSpec:
 
 def refuse(config: Config) -> None:
     """Raise ConfigError for settings that dovetail does not do, with the reason."""
-    ledger.refuse(config)
+    unsupported_flags.refuse(config)
     frontend = config.frontend
     origin = config.origins.get("enable_auto_tool_choice")
     must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)

@@ -11,8 +11,8 @@ from dovetail.bench.report import check_report
 from dovetail.bench.settings import GROUPS_BY_COMMAND, ReportFlags
 from dovetail.cli.main import main
 from dovetail.cli.parser import Parser
-from dovetail.config.field import Flag, flags_of
-from dovetail.config.flags import config_of
+from dovetail.config.parse.flags import config_of
+from dovetail.config.sections.field import Flag, flags_of
 from dovetail.errors import ConfigError
 from dovetail.registry import KINDS
 

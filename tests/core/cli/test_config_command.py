@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.engine import flags
-from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.config import flags
 from dovetail.testing.demo_copies import demo_copy, with_file
 
 pytest.importorskip("dovetail_plugins")

@@ -14,8 +14,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.cli.main import main
-from dovetail.config.engine import GROUPS, flags
-from dovetail.config.ledger import REFUSED
+from dovetail.config.compat.unsupported_flags import REFUSED
+from dovetail.config.config import GROUPS, flags
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "huggingface_hub", "numpy", "zmq")
 REFERENCE = Path(__file__).resolve().parents[2] / "reference"

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from dovetail.bench.settings import GROUPS_BY_COMMAND
-from dovetail.config.engine import GROUPS, Config, flags
-from dovetail.config.field import Flag, flags_of
-from dovetail.config.older import older_flags
-from dovetail.config.selections import select_executor
+from dovetail.config.compat.deprecated_flags import older_flags
+from dovetail.config.config import GROUPS, Config, flags
+from dovetail.config.rules.selections import select_executor
+from dovetail.config.sections.field import Flag, flags_of
 from dovetail.quantize.settings import QuantizeFlags
 from dovetail.registry import KINDS
 
@@ -94,7 +94,7 @@ def test_help_is_written_in_one_style(flag: Flag) -> None:
 
 def test_importing_config_is_light() -> None:
     code = (
-        "import sys; import dovetail, dovetail.config.resolve, dovetail.config.docs;"
+        "import sys; import dovetail, dovetail.config.resolve, dovetail.config.report.docs;"
         "heavy = {'torch', 'transformers', 'pydantic', 'huggingface_hub', 'numpy', 'yaml'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )

@@ -1,0 +1,316 @@
+"""Flags of other generations and what they are called here. Each is mapped, with one note.
+
+An older flag is a field of `OlderFlags` and has a row in `MAPPED`, which turns its value into
+fields of today. `translate` does so for every route; the rest of dovetail never sees them. A flag
+for which there is nothing here passes with the values that ask for what always happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dovetail.config.sections.field import Flag, flag, flags_of
+from dovetail.config.sections.frontend import NO_PARSER
+from dovetail.errors import ConfigError
+
+Fields = dict[str, Any]
+_NOTHING = "nothing: "
+_GUIDED_WORDS = {
+    "no-fallback": "disable_fallback",
+    "disable-any-whitespace": "disable_any_whitespace",
+    "no-additional-properties": "disable_additional_properties",
+}
+"""What followed a backend's name after a colon -> its key today."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OlderFlags:
+    """Spellings of earlier generations."""
+
+    disable_log_requests: bool | None = flag(None, help="do not log requests, as is the default")
+    task: str | None = flag(None, kind="task", help="what the model is run for")
+    worker_use_ray: bool | None = flag(None, help="drive workers through Ray")
+    enable_reasoning: bool | None = flag(None, help="separate reasoning from the answer")
+    guided_decoding_backend: str | None = flag(
+        None, kind="guided_decoding_backend", help="what holds answers to a grammar"
+    )
+    guided_decoding_disable_fallback: bool | None = flag(
+        None, help="fail where the backend cannot hold an answer to its grammar"
+    )
+    guided_decoding_disable_any_whitespace: bool | None = flag(
+        None, help="allow no free white space in JSON"
+    )
+    guided_decoding_disable_additional_properties: bool | None = flag(
+        None, help="treat JSON objects as closed"
+    )
+    override_pooler_config: Mapping[str, Any] = flag({}, kind="pooling_type", help="pooling")
+    speculative_model: str | None = flag(None, help="[ngram], or a model that guesses")
+    num_speculative_tokens: int | None = flag(None, ge=1, unit="tokens", help="longest guess")
+    ngram_prompt_lookup_max: int | None = flag(
+        None, ge=1, unit="tokens", help="longest end of the text that is looked up"
+    )
+    ngram_prompt_lookup_min: int | None = flag(
+        None, ge=1, unit="tokens", help="shortest end of the text that is looked up"
+    )
+    speculative_disable_by_batch_size: int | None = flag(
+        None, ge=1, unit="requests", help="most requests with which guessing goes on"
+    )
+    speculative_model_quantization: str | None = flag(
+        None, kind="quantization", help="how the guessing model's weights are stored"
+    )
+    speculative_draft_tensor_parallel_size: int | None = flag(
+        None, ge=1, short="-spec-draft-tp", help="devices of the guessing model"
+    )
+    speculative_max_model_len: int | None = flag(
+        None, ge=1, unit="tokens", help="longest context of the guessing model"
+    )
+    eplb_log_balancedness: bool | None = flag(None, help="log how even the experts' load is")
+    eplb_step_interval: int | None = flag(None, ge=1, unit="steps", help="steps between moves")
+    eplb_window_size: int | None = flag(None, ge=1, unit="steps", help="steps that count")
+    num_redundant_experts: int | None = flag(None, ge=0, help="copies of experts")
+    enable_multimodal_encoder_data_parallel: bool | None = flag(
+        None, help="divide an encoder's batch over the devices"
+    )
+    disable_mm_preprocessor_cache: bool | None = flag(None, help="keep no processed media")
+    skip_mm_profiling: bool = flag(
+        False, help="leave encoders out when memory is measured at the start"
+    )
+    disable_cascade_attn: bool = flag(
+        False, help="never attend to a shared beginning once for all requests"
+    )
+    disable_custom_all_reduce: bool = flag(
+        False, help="sum over devices with the vendor's library alone"
+    )
+    max_context_len_to_capture: int | None = flag(
+        None, ge=0, unit="tokens", help="longest context of a recorded graph"
+    )
+    max_seq_len_to_capture: int | None = flag(
+        None, ge=0, unit="tokens", help="longest context of a recorded graph"
+    )
+    enable_prompt_adapter: bool | None = flag(None, help="serve prompt adapters")
+    prompt_adapters: tuple[str, ...] = flag((), metavar="NAME=PATH", help="prompt adapters")
+    max_prompt_adapters: int = flag(1, ge=1, help="most prompt adapters in one step")
+    max_prompt_adapter_token: int = flag(0, ge=0, unit="tokens", help="longest prompt adapter")
+    qlora_adapter_name_or_path: str | None = flag(None, help="a QLoRA adapter")
+    long_lora_scaling_factors: tuple[str, ...] = flag((), metavar="X", help="scales of long LoRAs")
+    override_neuron_config: Mapping[str, Any] = flag({}, help="settings of AWS Neuron devices")
+    preemption_mode: str | None = flag(
+        None, kind="preemption_mode", help="how a preempted request gets its cache back"
+    )
+    num_lookahead_slots: int = flag(
+        0, ge=0, unit="slots", help="cache slots kept free for the tokens of a guess"
+    )
+    num_scheduler_steps: int = flag(1, ge=1, unit="steps", help="steps planned at once")
+    multi_step_stream_outputs: bool = flag(True, help="send every token as it comes")
+    scheduler_delay_factor: float = flag(0.0, ge=0, help="wait before a prefill")
+    use_v2_block_manager: bool = flag(True, help="the second of two block managers")
+    disable_async_output_proc: bool = flag(False, help="handle outputs within the step")
+    disable_logprobs_during_spec_decoding: bool | None = flag(
+        None, help="report no logprobs where tokens are guessed"
+    )
+    spec_decoding_acceptance_method: str = flag(
+        "rejection_sampler", kind="spec_acceptance_method", help="which guesses are kept"
+    )
+    speculative_disable_mqa_scorer: bool | None = flag(None, help="check guesses one row each")
+    typical_acceptance_sampler_posterior_threshold: float | None = flag(
+        None, ge=0, le=1, help="smallest probability of a guess that is kept"
+    )
+    typical_acceptance_sampler_posterior_alpha: float | None = flag(
+        None, ge=0, help="how that depends on the entropy"
+    )
+    tokenizer_pool_size: int = flag(0, ge=0, help="tokenizer processes")
+    tokenizer_pool_type: str = flag("ray", kind="tokenizer_pool", help="their kind")
+    tokenizer_pool_extra_config: Mapping[str, Any] = flag(
+        {}, kind="tokenizer_pool", help="their options"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What an older flag is today: `today` as a reader would write it, `fields` to be set."""
+
+    today: str
+    fields: Callable[[Any], Fields]
+
+
+def _field(name: str) -> Mapped:
+    return Mapped("--" + name.replace("_", "-"), lambda value: {name: value})
+
+
+def _key(name: str, key: str) -> Mapped:
+    flag_name = "--" + name.replace("_", "-")
+    return Mapped(f"{flag_name}.{key}", lambda value: {name: {key: value}})
+
+
+def _settled(always: str, *passing: Any) -> Mapped:
+    """Return the row of a flag whose only sensible value is what always happens."""
+
+    def check(value: Any) -> Fields:
+        # True == 1 in Python, and a switch is not a number.
+        if any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing
+        ):
+            return {}
+        raise ConfigError(f"{always}.", fix="leave the flag out.")
+
+    return Mapped(f"{_NOTHING}{always}", check)
+
+
+def _task(value: Any) -> Fields:
+    known: dict[str, Fields] = {
+        "auto": {},
+        "generate": {"runner": "generate"},
+        "draft": {"runner": "draft"},
+        "transcription": {"runner": "generate"},
+        "classify": {"runner": "pooling", "convert": "classify"},
+        "reward": {"runner": "pooling", "convert": "reward"},
+    }
+    pooling: Fields = {"runner": "pooling", "convert": "embed"}
+    known |= dict.fromkeys(("embed", "embedding", "score"), pooling)
+    if value not in known:
+        raise ConfigError(
+            f'"{value}" is not a task.', fix=f"use one of {', '.join(sorted(known))}."
+        )
+    return known[value]
+
+
+def _guided_backend(value: Any) -> Fields:
+    """A backend may bring its options, as "xgrammar:no-fallback,disable-any-whitespace"."""
+    name, _, rest = str(value).partition(":")
+    words = rest.split(",")
+    if rest and set(words) <= set(_GUIDED_WORDS):
+        asked: Fields = {"backend": name, **{_GUIDED_WORDS[word]: True for word in words}}
+    else:
+        asked = {"backend": value}
+    return {"structured_outputs_config": asked}
+
+
+def _speculative_model(value: Any) -> Fields:
+    is_lookup = value in ("[ngram]", "ngram")
+    guesser = {"method": "ngram"} if is_lookup else {"method": "draft_model", "model": value}
+    return {"speculative_config": guesser}
+
+
+def _preemption(value: Any) -> Fields:
+    known: dict[Any, Fields] = {
+        None: {},
+        "recompute": {"swap_space": 0.0},
+        "swap": {"swap_space": 4.0},
+    }
+    if value not in known:
+        raise ConfigError(f'unknown preemption mode "{value}".', fix="use recompute or swap.")
+    return known[value]
+
+
+def _ray(value: Any) -> Fields:
+    return {"distributed_executor_backend": "ray"} if value else {}
+
+
+def _reasoning(value: Any) -> Fields:
+    return {} if value else {"reasoning_parser": NO_PARSER}
+
+
+_ADAPTERS = _settled("there are no prompt adapters", None, False, 0, ())
+_LORA = _settled("low-rank adapters are not supported", None, ())
+_TYPICAL = _settled("a guess is kept by rejection sampling", None)
+_WHATEVER_THE_CONTEXT = Mapped(
+    f"{_NOTHING}steps are recorded by their number of rows, whatever the context", lambda value: {}
+)
+_POOL = _settled("prompts become tokens within the server", 0, "ray", {})
+
+MAPPED: dict[str, Mapped] = {
+    "disable_log_requests": Mapped(
+        "--no-enable-log-requests", lambda value: {"enable_log_requests": not value}
+    ),
+    "task": Mapped("--runner and --convert", _task),
+    "worker_use_ray": Mapped("--distributed-executor-backend ray", _ray),
+    "enable_reasoning": Mapped("--reasoning-parser, which is enough by itself", _reasoning),
+    "guided_decoding_backend": Mapped("--structured-outputs-config.backend", _guided_backend),
+    "guided_decoding_disable_fallback": _key("structured_outputs_config", "disable_fallback"),
+    "guided_decoding_disable_any_whitespace": _key(
+        "structured_outputs_config", "disable_any_whitespace"
+    ),
+    "guided_decoding_disable_additional_properties": _key(
+        "structured_outputs_config", "disable_additional_properties"
+    ),
+    "override_pooler_config": _field("pooler_config"),
+    "speculative_model": Mapped("--speculative-config.method", _speculative_model),
+    "num_speculative_tokens": _key("speculative_config", "num_speculative_tokens"),
+    "ngram_prompt_lookup_max": _key("speculative_config", "prompt_lookup_max"),
+    "ngram_prompt_lookup_min": _key("speculative_config", "prompt_lookup_min"),
+    "speculative_disable_by_batch_size": _key("speculative_config", "disable_by_batch_size"),
+    "speculative_model_quantization": _key("speculative_config", "quantization"),
+    "speculative_draft_tensor_parallel_size": _key(
+        "speculative_config", "draft_tensor_parallel_size"
+    ),
+    "speculative_max_model_len": _key("speculative_config", "max_model_len"),
+    "eplb_log_balancedness": _key("eplb_config", "log_balancedness"),
+    "eplb_step_interval": _key("eplb_config", "step_interval"),
+    "eplb_window_size": _key("eplb_config", "window_size"),
+    "num_redundant_experts": _key("eplb_config", "num_redundant_experts"),
+    "enable_multimodal_encoder_data_parallel": Mapped(
+        "--mm-encoder-tp-mode data",
+        lambda value: {"mm_encoder_tp_mode": "data"} if value else {},
+    ),
+    "disable_mm_preprocessor_cache": Mapped(
+        "--mm-processor-cache-gb 0", lambda value: {"mm_processor_cache_gb": 0} if value else {}
+    ),
+    "skip_mm_profiling": _settled("there are no encoders to measure", True, False),
+    "disable_cascade_attn": _settled("attention never takes that shortcut", True, False),
+    "disable_custom_all_reduce": _settled("nothing is summed over devices yet", True, False),
+    "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
+    "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
+    "enable_prompt_adapter": _ADAPTERS,
+    "prompt_adapters": _ADAPTERS,
+    "max_prompt_adapters": _settled("there are no prompt adapters", 1),
+    "max_prompt_adapter_token": _ADAPTERS,
+    "qlora_adapter_name_or_path": _LORA,
+    "long_lora_scaling_factors": _LORA,
+    "override_neuron_config": _settled("there is no worker for AWS Neuron", {}),
+    "preemption_mode": Mapped("--swap-space", _preemption),
+    "num_lookahead_slots": Mapped(
+        f"{_NOTHING}slots for a guess are taken when its step is planned", lambda value: {}
+    ),
+    "num_scheduler_steps": _settled("every step is planned; --async-scheduling plans one ahead", 1),
+    "multi_step_stream_outputs": _settled("every token is sent as it comes", True),
+    "scheduler_delay_factor": _settled("prefills do not wait", 0),
+    "use_v2_block_manager": _settled("there is one block manager", True),
+    "disable_async_output_proc": _settled("outputs are handled beside the next step", False),
+    "disable_logprobs_during_spec_decoding": _settled(
+        "logprobs are the same with and without guesses", None, False
+    ),
+    "spec_decoding_acceptance_method": _settled(
+        "a guess is kept by rejection sampling", "rejection_sampler"
+    ),
+    "speculative_disable_mqa_scorer": _settled(
+        "guesses are checked within their own row", None, False
+    ),
+    "typical_acceptance_sampler_posterior_threshold": _TYPICAL,
+    "typical_acceptance_sampler_posterior_alpha": _TYPICAL,
+    "tokenizer_pool_size": _POOL,
+    "tokenizer_pool_type": _POOL,
+    "tokenizer_pool_extra_config": _POOL,
+}
+
+
+@cache
+def older_flags() -> dict[str, Flag]:
+    """Return the flags of earlier generations by field name."""
+    return {older.name: older for older in flags_of(OlderFlags)}
+
+
+def translate(name: str, value: Any) -> tuple[Fields, str]:
+    """Return the fields of today that an older flag's value means, and the note to show.
+
+    Raises: ConfigError for a value for which there is nothing today.
+    """
+    row, spelling = MAPPED[name], older_flags()[name].spelling
+    nothing = row.today.removeprefix(_NOTHING)
+    told = f"changes nothing: {nothing}" if nothing != row.today else f"is now {row.today}"
+    try:
+        return row.fields(value), f"{spelling} {told}."
+    except ConfigError as error:
+        raise ConfigError(error.what, where=spelling, fix=error.fix) from error

@@ -1,0 +1,120 @@
+"""The pages flags.md and variables.md of docs/reference, made from the flags and the ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dovetail.config.compat.deprecated_flags import OlderFlags, older_flags
+from dovetail.config.compat.vllm_variables import (
+    FOREIGN,
+    OWN,
+    NoEffect,
+    ReadBy,
+    Refused,
+    Row,
+    Setting,
+)
+from dovetail.config.config import GROUPS, flags
+from dovetail.config.parse.environment import today
+from dovetail.config.report.describe import choices, default_text, state_of, usage
+from dovetail.config.sections.convert import bounds_text
+from dovetail.config.sections.field import Flag, flags_of, group_title
+
+_HEAD = """# Flags of `dovetail serve`
+
+<!-- Written by docs/generate.py; run `make docs` after a change. -->
+
+Every flag may be spelled with dashes or underscores, as `--flag value` or `--flag=value`, and may
+stand in the YAML file given with `--config FILE.yaml` under its name without the leading dashes.
+Switches have a `--no-` form. Whole numbers may be written as `4k` (4000) or `4K` (4096). A JSON
+flag takes the whole value (`--hf-overrides '{"a": 1}'`) or single keys (`--hf-overrides.a 1`), and
+a list takes words, a comma list or JSON. Every flag has a variable, `--max-model-len` for instance
+`DOVETAIL_MAX_MODEL_LEN` ([variables.md](variables.md)). The command line wins over variables, these
+over files, a later file over an earlier one; JSON objects are laid over each other key by key.
+Choices are the names registered by dovetail itself; installed packages may add more.
+
+A flag is in one of three states. *Honoured*: it does what it says. *Mapped*: a name of an earlier
+generation, translated with a note. *Refused*: it asks for what is not supported; its default
+passes, anything else is an error that says what is missing. {counts}
+"""
+
+
+def flags_page() -> str:
+    """Return the whole reference page as Markdown."""
+    states = [state_of(flag)[0] for flag in (*flags().values(), *older_flags().values())]
+    counts = ", ".join(f"{states.count(s)} are {s}" for s in ("honoured", "mapped", "refused"))
+    head = _HEAD.replace("{counts}", f"Of {len(states)} flags {counts}.")
+    return "\n".join([head, *group_sections((*GROUPS.values(), OlderFlags))])
+
+
+def group_sections(groups: Iterable[type[object]]) -> list[str]:
+    """Return the heading and the flags of every group as Markdown."""
+    parts = []
+    for group in groups:
+        parts.append(f"## {group.__name__}: {group_title(group)}\n")
+        parts += [_entry(flag) for flag in flags_of(group)]
+    return parts
+
+
+def _entry(flag: Flag) -> str:
+    text = flag.meta.help[0].upper() + flag.meta.help[1:]
+    state, reason = state_of(flag)
+    facts = [] if state == "honoured" else [f"**{state.capitalize()}**: {reason}"]
+    facts += [f"Default: {_code(default_text(flag), flag)}"]
+    if flag.meta.unit:
+        facts.append(f"Unit: {flag.meta.unit}")
+    if bounds_text(flag):
+        facts.append(f"Range: {bounds_text(flag)}")
+    if flag.meta.kind:
+        names = ", ".join(f"`{name}`" for name in choices(flag, is_own_only=True))
+        facts.append(f"Plugin kind: `{flag.meta.kind}`" + (f" ({names})" if names else ""))
+    return f"### `{usage(flag)}`\n\n{text}.\n\n" + "".join(f"- {fact}\n" for fact in facts)
+
+
+def _code(text: str, flag: Flag) -> str:
+    return text if flag.meta.default_note else f"`{text}`"
+
+
+_VARIABLES_HEAD = """# Environment variables
+
+<!-- Written by docs/generate.py; run `make docs` after a change. -->
+
+Every flag of `dovetail serve` ([flags.md](flags.md)) has a variable: `DOVETAIL_` and its name in
+capitals, dashes as underscores. The value is written as on the command line; a list by commas. A
+variable that is empty sets nothing. A name that begins with `DOVETAIL_` or `VLLM_` and that nobody
+knows is warned about with the nearest. `dovetail config show --origin` tells what each one set.
+
+| other variables of dovetail's | what |
+|---|---|
+{own}
+
+Names of other servers: *mapped* ones set a flag, with a note; *no effect* asks for what always
+happens, which a note tells; *read* ones are the affair of whoever is named; *refused* ones are an
+error unless they are empty or ask for nothing, mostly by 0 or false. Two variables that give one
+flag different values are an error.
+
+| variable | state | what |
+|---|---|---|
+{foreign}
+"""
+
+
+def variables_page() -> str:
+    """Return docs/reference/variables.md."""
+    own = [f"| `{name}` | {text} |" for name, text in sorted(OWN.items())]
+    foreign = [f"| `{name}` | {' | '.join(row_words(row))} |" for name, row in FOREIGN.items()]
+    page = _VARIABLES_HEAD.replace("{own}", "\n".join(own))
+    return page.replace("{foreign}", "\n".join(sorted(foreign)))
+
+
+def row_words(row: Row) -> tuple[str, str]:
+    """Return the state of a variable of another name, and what it means."""
+    match row:
+        case Setting():
+            return "mapped", today(row)
+        case NoEffect():
+            return "no effect", row.always
+        case ReadBy():
+            return "read", f"by {row.who}"
+        case Refused():
+            return "refused", row.missing
