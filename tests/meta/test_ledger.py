@@ -14,10 +14,11 @@ import pytest
 
 from dovetail import registry
 from dovetail.config.compat.deprecated_flags import MAPPED, older_flags
-from dovetail.config.compat.unsupported_flags import REFUSED, refuse
+from dovetail.config.compat.unsupported_flags import REFUSED
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.environment import FOREIGN, OWN, variable_of
 from dovetail.config.report.describe import state_of
+from dovetail.config.rules.checks import check_supported
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 from dovetail.registry.known import KNOWN
@@ -112,11 +113,11 @@ def test_a_refused_flag_says_what_is_missing(name: str) -> None:
     flag = flags()[name]
     row = REFUSED[name]
     assert row.missing.endswith(".") and row.fix.endswith(".")
-    refuse(Config.from_fields({name: _plain(flag.default)}))
+    check_supported(Config.from_fields({name: _plain(flag.default)}))
     for value in row.passing:
-        refuse(Config.from_fields({name: value}))
+        check_supported(Config.from_fields({name: value}))
     with pytest.raises(ConfigError) as caught:
-        refuse(Config.from_fields({name: _other(flag)}))
+        check_supported(Config.from_fields({name: _other(flag)}))
     assert caught.value.what == row.missing
     assert caught.value.where == flag.spelling
 
@@ -130,9 +131,9 @@ def test_a_refused_flag_says_what_is_missing(name: str) -> None:
     ],
 )
 def test_objects_that_ask_for_what_there_is(name: str, nothing: Any, something: Any) -> None:
-    refuse(Config.from_fields({name: nothing}))
+    check_supported(Config.from_fields({name: nothing}))
     with pytest.raises(ConfigError):
-        refuse(Config.from_fields({name: something}))
+        check_supported(Config.from_fields({name: something}))
 
 
 def _plain(value: Any) -> Any:

@@ -62,7 +62,8 @@ class Config:
     """Everything that was asked for.
 
     `origins` says where each given field came from, `notes` which older names were translated,
-    `warnings` what was set under a name that nobody knows.
+    `warnings` what was set under a name that nobody knows. `is_checked` says that
+    `rules.checks.checked` found no fault in it; a copy with other fields is unchecked again.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -83,6 +84,7 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    is_checked: bool = field(default=False, compare=False)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
@@ -108,7 +110,7 @@ class Config:
         }
         origins = {**self.origins, **dict.fromkeys(values, origin)}
         notes = tuple(dict.fromkeys((*self.notes, *notes)))
-        return dataclasses.replace(self, **parts, origins=origins, notes=notes)
+        return dataclasses.replace(self, **parts, origins=origins, notes=notes, is_checked=False)
 
     def with_notes(self, notes: Iterable[str], warnings: Iterable[str] = ()) -> Self:
         """Return a copy with more to tell the user."""

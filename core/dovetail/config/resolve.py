@@ -12,7 +12,12 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config.checkpoint.context_length import model_tokens
+from dovetail.config.checkpoint.context_length import (
+    model_tokens,
+    window_tokens,
+    within_window,
+    without_window,
+)
 from dovetail.config.checkpoint.dtypes import compute_dtype, tell_dtypes, weight_dtype
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
@@ -25,19 +30,16 @@ from dovetail.config.checkpoint.model_path import (
     find_tokenizer,
 )
 from dovetail.config.checkpoint.rope import with_rope
-from dovetail.config.checkpoint.sliding_window import within_window, without_window
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
-from dovetail.config.compat import unsupported_flags
 from dovetail.config.config import Config
-from dovetail.config.rules import demo, selections
+from dovetail.config.rules import selections
 from dovetail.config.rules.cache_size import (
     Room,
     cpu_cache_bytes,
     fit_tokens,
     kv_bytes,
-    window_tokens,
 )
-from dovetail.config.rules.chat_template import template_file
+from dovetail.config.rules.checks import checked
 from dovetail.config.rules.compile_level import step_making
 from dovetail.config.rules.cores import chosen_cores
 from dovetail.config.rules.host_memory import may_sleep, offload_bytes, swap_bytes
@@ -45,7 +47,6 @@ from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.platform import available_bytes, default_threads, pick_device
 from dovetail.config.rules.speculation import draft_spec
 from dovetail.config.rules.structured_output import guided_spec
-from dovetail.config.sections.frontend import NO_PARSER
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
@@ -66,11 +67,7 @@ DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
 
 def resolve(config: Config) -> EngineSpec:
     """Return the one resolved engine. Raises: ConfigError for the first fault found."""
-    selections.load_plugin_files(config)
-    refuse(config)
-    selections.check_choices(config)
-    selections.check_plugin_options(config)
-    selections.check_parsers(config)
+    config = checked(config)
     device = pick_device(
         registry.value_of("device", config.device.device, where="--device") or "auto"
     )
@@ -88,29 +85,6 @@ def resolve(config: Config) -> EngineSpec:
     if registry.hook_entries():
         registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
     return spec
-
-
-def refuse(config: Config) -> None:
-    """Raise ConfigError for settings that dovetail does not do, with the reason."""
-    unsupported_flags.refuse(config)
-    frontend = config.frontend
-    origin = config.origins.get("enable_auto_tool_choice")
-    must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
-    if must_decide and frontend.tool_call_parser == NO_PARSER:
-        raise ConfigError(
-            "a parser is needed to see the model's tool calls.",
-            where="--enable-auto-tool-choice",
-            fix=f"leave --tool-call-parser {NO_PARSER} out, or name another one.",
-        )
-    keys = config.frontend.api_key
-    if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):
-        raise ConfigError(
-            "an empty key protects nothing.",
-            where="--api-key",
-            fix="check the variable it was taken from, or leave the flag out.",
-        )
-    if config.frontend.chat_template:
-        template_file(config.frontend.chat_template)
 
 
 def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:

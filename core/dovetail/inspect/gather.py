@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail import registry
-from dovetail.config.checkpoint.context_length import checkpoint_tokens
+from dovetail.config.checkpoint.context_length import checkpoint_tokens, window_tokens
 from dovetail.config.checkpoint.dtypes import compute_dtype, weight_dtype
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
@@ -23,7 +23,6 @@ from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules import selections
-from dovetail.config.rules.cache_size import window_tokens
 from dovetail.config.rules.platform import pick_device
 from dovetail.errors import DovetailError
 from dovetail.inspect import doubts, memory

@@ -1,4 +1,9 @@
-"""The context length: what a checkpoint can do, and what was asked for."""
+"""The context length: what a checkpoint can do, its sliding window, and what the flags ask for.
+
+With --disable-sliding-window every layer attends to everything, within the window's length. Up to
+that length a window hides nothing, so the answers are the checkpoint's own; what changes is the
+KV cache, which then is of one kind.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
 log = logging.getLogger(__name__)
+NO_WINDOW = "--disable-sliding-window"
 
 _LENGTH_IS_STATED = ("default", "llama3", "longrope", "su", "mrope")
 """RoPE kinds that leave max_position_embeddings as the usable length."""
@@ -71,3 +79,39 @@ def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = Fals
             "beyond it at your own risk with --allow-long-max-model-len.",
         )
     return asked
+
+
+def window_tokens(config: Mapping[str, Any]) -> int | None:
+    """Return the sliding window, or None where the model does not use one."""
+    window = config.get("sliding_window")
+    if config.get("use_sliding_window") is False or not isinstance(window, int) or window < 1:
+        return None
+    return window
+
+
+def within_window(asked: int | None, length: int, model: ModelSpec) -> int:
+    """Return the context length to serve, at most the window.
+
+    Raises: ConfigError when more was `asked` for.
+    """
+    window = window_tokens(model.hf_config)
+    if window is None:
+        log.info("%s changes nothing: the model has no sliding window.", NO_WINDOW)
+        return length
+    if asked is not None and asked > window:
+        raise ConfigError(
+            f"{NO_WINDOW} limits the context to the window, {window} tokens; "
+            f"{asked} were requested.",
+            where="--max-model-len",
+            fix=f"give at most {window}, or leave {NO_WINDOW} out.",
+        )
+    if length > window:
+        log.info("max_model_len auto: %d tokens, the window that %s ends at.", window, NO_WINDOW)
+    return min(length, window)
+
+
+def without_window(model: ModelSpec) -> ModelSpec:
+    """Return the model's facts with no window in any layer; the kinds of its layers stay."""
+    changes = {"sliding_window": None, "use_sliding_window": False}
+    config = {key: changes.get(key, value) for key, value in model.hf_config.items()}
+    return msgspec.structs.replace(model, hf_config={**config, "sliding_window": None})

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.config import Config, flags
 from dovetail.config.sections.field import Flag
-from dovetail.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +126,9 @@ REFUSED: dict[str, Refused] = {
 }
 
 
-def refuse(config: Config) -> None:
-    """Raise ConfigError for the first refused flag whose value asks for something."""
-    for name in config.origins:
-        row = REFUSED.get(name)
-        if row is not None and not passes(flags()[name], row, config.value(name)):
-            raise ConfigError(row.missing, where=where(config, name), fix=row.fix)
-
-
 def passes(flag: Flag, row: Refused, value: Any) -> bool:
     """Return whether a value asks for nothing: null, nothing at all, the default, or as named."""
     asks_nothing = value is None or value == flag.default or value in ((), "")
     if isinstance(value, Mapping):
         asks_nothing = all(item in row.passing_items for item in value.items())
     return asks_nothing or any(value == other for other in row.passing)
-
-
-def where(config: Config, name: str) -> str:
-    """Return the flag with the file or variable in which it was set, for an error."""
-    origin = config.origins.get(name, "command line")
-    spelling = flags()[name].spelling
-    return spelling if origin in ("command line", "call") else f"{spelling} (from {origin})"

@@ -11,11 +11,10 @@ import os
 import sys
 from typing import TextIO
 
-from dovetail.config.compat.unsupported_flags import refuse
 from dovetail.config.config import Config
 from dovetail.config.parse.flags import config_of
+from dovetail.config.rules.checks import checked
 from dovetail.config.rules.demo import with_demo_fields
-from dovetail.config.rules.selections import check_choices, load_plugin_files
 
 
 def asked(args: argparse.Namespace, *, stream: TextIO | None = None) -> Config:
@@ -25,8 +24,4 @@ def asked(args: argparse.Namespace, *, stream: TextIO | None = None) -> Config:
     """
     config = config_of(args, model=args.model_tag, environ=os.environ)
     config.tell(sys.stderr if stream is None else stream)
-    refuse(config)
-    config = with_demo_fields(config)
-    load_plugin_files(config)
-    check_choices(config)
-    return config
+    return checked(with_demo_fields(config))

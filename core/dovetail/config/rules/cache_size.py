@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.config.checkpoint.context_length import window_tokens
 from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -30,14 +31,6 @@ def kv_bytes(model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int)
     num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
     kept = min(num_tokens, (window or num_tokens) + step_tokens)
     return per_token * (num_windowed * kept + (model.num_layers - num_windowed) * num_tokens)
-
-
-def window_tokens(config: Mapping[str, Any]) -> int | None:
-    """Return the sliding window, or None where the model does not use one."""
-    window = config.get("sliding_window")
-    if config.get("use_sliding_window") is False or not isinstance(window, int) or window < 1:
-        return None
-    return window
 
 
 def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:

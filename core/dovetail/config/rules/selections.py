@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.compat.unsupported_flags import REFUSED
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
-from dovetail.config.sections.field import Flag
-from dovetail.config.sections.frontend import NO_PARSER
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
@@ -28,7 +25,7 @@ from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
 log = logging.getLogger(__name__)
 
 _USE_TORCH = frozenset({"load_format", "logits_processor", "model", "quantization", "worker"})
-_TAKEN_OVER = {
+TAKEN_OVER = {
     "vllm.core.scheduler.Scheduler": "continuous",
     "vllm.v1.core.sched.scheduler.Scheduler": "continuous",
 }
@@ -43,7 +40,7 @@ _READER_FLAGS = {
 LOADER_OPTIONS = "--model-loader-extra-config"
 BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
-_NO_CHOICE = (None, "", "auto")
+NO_CHOICE = (None, "", "auto")
 
 
 def select(
@@ -70,85 +67,6 @@ def _is_built_in(kind: str, spec: str) -> bool:
     return len(targets) == 1 and named[0].distribution == registry.BUILT_IN
 
 
-def load_plugin_files(config: Config) -> None:
-    """Hide what --no-plugin names; import the files of the parser plugin flags."""
-    for name in registry.block(config.plugin.no_plugin):
-        log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
-    for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
-        if path:
-            registry.load_file(path)
-
-
-def check_choices(config: Config) -> None:
-    """Look up every choice-valued flag that was given. Raises: PluginError naming the flag."""
-    for name in config.origins:
-        flag = flags()[name]
-        if flag.meta.kind is not None and name not in REFUSED:
-            _check_choice(flag, config.value(name))
-
-
-def check_plugin_options(config: Config) -> None:
-    """Raise ConfigError for options of no kind: they would be dropped in silence."""
-    for name, options in config.plugin.plugin_options.items():
-        kind = name.replace("-", "_")
-        if kind not in registry.KINDS:
-            raise ConfigError(
-                f'there is no plugin kind "{name}".',
-                where="--plugin-options",
-                fix="`dovetail plugins list` shows the kinds.",
-            )
-        if not isinstance(options, Mapping):
-            raise ConfigError(
-                f"{name} must hold options, not {options!r}.",
-                where="--plugin-options",
-                fix=f"write `--plugin-options.{name}.OPTION VALUE`.",
-            )
-        _check_names(config, registry.KINDS[kind], options)
-
-
-def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options that no plugin of the kind is ever handed."""
-    if kind.is_value:
-        where = f"--plugin-options.{kind.name}"
-        raise ConfigError("constants have no options.", where=where, fix="leave it out.")
-    if not kind.has_named_options:
-        return
-    paths = config.observability.stat_loggers if kind.name == "stat_logger" else ()
-    known = {*registry.names(kind.name), *paths}
-    for name, given in options.items():
-        if name not in known or not isinstance(given, Mapping):
-            raise ConfigError(
-                f'options of {kind.name} stand under a plugin\'s name, and "{name}" is none.',
-                where=f"--plugin-options.{kind.name}.{name}",
-                fix=f"write --plugin-options.{kind.name}.NAME.OPTION VALUE; names are "
-                f"{', '.join(registry.names(kind.name))}.",
-            )
-
-
-def _check_choice(flag: Flag, value: Any) -> None:
-    kind = registry.KINDS[str(flag.meta.kind)]
-    if isinstance(value, Mapping):
-        return  # settings of which a plugin's name is one: whoever reads them looks it up
-    specs = value if isinstance(value, tuple) else (value,)
-    for spec in specs:
-        is_auto = spec in _NO_CHOICE and (spec != "auto" or kind.auto)
-        is_word = spec in flag.meta.words.values()
-        if is_auto or is_word or kind.is_open or str(spec) in _TAKEN_OVER:
-            continue
-        registry.find(kind.name, str(spec), where=flag.spelling)
-
-
-def check_parsers(config: Config) -> None:
-    """Load the chosen parsers, so that a broken one is reported before anything starts."""
-    asked = {
-        "tool_parser": (config.frontend.tool_call_parser, "--tool-call-parser"),
-        "reasoning_parser": (config.frontend.reasoning_parser, "--reasoning-parser"),
-    }
-    for kind, (name, flag) in asked.items():
-        if name not in (*_NO_CHOICE, NO_PARSER):
-            registry.load(kind, name, where=flag)
-
-
 def no_tokenizer(config: Config) -> Selection:
     """Return what stands in for a tokenizer. Raises: ConfigError for flags that need one."""
     for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
@@ -166,7 +84,7 @@ def no_tokenizer(config: Config) -> Selection:
 
 def select_scheduler(config: Config) -> Selection:
     """Return the scheduler; class paths of another server's scheduler mean dovetail's own."""
-    spec = _TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
+    spec = TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
     options = config.plugin.options_of("scheduler")
     return select("scheduler", spec, where="--scheduler-cls", options=options)
 
@@ -212,7 +130,7 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
     """
     asked = config.model.quantization
     stored = stored_quantization(model)
-    if asked in _NO_CHOICE:
+    if asked in NO_CHOICE:
         asked = BITSANDBYTES if config.load.load_format == BITSANDBYTES else None
     if stored and asked and ":" not in asked and not _reads(asked, stored):
         raise ConfigError(
@@ -324,7 +242,7 @@ def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]
 def select_executor(config: Config) -> Selection:
     """Return the executor that is named, or the kind's default: there is one rank to run."""
     spec = config.parallel.distributed_executor_backend
-    name = registry.KINDS["executor"].default if spec in _NO_CHOICE else spec
+    name = registry.KINDS["executor"].default if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
     return select("executor", str(name), where="--distributed-executor-backend", options=options)
 
@@ -333,7 +251,7 @@ def select_worker(config: Config, device: str) -> Selection:
     """Return the worker of the device's name, or the one asked for."""
     spec = config.parallel.worker_cls
     options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
-    name = device if spec in _NO_CHOICE else spec
+    name = device if spec in NO_CHOICE else spec
     with _blaming("worker", config.engine.additional_config, "--additional-config"):
         return select("worker", name, where="--worker-cls", options=options)
 

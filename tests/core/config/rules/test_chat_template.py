@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.resolve import refuse
 from dovetail.config.rules.chat_template import load_template
+from dovetail.config.rules.checks import check_frontend_flags
 from dovetail.errors import ConfigError
 
 
 def given(value: str) -> str | None:
     """Return the template that both the start's check and the reader take."""
-    refuse(Config.from_fields({"chat_template": value}))
+    check_frontend_flags(Config.from_fields({"chat_template": value}))
     return load_template(value)
 
 
@@ -35,7 +35,7 @@ def test_text_is_text(text: str) -> None:
 @pytest.mark.parametrize("value", ["no-such.jinja", "{no-such}.jinja", "{", "x" * 5000])
 def test_what_is_neither_is_refused_by_both(value: str) -> None:
     config = Config.from_fields({"chat_template": value})
-    for take in (lambda: refuse(config), lambda: load_template(value)):
+    for take in (lambda: check_frontend_flags(config), lambda: load_template(value)):
         with pytest.raises(ConfigError, match="neither a file nor a template") as caught:
             take()
         assert caught.value.where == "--chat-template"
