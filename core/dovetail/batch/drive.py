@@ -75,10 +75,10 @@ def _check_alive(result: Result, death: str | None) -> None:
 async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -> Result:
     """Return the result of one line, whatever is wrong with it."""
     try:
-        asked = parse(line)
-        if not caller.takes(asked.url):
-            raise _no_route(asked.url)
-        status, body = await caller.post(asked.url, bytes(asked.body), name)
+        request = parse(line)
+        if not caller.takes(request.url):
+            raise _no_route(request.url)
+        status, body = await caller.post(request.url, bytes(request.body), name)
         kept = Answer(status_code=status, request_id=name, body=_json(status, body))
     except BadLine as error:
         logger.info("line %d: %s", line.number, error)

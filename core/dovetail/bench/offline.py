@@ -30,9 +30,9 @@ def add_offline(parser: argparse.ArgumentParser, groups: Sequence[type[object]])
 
 def engine_config(args: argparse.Namespace) -> Config:
     """Return the engine's config, its choices checked. Raises: ConfigError"""
-    from dovetail.config.parse.parse_config import asked
+    from dovetail.config.parse.parse_config import parse_config
 
-    return asked(args)
+    return parse_config(args)
 
 
 def load(config: Config) -> Any:

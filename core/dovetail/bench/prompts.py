@@ -60,14 +60,14 @@ def draw_prompts(
     return dataset.draw(query)
 
 
-def tokenizer_of(asked: str | None, named_by_server: str) -> Tokenizer | None:
+def tokenizer_of(requested: str | None, named_by_server: str) -> Tokenizer | None:
     """Return the tokenizer asked for, or that of the folder or hub id the server names.
 
     None where nobody names any that can be found. Raises: ConfigError when the one asked for is
     not there.
     """
-    if asked is not None:
-        return load_tokenizer(find_tokenizer(asked, Path(asked)))
+    if requested is not None:
+        return load_tokenizer(find_tokenizer(requested, Path(requested)))
     folder = DEMO_PATH if named_by_server == DEMO_NAME else Path(named_by_server)
     if folder.is_dir():
         return load_tokenizer(folder) if has_tokenizer(folder) else None

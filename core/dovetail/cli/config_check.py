@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check; return the exit status. Raises: ConfigError for the first fault."""
-    from dovetail.config.parse.parse_config import asked
+    from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.report.show import DEMO
     from dovetail.config.resolve import resolve
     from dovetail.engine.transport import make_socket_folder
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.server.listen import listening, url_of
     from dovetail.server.preview import look_ahead
 
-    config = asked(args)
+    config = parse_config(args)
     given = sum(origin != DEMO for origin in config.origins.values())
     _say("settings", f"{given} given, all known and in range")
     check_frontend(config.frontend)

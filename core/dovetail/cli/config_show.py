@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the settings; return the exit status. Raises: ConfigError as serve does."""
-    from dovetail.config.parse.parse_config import asked
+    from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
     from dovetail.config.resolve import resolve
     from dovetail.server.preview import found, look_ahead
 
-    config = asked(args)
+    config = parse_config(args)
     spec = resolve(config)
     if args.request:
         return _show_request(sampling_rows(config, spec), is_json=args.json)

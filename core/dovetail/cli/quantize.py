@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
 
     from dovetail import registry
     from dovetail.config.parse.flags import group_of
-    from dovetail.config.parse.parse_config import asked
+    from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
     from dovetail.quantize.settings import QuantizeFlags, check_flags, check_text
 
     flags = group_of(args, QuantizeFlags)
     check_flags(flags)
-    config = asked(args)
+    config = parse_config(args)
     own = {"device": "cpu"} | ({} if flags.calibration else {"skip_tokenizer_init": True})
     spec = resolve(config.with_fields(own, origin="quantize"))
     options = config.plugin.options_of("quantizer")

@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
     from dovetail.cli.behind import Behind
-    from dovetail.config.parse.parse_config import asked
+    from dovetail.config.parse.parse_config import parse_config
 
-    config = asked(args)
+    config = parse_config(args)
     _check(config)
     host, port = _free_place(config)
     fields = {name: config.value(name) for name in config.origins} | {"port": port}

@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     """Answer the file; return the exit status: 1 when some lines failed. Raises: ConfigError."""
     from dovetail.batch.settings import BatchFlags, check_flags
     from dovetail.config.parse.flags import group_of
-    from dovetail.config.parse.parse_config import asked
+    from dovetail.config.parse.parse_config import parse_config
 
     flags = group_of(args, BatchFlags)
     check_flags(flags, vars(args))
-    config = asked(args)
+    config = parse_config(args)
     from dovetail.batch.launch import run as launch  # the HTTP stack, once the flags are right
 
     return launch(config, flags)

@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; return the exit status. Raises: ConfigError."""
-    from dovetail.config.parse.parse_config import asked
+    from dovetail.config.parse.parse_config import parse_config
 
-    config = asked(args)  # before logging is set up by names that may be wrong
+    config = parse_config(args)  # before logging is set up by names that may be wrong
     from dovetail.server.launch import run as launch  # the HTTP stack, once the flags are right
 
     return launch(config)

@@ -76,8 +76,8 @@ def resolve(config: Config) -> EngineSpec:
     schedule = schedule_spec(config, model, device)
     if config.model.disable_sliding_window:
         model = without_window(model)
-    asked = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
-    kv_dtype = asked or model.weight_dtype
+    requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
+    kv_dtype = requested or model.weight_dtype
     cached = without_window(model) if config.scheduler.disable_hybrid_kv_cache_manager else model
     cache = cache_spec(config, cached, schedule, kv_dtype, device)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
@@ -89,16 +89,16 @@ def resolve(config: Config) -> EngineSpec:
 
 def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:
     """Return the limits of a step. Raises: ConfigError when they exclude each other."""
-    asked = config.scheduler
+    scheduler = config.scheduler
     length = model_tokens(
         config.model.max_model_len, model, may_exceed=config.model.allow_long_max_model_len
     )
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
-    step_tokens = asked.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
-    if not asked.enable_chunked_prefill:
-        step_tokens = _whole_prompt_tokens(asked.max_num_batched_tokens, step_tokens, length)
-    rows = asked.max_num_seqs or min(DEFAULT_ROWS.get(device, 256), step_tokens)
+    step_tokens = scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
+    if not scheduler.enable_chunked_prefill:
+        step_tokens = _whole_prompt_tokens(scheduler.max_num_batched_tokens, step_tokens, length)
+    rows = scheduler.max_num_seqs or min(DEFAULT_ROWS.get(device, 256), step_tokens)
     if rows > step_tokens:
         raise ConfigError(
             f"{rows} requests cannot each get a token out of {step_tokens} per step.",
@@ -109,19 +109,19 @@ def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec
         max_rows=rows,
         max_step_tokens=step_tokens,
         max_model_tokens=length,
-        uses_chunked_prefill=asked.enable_chunked_prefill,
-        long_prefill_tokens=asked.long_prefill_token_threshold,
-        async_steps=asked.async_scheduling,
-        max_partial=_max_partial(asked),
-        max_long_partial=asked.max_long_partial_prefills,
-        long_prompt_tokens=asked.long_prefill_token_threshold or step_tokens,
+        uses_chunked_prefill=scheduler.enable_chunked_prefill,
+        long_prefill_tokens=scheduler.long_prefill_token_threshold,
+        async_steps=scheduler.async_scheduling,
+        max_partial=_max_partial(scheduler),
+        max_long_partial=scheduler.max_long_partial_prefills,
+        long_prompt_tokens=scheduler.long_prefill_token_threshold or step_tokens,
     )
 
 
-def _max_partial(asked: SchedulerConfig) -> int | None:
+def _max_partial(scheduler: SchedulerConfig) -> int | None:
     """Return how many prompts may be in parts. Raises: ConfigError for limits that clash."""
-    most, most_long = asked.max_num_partial_prefills, asked.max_long_partial_prefills
-    if not asked.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
+    most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
+    if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
         raise ConfigError(
             "without chunked prefill no prompt is computed in parts.",
             where="--max-num-partial-prefills",
@@ -136,8 +136,8 @@ def _max_partial(asked: SchedulerConfig) -> int | None:
     return most
 
 
-def _whole_prompt_tokens(asked: int | None, default: int, length: int) -> int:
-    if asked is not None and asked < length:
+def _whole_prompt_tokens(requested: int | None, default: int, length: int) -> int:
+    if requested is not None and requested < length:
         raise ConfigError(
             f"without chunked prefill a step must hold a whole prompt of {length} tokens.",
             where="--max-num-batched-tokens",
@@ -150,30 +150,32 @@ def cache_spec(
     config: Config, model: ModelSpec, schedule: ScheduleSpec, kv_dtype: str, device: str
 ) -> CacheSpec:
     """Return the size and the rules of the KV cache."""
-    asked = config.cache
-    memory = asked.kv_cache_memory_bytes
+    section = config.cache
+    memory = section.kv_cache_memory_bytes
     if memory is None and device == "cpu":
-        share = asked.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
+        share = (
+            section.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
+        )
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * _block_tokens(config)
         one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
         memory = cpu_cache_bytes(available_bytes(), share, schedule.max_rows * one)
     return CacheSpec(
         block_tokens=_block_tokens(config),
-        num_blocks=asked.num_gpu_blocks_override,
+        num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
-        memory_share=asked.gpu_memory_utilization,
-        uses_prefix_cache=asked.enable_prefix_caching,
-        hash_algorithm=registry.value_of("hash_algorithm", asked.prefix_caching_hash_algo),
+        memory_share=section.gpu_memory_utilization,
+        uses_prefix_cache=section.enable_prefix_caching,
+        hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
 
 
 def _block_tokens(config: Config) -> int:
-    asked = config.cache.block_size
-    if asked is None:
+    requested = config.cache.block_size
+    if requested is None:
         return DEFAULT_BLOCK_TOKENS
-    return int(registry.value_of("block_size", str(asked)))
+    return int(registry.value_of("block_size", str(requested)))
 
 
 def _fit_schedule(
@@ -228,13 +230,13 @@ def _model(config: Config, folder: Path, device: str) -> ModelSpec:
         config_format=config.model.config_format,
     )
     rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
-    asked = registry.value_of("dtype", config.model.dtype) or "auto"
-    tell_dtypes(asked, model.hf_config, device)
+    requested = registry.value_of("dtype", config.model.dtype) or "auto"
+    tell_dtypes(requested, model.hf_config, device)
     return msgspec.structs.replace(
         model,
         hf_config=rope,
-        dtype=compute_dtype(asked, model.hf_config, device),
-        weight_dtype=weight_dtype(asked, model.hf_config, device),
+        dtype=compute_dtype(requested, model.hf_config, device),
+        weight_dtype=weight_dtype(requested, model.hf_config, device),
     )
 
 

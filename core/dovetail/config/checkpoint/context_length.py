@@ -55,30 +55,32 @@ def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = False) -> int:
+def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = False) -> int:
     """Return the context length to serve. Raises: ConfigError when more than the checkpoint's,
     unless it `may_exceed` that."""
     longest = checkpoint_tokens(model)
-    if asked is None:
+    if requested is None:
         log.info("max_model_len auto: %d tokens, what the checkpoint was made for.", longest)
         return longest
-    if asked > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
+    if requested > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
         raise ConfigError(
             f"the model has an embedding for each of its {longest} positions and none beyond.",
             where="--allow-long-max-model-len",
             fix=f"give --max-model-len at most {longest}.",
         )
-    if asked > longest and may_exceed:
-        log.warning("%d tokens are more than the %d that the model was made for.", asked, longest)
-    elif asked > longest:
+    if requested > longest and may_exceed:
+        log.warning(
+            "%d tokens are more than the %d that the model was made for.", requested, longest
+        )
+    elif requested > longest:
         raise ConfigError(
-            f"{asked} tokens is more than the checkpoint's {longest}.",
+            f"{requested} tokens is more than the checkpoint's {longest}.",
             where="--max-model-len",
             fix=f"give at most {longest}, or stretch the context with "
             '--hf-overrides.rope_scaling \'{"rope_type": "yarn", "factor": 4.0, ...}\', or go '
             "beyond it at your own risk with --allow-long-max-model-len.",
         )
-    return asked
+    return requested
 
 
 def window_tokens(config: Mapping[str, Any]) -> int | None:
@@ -89,19 +91,19 @@ def window_tokens(config: Mapping[str, Any]) -> int | None:
     return window
 
 
-def within_window(asked: int | None, length: int, model: ModelSpec) -> int:
+def within_window(requested: int | None, length: int, model: ModelSpec) -> int:
     """Return the context length to serve, at most the window.
 
-    Raises: ConfigError when more was `asked` for.
+    Raises: ConfigError when more was `requested`.
     """
     window = window_tokens(model.hf_config)
     if window is None:
         log.info("%s changes nothing: the model has no sliding window.", NO_WINDOW)
         return length
-    if asked is not None and asked > window:
+    if requested is not None and requested > window:
         raise ConfigError(
             f"{NO_WINDOW} limits the context to the window, {window} tokens; "
-            f"{asked} were requested.",
+            f"{requested} were requested.",
             where="--max-model-len",
             fix=f"give at most {window}, or leave {NO_WINDOW} out.",
         )

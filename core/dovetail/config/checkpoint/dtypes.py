@@ -23,17 +23,17 @@ BYTES = {
 """Bytes of one element."""
 
 
-def compute_dtype(asked: str, config: Mapping[str, Any], device: str) -> str:
-    """Return the torch name of the type of activations; `asked` is "auto" or such a name.
+def compute_dtype(requested: str, config: Mapping[str, Any], device: str) -> str:
+    """Return the torch name of the type of activations; `requested` is "auto" or such a name.
 
     A CPU computes in float32 whatever is asked (see weight_dtype).
     Raises: ConfigError when the model is known to overflow in the asked type.
     """
     if device == "cpu":
         return "float32"
-    chosen = asked if asked != "auto" else _automatic(stored_dtype(config), device)
+    chosen = requested if requested != "auto" else _automatic(stored_dtype(config), device)
     if chosen == "float16" and facts_of(config).overflows_in_float16:
-        if asked == "auto":
+        if requested == "auto":
             return "bfloat16"
         raise ConfigError(
             f"{config['model_type']} models overflow in float16.",
@@ -43,24 +43,24 @@ def compute_dtype(asked: str, config: Mapping[str, Any], device: str) -> str:
     return chosen
 
 
-def weight_dtype(asked: str, config: Mapping[str, Any], device: str) -> str:
+def weight_dtype(requested: str, config: Mapping[str, Any], device: str) -> str:
     """Return the torch name of the type that matrices are kept in.
 
     On a CPU that is the type asked for, or the checkpoint's own: kernels there multiply 16-bit
     weights by float32 activations. Elsewhere it is the compute type.
     """
     if device != "cpu":
-        return compute_dtype(asked, config, device)
-    return asked if asked != "auto" else stored_dtype(config) or "float32"
+        return compute_dtype(requested, config, device)
+    return requested if requested != "auto" else stored_dtype(config) or "float32"
 
 
-def tell_dtypes(asked: str, config: Mapping[str, Any], device: str) -> None:
+def tell_dtypes(requested: str, config: Mapping[str, Any], device: str) -> None:
     """Log what "auto" came to and why; nothing where a type was asked for."""
-    if asked != "auto":
+    if requested != "auto":
         return
     stored = stored_dtype(config)
-    kept = weight_dtype(asked, config, device)
-    computed = compute_dtype(asked, config, device)
+    kept = weight_dtype(requested, config, device)
+    computed = compute_dtype(requested, config, device)
     reason = "as the checkpoint stores them" if kept == stored else "the device's own type"
     if stored is None:
         reason = "since the checkpoint states no type"

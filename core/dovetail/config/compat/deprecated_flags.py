@@ -182,10 +182,10 @@ def _guided_backend(value: Any) -> Fields:
     name, _, rest = str(value).partition(":")
     words = rest.split(",")
     if rest and set(words) <= set(_GUIDED_WORDS):
-        asked: Fields = {"backend": name, **{_GUIDED_WORDS[word]: True for word in words}}
+        settings: Fields = {"backend": name, **{_GUIDED_WORDS[word]: True for word in words}}
     else:
-        asked = {"backend": value}
-    return {"structured_outputs_config": asked}
+        settings = {"backend": value}
+    return {"structured_outputs_config": settings}
 
 
 def _speculative_model(value: Any) -> Fields:

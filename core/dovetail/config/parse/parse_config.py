@@ -1,7 +1,7 @@
-"""asked(args): what every command that starts an engine does with its arguments first.
+"""parse_config(args): what every command that starts an engine does with its arguments first.
 
-Files, variables and flags become one Config; older names are told, refused flags and unknown
-choices end here. Nothing is resolved yet.
+Files, variables and flags become one Config; deprecated names are noted, unsupported flags and
+unknown choices end here. Nothing is resolved yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.config.rules.checks import checked
 from dovetail.config.rules.demo import with_demo_fields
 
 
-def asked(args: argparse.Namespace, *, stream: TextIO | None = None) -> Config:
+def parse_config(args: argparse.Namespace, *, stream: TextIO | None = None) -> Config:
     """Return the config of parsed arguments, its flags and choices checked.
 
     Writes notes and warnings to `stream`, standard error by default. Raises: ConfigError

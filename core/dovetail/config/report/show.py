@@ -57,9 +57,9 @@ def rows_of(config: Config, found: Found) -> list[Shown]:
 
 
 def _row(config: Config, flag: Flag, found: Found) -> Shown:
-    asked = config.value(flag.name)
-    value, origin = found.get(flag.name, (asked, DEFAULT))
-    if config.is_given(flag.name) and not _delegates(flag, asked):
+    requested = config.value(flag.name)
+    value, origin = found.get(flag.name, (requested, DEFAULT))
+    if config.is_given(flag.name) and not _delegates(flag, requested):
         origin = config.origins[flag.name]
     return Shown(
         group=GROUPS[part_of(flag.name)].__name__,
@@ -70,9 +70,9 @@ def _row(config: Config, flag: Flag, found: Found) -> Shown:
     )
 
 
-def _delegates(flag: Flag, asked: Any) -> bool:
+def _delegates(flag: Flag, requested: Any) -> bool:
     """Return whether a given value only says that somebody else shall decide."""
-    return asked in _NO_CHOICE or (flag.name == "num_threads" and asked == 0)
+    return requested in _NO_CHOICE or (flag.name == "num_threads" and requested == 0)
 
 
 def resolved(config: Config, spec: EngineSpec) -> dict[str, tuple[Any, str]]:

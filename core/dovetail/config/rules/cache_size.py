@@ -96,7 +96,7 @@ class Room:
         return low
 
 
-def fit_tokens(asked: int | None, wanted: int, room: Room) -> int:
+def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
     """Return the context length that the cache can hold, at most `wanted`.
 
     A length nobody asked for is shortened, with a log line. Raises: ConfigError, with the largest
@@ -105,7 +105,7 @@ def fit_tokens(asked: int | None, wanted: int, room: Room) -> int:
     if room.holds(wanted):
         return wanted
     largest = room.largest(wanted)
-    if asked is not None or largest < 1:
+    if requested is not None or largest < 1:
         shorter = f"use --max-model-len {largest}, or " if largest else ""
         raise ConfigError(
             f"{wanted} tokens do not fit into {room.size}; {largest} do.",

@@ -146,10 +146,10 @@ def _check_choice(flag: Flag, value: Any) -> None:
 
 def check_parsers(config: Config) -> None:
     """Load the chosen parsers, so that a broken one is reported before anything starts."""
-    asked = {
+    parsers = {
         "tool_parser": (config.frontend.tool_call_parser, "--tool-call-parser"),
         "reasoning_parser": (config.frontend.reasoning_parser, "--reasoning-parser"),
     }
-    for kind, (name, flag) in asked.items():
+    for kind, (name, flag) in parsers.items():
         if name not in (*NO_CHOICE, NO_PARSER):
             registry.load(kind, name, where=flag)

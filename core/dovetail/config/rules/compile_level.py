@@ -54,12 +54,12 @@ class StepMaking:
 
 def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
     """Return what is done to make steps fast. Raises: ConfigError for what is not supported."""
-    asked = config.engine.compilation_config
-    for key, value in asked.items():
+    settings = config.engine.compilation_config
+    for key, value in settings.items():
         _check_key(key, value)
-    level = str(asked.get("level", DEFAULT_LEVEL))
+    level = str(settings.get("level", DEFAULT_LEVEL))
     does = registry.value_of("compilation_level", level, where=f"{FLAG}.level")
-    may_capture = CAPTURED in does and _may_capture(asked) and _captures_whole(asked)
+    may_capture = CAPTURED in does and _may_capture(settings) and _captures_whole(settings)
     sizes = _sizes(config, device, max_rows)
     is_eager = config.model.enforce_eager or not may_capture
     return StepMaking(
@@ -101,8 +101,8 @@ def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
 def _sizes(config: Config, device: str, max_rows: int) -> tuple[int, ...]:
     """Return the numbers of rows that are captured or recorded. Raises: ConfigError"""
     given = _given_sizes(config)
-    asked = config.engine.compilation_config.get(MOST_KEY)
-    most = max_rows if asked is None else min(_number(asked, f"{FLAG}.{MOST_KEY}"), max_rows)
+    limit = config.engine.compilation_config.get(MOST_KEY)
+    most = max_rows if limit is None else min(_number(limit, f"{FLAG}.{MOST_KEY}"), max_rows)
     if not given:
         return tuple(range(1, min(most, CPU_ROWS) + 1)) if device == "cpu" else default_sizes(most)
     if len(given) == 1:
@@ -135,18 +135,18 @@ def _number(value: Any, where: str) -> int:
     return number
 
 
-def _captures_whole(asked: Mapping[str, Any]) -> bool:
+def _captures_whole(settings: Mapping[str, Any]) -> bool:
     """Return whether the mode lets steps be captured. Raises: ConfigError for one not built."""
-    mode = str(asked.get(MODE_KEY) or "full_decode_only").lower()
+    mode = str(settings.get(MODE_KEY) or "full_decode_only").lower()
     if mode in MODES:
         return MODES[mode]
     what = "steps are captured whole, not in pieces." if mode in PARTS else f"{mode} is not a mode."
     raise ConfigError(what, where=f"{FLAG}.{MODE_KEY}", fix=f"use one of {', '.join(MODES)}.")
 
 
-def _may_capture(asked: Mapping[str, Any]) -> bool:
+def _may_capture(settings: Mapping[str, Any]) -> bool:
     try:
-        return bool(from_value(flags()["enforce_eager"], asked.get("use_cudagraph", True)))
+        return bool(from_value(flags()["enforce_eager"], settings.get("use_cudagraph", True)))
     except ConfigError as error:
         raise ConfigError(
             error.what, where=f"{FLAG}.use_cudagraph", fix="give true or false."

@@ -21,30 +21,30 @@ def swap_bytes(config: Config, device: str, scheduler: Selection, worker: Select
     Unasked there is none on a CPU, where the cache itself lies in host memory, or with plugins that
     do not swap. Raises: ConfigError where they were asked to.
     """
-    asked = int(config.cache.swap_space * 2**30)
+    requested = int(config.cache.swap_space * 2**30)
     unable = [one for one in (scheduler, worker) if not _has(one, "swap")]
     if not config.is_given("swap_space"):
-        return 0 if unable or device == "cpu" else asked
-    if asked and unable:
+        return 0 if unable or device == "cpu" else requested
+    if requested and unable:
         raise ConfigError(
             f"the {unable[0].kind} {unable[0].name} moves no caches to host memory.",
             where="--swap-space",
             fix="use 0, or leave the flag out.",
         )
-    return asked
+    return requested
 
 
 def offload_bytes(config: Config, device: str) -> int:
     """Return the bytes of weights that stay in host memory; none on a CPU, which has no other."""
-    asked = int(config.cache.cpu_offload_gb * 2**30)
-    if not asked:
+    requested = int(config.cache.cpu_offload_gb * 2**30)
+    if not requested:
         return 0
     if device == "cpu":
         log.info("--cpu-offload-gb: a CPU's weights are in host memory already; none are copied.")
         return 0
     if not config.model.enforce_eager:
         log.info("--cpu-offload-gb: weights come and go within a step, so none is captured.")
-    return asked
+    return requested
 
 
 def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:

@@ -18,14 +18,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def pick_device(asked: str) -> str:
+def pick_device(requested: str) -> str:
     """Return "cuda" or "cpu" for "auto", else what was asked. Raises: ConfigError."""
     reason = no_cuda_reason()
-    if asked == "auto":
+    if requested == "auto":
         return "cpu" if reason else "cuda"
-    if asked == "cuda" and reason:
+    if requested == "cuda" and reason:
         raise ConfigError(f"{reason}.", where="--device", fix="use --device cpu.")
-    return asked
+    return requested
 
 
 def no_cuda_reason() -> str | None:

@@ -128,26 +128,26 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
 
     Raises: ConfigError when the two differ, UnknownPlugin when there is no such method.
     """
-    asked = config.model.quantization
+    requested = config.model.quantization
     stored = stored_quantization(model)
-    if asked in NO_CHOICE:
-        asked = BITSANDBYTES if config.load.load_format == BITSANDBYTES else None
-    if stored and asked and ":" not in asked and not _reads(asked, stored):
+    if requested in NO_CHOICE:
+        requested = BITSANDBYTES if config.load.load_format == BITSANDBYTES else None
+    if stored and requested and ":" not in requested and not _reads(requested, stored):
         raise ConfigError(
-            f'the checkpoint is stored as "{stored}", not "{asked}".',
+            f'the checkpoint is stored as "{stored}", not "{requested}".',
             where="--quantization",
             fix="leave the flag out.",
         )
-    where = "--quantization" if asked else "quantization_config of the checkpoint"
+    where = "--quantization" if requested else "quantization_config of the checkpoint"
     options = config.plugin.options_of("quantization")
-    return select("quantization", asked or stored or "none", where=where, options=options)
+    return select("quantization", requested or stored or "none", where=where, options=options)
 
 
-def _reads(asked: str, stored: str) -> bool:
+def _reads(requested: str, stored: str) -> bool:
     """Return whether a method reads checkpoints that are stored as another, or as itself."""
-    if asked.partition("@")[0] == stored:
+    if requested.partition("@")[0] == stored:
         return True
-    plugin: type[QuantMethod] = registry.load("quantization", asked, where="--quantization")
+    plugin: type[QuantMethod] = registry.load("quantization", requested, where="--quantization")
     return stored in plugin.stored_as
 
 

@@ -21,10 +21,10 @@ DEFAULT_DRAFT_TOKENS = 4
 
 def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> DraftSpec | None:
     """Return who guesses and how far, or None when nobody is to. Raises: ConfigError."""
-    asked = {k.replace("-", "_"): v for k, v in config.speculative.speculative_config.items()}
-    if not asked:
+    settings = {k.replace("-", "_"): v for k, v in config.speculative.speculative_config.items()}
+    if not settings:
         return None
-    method = asked.pop("method", None)
+    method = settings.pop("method", None)
     if not isinstance(method, str):
         raise ConfigError(
             "no method says who guesses." if method is None else f"{method!r} is not a name.",
@@ -37,8 +37,8 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
             where=FLAG,
             fix="use --scheduler-cls continuous, or leave the flag out.",
         )
-    max_tokens = _count(asked, "num_speculative_tokens", DEFAULT_DRAFT_TOKENS)
-    pause_above = _count(asked, "disable_by_batch_size", None)
+    max_tokens = _count(settings, "num_speculative_tokens", DEFAULT_DRAFT_TOKENS)
+    pause_above = _count(settings, "disable_by_batch_size", None)
     assert max_tokens is not None
     if max_tokens >= schedule.max_step_tokens:
         raise ConfigError(
@@ -47,15 +47,15 @@ def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> 
             fix=f"use at most {schedule.max_step_tokens - 1}.",
         )
     return DraftSpec(
-        drafter=_select(config, method, asked),
+        drafter=_select(config, method, settings),
         max_tokens=max_tokens,
         pause_above_requests=pause_above,
     )
 
 
-def _count(asked: dict[str, Any], key: str, default: int | None) -> int | None:
-    """Return a count of at least 1 and take it from `asked`. Raises: ConfigError."""
-    value = asked.pop(key, None)
+def _count(settings: dict[str, Any], key: str, default: int | None) -> int | None:
+    """Return a count of at least 1 and take it from `settings`. Raises: ConfigError."""
+    value = settings.pop(key, None)
     if value is None:
         return default
     where = f"{FLAG}.{key}"
@@ -65,9 +65,9 @@ def _count(asked: dict[str, Any], key: str, default: int | None) -> int | None:
     return count
 
 
-def _select(config: Config, method: str, asked: Mapping[str, Any]) -> Selection:
+def _select(config: Config, method: str, settings: Mapping[str, Any]) -> Selection:
     plugin = registry.load("drafter", method, where=f"{FLAG}.method")
     # Checked here first, so that an error names this flag.
-    registry.options_for(plugin, asked, where=FLAG)
-    options = {**config.plugin.options_of("drafter"), **asked}
+    registry.options_for(plugin, settings, where=FLAG)
+    options = {**config.plugin.options_of("drafter"), **settings}
     return select("drafter", method, where=f"{FLAG}.method", options=options)

@@ -24,18 +24,18 @@ _VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 
 def stat_loggers(config: Config) -> dict[str, dict[str, Any]]:
     """Return name -> options of every receiver. Raises: ConfigError"""
-    asked = config.observability
-    names = [n for n in asked.stat_loggers if not (n == LOG and asked.disable_log_stats)]
-    if asked.otlp_traces_endpoint:
+    section = config.observability
+    names = [n for n in section.stat_loggers if not (n == LOG and section.disable_log_stats)]
+    if section.otlp_traces_endpoint:
         names.append(TRACES)
     given = config.plugin.options_of("stat_logger")
     options = {name: dict(given.get(name) or {}) for name in names}
-    if asked.show_hidden_metrics_for_version:
+    if section.show_hidden_metrics_for_version:
         _receiver(options, METRICS, "--show-hidden-metrics-for-version")["shows_hidden"] = True
-        _check_version(asked.show_hidden_metrics_for_version)
-    if asked.otlp_traces_endpoint:
-        options[TRACES]["endpoint"] = traces_url(asked.otlp_traces_endpoint)
-    if asked.collect_detailed_traces:
+        _check_version(section.show_hidden_metrics_for_version)
+    if section.otlp_traces_endpoint:
+        options[TRACES]["endpoint"] = traces_url(section.otlp_traces_endpoint)
+    if section.collect_detailed_traces:
         detail = _receiver(options, TRACES, "--collect-detailed-traces")
         detail["detail"] = sorted(trace_parts(config))
     return options
@@ -73,10 +73,10 @@ def traces_url(endpoint: str) -> str:
 
 def _check_protocol() -> None:
     for name in PROTOCOL_VARIABLES:
-        asked = os.environ.get(name)
-        if asked and asked != PROTOCOL:
+        protocol = os.environ.get(name)
+        if protocol and protocol != PROTOCOL:
             raise ConfigError(
-                f"asks for {asked}, but spans are sent by {PROTOCOL}.",
+                f"asks for {protocol}, but spans are sent by {PROTOCOL}.",
                 where=name,
                 fix=f"unset it, and name the collector's HTTP port with {TRACES_FLAG}.",
             )

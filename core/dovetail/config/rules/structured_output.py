@@ -31,12 +31,14 @@ def guided_spec(
 
     Raises: ConfigError for an unknown key, PluginError for a backend named in vain.
     """
-    asked = {k.replace("-", "_"): v for k, v in config.structured.structured_outputs_config.items()}
-    for key in asked:
+    settings = {
+        k.replace("-", "_"): v for k, v in config.structured.structured_outputs_config.items()
+    }
+    for key in settings:
         if key not in KEYS:
             known = ", ".join(KEYS)
             raise ConfigError("there is no such key.", where=f"{FLAG}.{key}", fix=f"use {known}.")
-    said = {key: convert(value, KEYS[key], f"{FLAG}.{key}") for key, value in asked.items()}
+    said = {key: convert(value, KEYS[key], f"{FLAG}.{key}") for key, value in settings.items()}
     backends = _backends(config, said)
     if not backends:
         return None

@@ -18,7 +18,7 @@ from dovetail.config.compat.unsupported_flags import REFUSED
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.environment import variable_of
 from dovetail.config.parse.flags import add_flags, config_of
-from dovetail.config.parse.parse_config import asked
+from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 
@@ -158,5 +158,5 @@ def test_a_name_that_is_not_registered(flag: Flag, monkeypatch: pytest.MonkeyPat
             for name, text in environ.items():
                 patch.setenv(name, text)
             with pytest.raises(ConfigError, match=f'"{word}"') as caught:
-                asked(parser().parse(words))
+                parse_config(parser().parse(words))
         assert flag.spelling in str(caught.value.where)
