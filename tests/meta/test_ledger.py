@@ -43,8 +43,8 @@ NOT_CHOICES |= {"model_hub", "worker_multiproc_method"}
 """Groups that are no plugin kind: subcommands, help topics, values of variables."""
 
 
-SHAPES = {"choice": "str", "path": "str", "human_int": "int"}
-"""The reference's word for a type -> the shape here, where these differ."""
+VALUE_TYPES = {"choice": "str", "path": "str", "human_int": "int"}
+"""The reference's word for a type -> the value type here, where these differ."""
 SEVERAL_TYPES = {"--pt-load-map-location"}
 """Flags that take a word as well as an object."""
 OWN_DEFAULTS = {
@@ -88,7 +88,7 @@ def test_a_flag_has_its_aliases_and_choices(row: dict[str, Any]) -> None:
     flag = every_flag()[row["flag"]]
     assert set(row["aliases"]) <= set(flag.spellings)
     if row["negatable"]:
-        assert flag.shape == "bool"
+        assert flag.value_type == "bool"
     if row["choices"]:
         assert flag.meta.kind in registry.KINDS
     if flag.meta.kind:
@@ -98,8 +98,8 @@ def test_a_flag_has_its_aliases_and_choices(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["flag"])
 def test_a_flag_has_the_references_type_and_default(row: dict[str, Any]) -> None:
     flag = every_flag()[row["flag"]]
-    shape = SHAPES.get(row["kind"], row["kind"])
-    assert flag.shape == shape or row["flag"] in SEVERAL_TYPES
+    value_type = VALUE_TYPES.get(row["kind"], row["kind"])
+    assert flag.value_type == value_type or row["flag"] in SEVERAL_TYPES
     if flag.name in older_flags():
         return  # unset until somebody gives it: it has no setting of its own
     nothing = (None, "", False, [], {})
@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
 
 def _other(flag: Flag) -> Any:
     """Return a value that asks for something."""
-    match flag.shape:
+    match flag.value_type:
         case "bool":
             # A row may let the other value pass as well: then nothing asks for anything.
             return not flag.default

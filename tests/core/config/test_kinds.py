@@ -73,7 +73,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "worker_extension_cls",
         *FILE_FLAGS,
     }
-    found = {f.name for f in flags().values() if f.shape == "str" and f.meta.kind is None}
+    found = {f.name for f in flags().values() if f.value_type == "str" and f.meta.kind is None}
     assert found == free
 
 

@@ -58,7 +58,7 @@ def _take(
     head, _, path = name.partition(".")
     spelling = _spelling(head, known)
     flag = table.get(spelling)
-    if flag is not None and flag.shape == "json":
+    if flag is not None and flag.value_type == "json":
         text = value if equals else _next(flag, rest)
         _merge(merged.setdefault(flag.spelling, {}), flag, path, text)
         return []
@@ -66,7 +66,7 @@ def _take(
         raise ConfigError(
             "takes one value, no keys.", where=spelling, fix=f"write `{spelling} VALUE`."
         )
-    if flag is not None and flag.shape == "bool":
+    if flag is not None and flag.value_type == "bool":
         return [_switch(flag, spelling, value if equals else None, rest)]
     if path:
         return [word]
@@ -76,7 +76,7 @@ def _take(
 def _unfold(word: str, table: Mapping[str, Flag]) -> str:
     """Return "-O3", "-O=3" and "-O.level=3" with the flag's long name; other words unchanged."""
     for short, flag in table.items():
-        if flag.shape == "json" and not short.startswith("--") and word.startswith(short):
+        if flag.value_type == "json" and not short.startswith("--") and word.startswith(short):
             value = word[len(short) :]
             return flag.spelling + (value if value[:1] in ("", "=", ".") else f"={value}")
     return word

@@ -27,7 +27,7 @@ class FlagAction(argparse.Action):
         super().__init__(
             option_strings,
             dest,
-            nargs=_NARGS.get(flag.shape) if flag.meta.bare is None else "?",
+            nargs=_NARGS.get(flag.value_type) if flag.meta.bare is None else "?",
             default=argparse.SUPPRESS,
             metavar=metavar(flag),
             help=flag.meta.help.replace("%", "%%"),
@@ -42,9 +42,9 @@ class FlagAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Convert and keep. Mutates: namespace. Raises: ConfigError."""
-        if self.flag.shape == "bool":
+        if self.flag.value_type == "bool":
             value: Any = not str(option_string).startswith("--no-")
-        elif self.flag.shape == "list":
+        elif self.flag.value_type == "list":
             value = getattr(namespace, self.dest, ()) + _items(self.flag, values)
         elif values is None:
             value = self.flag.meta.bare
@@ -55,11 +55,11 @@ class FlagAction(argparse.Action):
 
 def metavar(flag: Flag) -> str | None:
     """Return the word that stands for the value in usage lines."""
-    if flag.shape == "bool":
+    if flag.value_type == "bool":
         return None
     if flag.meta.metavar:
         return flag.meta.metavar
-    return "NAME" if flag.meta.kind and flag.shape == "str" else _METAVARS[flag.shape]
+    return "NAME" if flag.meta.kind and flag.value_type == "str" else _METAVARS[flag.value_type]
 
 
 def add_flags(
@@ -137,7 +137,7 @@ def _names() -> set[str]:
 
 def _options(flag: Flag) -> list[str]:
     options = list(flag.spellings)
-    if flag.shape == "bool":
+    if flag.value_type == "bool":
         options += [f"--no-{name[2:]}" for name in flag.spellings if name.startswith("--")]
     return options
 

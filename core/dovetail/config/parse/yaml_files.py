@@ -67,7 +67,7 @@ def _find(path: str, key: str) -> tuple[Flag, str]:
     name = head.lstrip("-").replace("_", "-")
     for flag in (*flags().values(), *older_flags().values()):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
-            if inner and flag.shape != "json":
+            if inner and flag.value_type != "json":
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"write `{head}: VALUE`.")
             return flag, inner
     known = [flag.spelling[2:] for flag in flags().values()]

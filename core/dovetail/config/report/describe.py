@@ -19,10 +19,10 @@ from dovetail.config.sections.field import Flag
 
 def usage(flag: Flag) -> str:
     """Return the spellings with the value's place, e.g. "-tp, --tensor-parallel-size N"."""
-    if flag.shape == "bool":
+    if flag.value_type == "bool":
         return ", ".join(flag.spellings) + f", --no-{flag.spelling[2:]}"
     place = metavar(flag) or ""
-    if flag.shape == "list":
+    if flag.value_type == "list":
         place = f"{place} ..."
     if flag.meta.bare is not None:
         place = f"[{place}]"

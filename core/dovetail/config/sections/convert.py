@@ -1,6 +1,6 @@
 """Text, YAML values and Python values become the value of a flag, or an error that names it.
 
-Knows the shapes of flags and their bounds; whether a plugin of that name exists is the
+Knows the value types of flags and their bounds; whether a plugin of that name exists is the
 registry's question and asked later.
 """
 
@@ -61,7 +61,7 @@ def from_value(flag: Flag, value: Any) -> Any:
         return flag.meta.bare
     if value is None or _is_null(flag, value):
         return _nothing(flag, value)
-    converted = _CONVERTERS[flag.shape](flag, value)
+    converted = _CONVERTERS[flag.value_type](flag, value)
     _check_bounds(flag, converted)
     return converted
 
@@ -70,9 +70,9 @@ def _is_null(flag: Flag, value: Any) -> bool:
     """Return whether a word means null: free text may well be "none", and so may a plugin."""
     if not isinstance(value, str):
         return False
-    if flag.shape == "list":
+    if flag.value_type == "list":
         return flag.meta.kind is not None and value in ("None", "null")
-    if flag.shape == "str":
+    if flag.value_type == "str":
         return flag.is_optional and flag.meta.kind is not None and value in ("None", "null")
     return value.lower() in ("none", "null")
 
@@ -82,7 +82,7 @@ def _nothing(flag: Flag, value: Any) -> Any:
     if flag.is_optional:
         return None
     if flag.default in ((), {}):
-        return () if flag.shape == "list" else {}
+        return () if flag.value_type == "list" else {}
     raise _wrong(flag, value)
 
 
@@ -205,7 +205,7 @@ _WANTED = {
 
 def wanted(flag: Flag) -> str:
     """Return in words what the flag takes."""
-    words = [_WANTED[flag.shape], *flag.meta.words]
+    words = [_WANTED[flag.value_type], *flag.meta.words]
     return " or ".join(words)
 
 

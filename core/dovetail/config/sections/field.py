@@ -17,8 +17,8 @@ from typing import Any
 MISSING = dataclasses.MISSING
 _KEY = "dovetail.flag"
 
-SHAPES = ("bool", "int", "float", "str", "list", "json")
-"""Every flag value has one of these shapes, optional or not."""
+VALUE_TYPES = ("bool", "int", "float", "str", "list", "json")
+"""Every flag value has one of these types, optional or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Flag:
 
     name: str
     group: str
-    shape: str
+    value_type: str
     is_optional: bool
     default: Any
     meta: Meta
@@ -132,30 +132,30 @@ def group_title(cls: type[Any]) -> str:
 
 
 def _flag_of(cls: type[Any], field: dataclasses.Field[Any], hint: Any) -> Flag:
-    shape, is_optional = _shape_of(hint)
+    value_type, is_optional = _value_type(hint)
     default = field.default
     if default is MISSING and field.default_factory is not MISSING:
         default = field.default_factory()
     return Flag(
         name=field.name,
         group=cls.__name__,
-        shape=shape,
+        value_type=value_type,
         is_optional=is_optional,
         default=default,
         meta=field.metadata[_KEY],
     )
 
 
-def _shape_of(hint: Any) -> tuple[str, bool]:
-    """Return (shape, is_optional) of a field's type. Raises: TypeError for other types."""
+def _value_type(hint: Any) -> tuple[str, bool]:
+    """Return (value type, is_optional) of a field's type. Raises: TypeError for other types."""
     arms = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     kinds = [arm for arm in arms if arm is not type(None)]
     if len(kinds) != 1:
         raise TypeError(f"a flag has one type, not {hint}")
-    return _plain_shape(kinds[0]), len(kinds) < len(arms)
+    return _plain_type(kinds[0]), len(kinds) < len(arms)
 
 
-def _plain_shape(hint: Any) -> str:
+def _plain_type(hint: Any) -> str:
     if hint in (bool, int, float, str):
         return str(hint.__name__)
     origin = typing.get_origin(hint)

@@ -1,6 +1,6 @@
 """Every flag x route (command line, YAML, variable) x class of value: what comes out, or an error.
 
-What is expected stands here as one table by shape, beside the code that converts.
+What is expected stands here as one table by value type, beside the code that converts.
 """
 
 from __future__ import annotations
@@ -110,29 +110,29 @@ def holds(flag: Flag, wanted: Any, make: Any) -> None:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_the_command_line(flag: Flag) -> None:
-    for text, wanted in zip(TEXTS, AS_TEXT[flag.shape], strict=True):
+    for text, wanted in zip(TEXTS, AS_TEXT[flag.value_type], strict=True):
         holds(flag, wanted, lambda text=text: by_words(f"{flag.spelling}={text}"))
-    dotted = {"a": {"b": 1}} if flag.shape == "json" else WRONG
+    dotted = {"a": {"b": 1}} if flag.value_type == "json" else WRONG
     holds(flag, dotted, lambda: by_words(f"{flag.spelling}.a.b", "1"))
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_a_variable(flag: Flag) -> None:
-    for text, wanted in zip(TEXTS, AS_TEXT[flag.shape], strict=True):
+    for text, wanted in zip(TEXTS, AS_TEXT[flag.value_type], strict=True):
         if text:
             holds(flag, wanted, lambda text=text: by_variable(flag, text))
     assert not by_variable(flag, "").is_given(flag.name)
-    if flag.shape == "json":
+    if flag.value_type == "json":
         holds(flag, {"a": {"b": 1}}, lambda: by_variable(flag, '{"a": {"b": 1}}'))
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_a_file(flag: Flag, tmp_path: Path) -> None:
-    for value, wanted in zip(VALUES, AS_YAML[flag.shape], strict=True):
+    for value, wanted in zip(VALUES, AS_YAML[flag.value_type], strict=True):
         if value is True and flag.meta.bare is not None:
             wanted = flag.meta.bare  # as the flag without a value
         holds(flag, wanted, lambda value=value: by_file(tmp_path, flag.name, value))
-    if flag.shape == "json":
+    if flag.value_type == "json":
         holds(flag, {"a": {"b": 1}}, lambda: by_file(tmp_path, f"{flag.name}.a.b", 1))
         return
     with pytest.raises(ConfigError, match="no keys"):
@@ -142,14 +142,14 @@ def test_a_file(flag: Flag, tmp_path: Path) -> None:
 CHOICES = [
     flag
     for flag in FLAGS
-    if flag.meta.kind and flag.shape != "json" and flag.name not in REFUSED
+    if flag.meta.kind and flag.value_type != "json" and flag.name not in REFUSED
     and not registry.KINDS[flag.meta.kind].is_open
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("flag", CHOICES, ids=lambda flag: flag.name)
 def test_a_name_that_is_not_registered(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
-    word = "7" if flag.shape == "int" else "no-such-name"
+    word = "7" if flag.value_type == "int" else "no-such-name"
     for words, environ in (
         ([flag.spelling, word], {}),
         ([], {variable_of(flag): word}),

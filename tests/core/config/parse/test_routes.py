@@ -37,7 +37,7 @@ def parse(*words: str) -> Config:
 def sample(flag: Flag) -> Any:
     """Return a value that differs from the default and keeps the bounds."""
     low = flag.meta.ge if flag.meta.ge is not None else 0
-    match flag.shape:
+    match flag.value_type:
         case "bool":
             return not flag.default
         case "int":
@@ -55,7 +55,7 @@ def sample(flag: Flag) -> Any:
 def words_for(flag: Flag, value: Any) -> list[list[str]]:
     """Return several spellings of the same setting."""
     under = "--" + flag.name
-    match flag.shape:
+    match flag.value_type:
         case "bool":
             bare = flag.spelling if value else f"--no-{flag.spelling[2:]}"
             word = str(value).lower()
