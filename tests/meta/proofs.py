@@ -1,4 +1,4 @@
-"""For every honoured flag the tests that would fail if it did nothing. Data for test_ledger.py.
+"""For every supported flag the tests that would fail if it did nothing. Data for test_flag_states.py.
 
 A place is "path below tests::function". The first one mentions the flag; where it ends halfway
 (a flag has reached the resolved engine, say), the next ones show what follows from there.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self, TextIO
 
-from dovetail.config.compat.deprecated_flags import older_flags, translate
+from dovetail.config.compat.deprecated_flags import deprecated_flags, translate
 from dovetail.config.sections.attention import AttentionConfig
 from dovetail.config.sections.cache import CacheConfig
 from dovetail.config.sections.convert import from_value, merge_deep
@@ -61,7 +61,7 @@ GROUPS: dict[str, type[object]] = {
 class Config:
     """Everything that was asked for.
 
-    `origins` says where each given field came from, `notes` which older names were translated,
+    `origins` says where each given field came from, `notes` which deprecated names were translated,
     `warnings` what was set under a name that nobody knows. `is_checked` says that
     `rules.checks.checked` found no fault in it; a copy with other fields is unchecked again.
     """
@@ -97,8 +97,8 @@ class Config:
     def with_fields(self, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
         """Return a copy with these fields replaced, values converted and bounds checked.
 
-        Older names become today's. A JSON object is laid over an earlier one key by key; an empty
-        one clears it. Raises: ConfigError, also when an older and a newer name disagree.
+        Deprecated names become today's. A JSON object is laid over an earlier one key by key; an empty
+        one clears it. Raises: ConfigError, also when a deprecated and a newer name disagree.
         """
         with told(origin):
             today, notes = _today(fields)
@@ -159,25 +159,27 @@ def told(origin: str) -> Iterator[None]:
 
 
 def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the fields with older names translated, and a note for each of those."""
-    today = {name: value for name, value in fields.items() if name not in older_flags()}
+    """Return the fields with deprecated names translated, and a note for each of those."""
+    today = {name: value for name, value in fields.items() if name not in deprecated_flags()}
     notes = []
     for name in fields.keys() - today.keys():
-        meant, note = translate(name, from_value(older_flags()[name], fields[name]))
+        meant, note = translate(name, from_value(deprecated_flags()[name], fields[name]))
         notes.append(note)
         for target, value in meant.items():
             today[target] = _agreed(name, target, today.get(target, MISSING), value)
     return today, tuple(sorted(notes))
 
 
-def _agreed(older: str, target: str, there: Any, value: Any) -> Any:
-    """Return the value of a field that an older name sets too. Raises: ConfigError."""
+def _agreed(deprecated: str, target: str, there: Any, value: Any) -> Any:
+    """Return the value of a field that a deprecated name sets too. Raises: ConfigError."""
     if there is MISSING or there == value:
         return value
     if isinstance(there, Mapping) and isinstance(value, Mapping):
-        keys = {key: _agreed(older, target, there.get(key, MISSING), value[key]) for key in value}
+        keys = {
+            key: _agreed(deprecated, target, there.get(key, MISSING), value[key]) for key in value
+        }
         return {**there, **keys}
-    spelling = older_flags()[older].spelling
+    spelling = deprecated_flags()[deprecated].spelling
     raise ConfigError(
         f"asks for {value!r}, but {find_flag(target).spelling} for {there!r}.",
         where=spelling,

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from dovetail.server.errors import Problem, problem, problem_of
 
 MAX_PATH_CHARS = 256
-UNBUILT = {
+UNSUPPORTED_PATHS = {
     "/v1/embeddings": "embeddings",
     "/pooling": "embeddings",
     "/classify": "classification",
@@ -30,9 +30,9 @@ UNBUILT = {
 """Path -> what of it is not supported."""
 
 
-def unbuilt(path: str) -> str | None:
+def unsupported_path(path: str) -> str | None:
     """Return the sentence for a path whose capability is not supported yet, else None."""
-    what = UNBUILT.get(path.rstrip("/"))
+    what = UNSUPPORTED_PATHS.get(path.rstrip("/"))
     return f"{path}: this version of dovetail has no {what} yet." if what else None
 
 
@@ -51,9 +51,9 @@ def absent(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Prob
     if (error.status_code, error.detail) != (404, "Not Found"):
         return found
     own = path.removeprefix(str(scope.get("root_path", "")))
-    sentence = unbuilt(own)
+    sentence = unsupported_path(own)
     if sentence is not None:
-        return problem(404, sentence, code="not_built", headers=headers)
+        return problem(404, sentence, code="not_supported", headers=headers)
     if own in flags:
         what = f"{path} is there only where the server was started with {flags[own]}."
         return problem(404, what, code="unknown_path", headers=headers)

@@ -14,7 +14,12 @@ from pydantic import BaseModel
 
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
-from dovetail.server.protocol.common import NEUTRAL, REFUSED, WITHOUT_EFFECT, unknown_fields
+from dovetail.server.protocol.common import (
+    NEUTRAL,
+    UNSUPPORTED_FIELDS,
+    WITHOUT_EFFECT,
+    unknown_fields,
+)
 
 HEADER = "x-dovetail-ignored-fields"
 MAX_NAMES = 32
@@ -39,8 +44,10 @@ class FieldReporter:
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
         for name in names:
-            if name in REFUSED and _asks(name, (body.model_extra or {}).get(name)):
-                raise RequestError(f"{REFUSED[name]}.", where=name, code="unsupported_field")
+            if name in UNSUPPORTED_FIELDS and _asks(name, (body.model_extra or {}).get(name)):
+                raise RequestError(
+                    f"{UNSUPPORTED_FIELDS[name]}.", where=name, code="unsupported_field"
+                )
         self._report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
         return names
 

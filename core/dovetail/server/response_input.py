@@ -23,7 +23,7 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """Chat's names of fields that have another one here."""
-REFUSED = {
+UNSUPPORTED_FIELDS = {
     "conversation": "conversations are not kept here; use previous_response_id",
     "prompt": "prompts are not kept here; send the text itself",
     "top_logprobs": "logprobs are given by /v1/chat/completions alone",
@@ -44,11 +44,13 @@ def chat_of(
     """Return the request in chat's words. `messages` are all turns, `offered` the functions that
     its tools of type mcp stand for, `labels` their servers. Raises: RequestError"""
     check_one(body)
-    for name, why in REFUSED.items():
+    for name, why in UNSUPPORTED_FIELDS.items():
         if getattr(body, name):
             raise RequestError(f"{why}.", where=name, code="unsupported_field")
     if "message.output_text.logprobs" in (body.include or ()):
-        raise RequestError(f"{REFUSED['top_logprobs']}.", where="include", code="unsupported_field")
+        raise RequestError(
+            f"{UNSUPPORTED_FIELDS['top_logprobs']}.", where="include", code="unsupported_field"
+        )
     _check_depths(body)
     fields: dict[str, Any] = {
         "model": body.model,

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dovetail.bench.settings import GROUPS_BY_COMMAND
-from dovetail.config.compat.deprecated_flags import older_flags
+from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.config import GROUPS, Config, flags
 from dovetail.config.rules.selections import select_executor
 from dovetail.config.sections.field import Flag, flags_of
@@ -30,7 +30,7 @@ def test_flag_and_kind_name_each_other(flag: Flag) -> None:
 def test_flags_of_kinds_exist(kind: object) -> None:
     measured = (group for groups in GROUPS_BY_COMMAND.values() for group in groups)
     bench = {flag.spelling for group in measured for flag in flags_of(group)}
-    serve = {flag.spelling for flag in (*flags().values(), *older_flags().values())}
+    serve = {flag.spelling for flag in (*flags().values(), *deprecated_flags().values())}
     spellings = serve | bench | {flag.spelling for flag in flags_of(QuantizeFlags)}
     assert set(kind.flags) <= spellings  # type: ignore[attr-defined]
 

@@ -1,6 +1,6 @@
-"""Flags of other generations and what they are called here. Each is mapped, with one note.
+"""Deprecated flags: those of other generations, each translated with one note.
 
-An older flag is a field of `OlderFlags` and has a row in `MAPPED`, which turns its value into
+A deprecated flag is a field of `DeprecatedFlags` and has a row in `MAPPED`, which turns its value into
 fields of today. `translate` does so for every route; the rest of dovetail never sees them. A flag
 for which there is nothing here passes with the values that ask for what always happens.
 """
@@ -27,7 +27,7 @@ _GUIDED_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OlderFlags:
+class DeprecatedFlags:
     """Spellings of earlier generations."""
 
     disable_log_requests: bool | None = flag(None, help="do not log requests, as is the default")
@@ -130,7 +130,7 @@ class OlderFlags:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What an older flag is today: `today` as a reader would write it, `fields` to be set."""
+    """What a deprecated flag is today: `today` as a reader would write it, `fields` to be set."""
 
     today: str
     fields: Callable[[Any], Fields]
@@ -297,17 +297,17 @@ MAPPED: dict[str, Mapped] = {
 
 
 @cache
-def older_flags() -> dict[str, Flag]:
-    """Return the flags of earlier generations by field name."""
-    return {older.name: older for older in flags_of(OlderFlags)}
+def deprecated_flags() -> dict[str, Flag]:
+    """Return the deprecated flags by field name."""
+    return {flag.name: flag for flag in flags_of(DeprecatedFlags)}
 
 
 def translate(name: str, value: Any) -> tuple[Fields, str]:
-    """Return the fields of today that an older flag's value means, and the note to show.
+    """Return the fields of today that a deprecated flag's value means, and the note to show.
 
     Raises: ConfigError for a value for which there is nothing today.
     """
-    row, spelling = MAPPED[name], older_flags()[name].spelling
+    row, spelling = MAPPED[name], deprecated_flags()[name].spelling
     nothing = row.today.removeprefix(_NOTHING)
     told = f"changes nothing: {nothing}" if nothing != row.today else f"is now {row.today}"
     try:

@@ -1,7 +1,7 @@
 """The table of environment variables that do not belong to one flag.
 
 A name of another server is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always
-happens, or concerns nothing here), is `Refused`, or is `ReadBy` somebody else. Which names there
+happens, or concerns nothing here), is `UnsupportedVariable`, or is `ReadBy` somebody else. Which names there
 are: the reference list that tests/reference/env_vars.json holds. `environment.read` applies it.
 """
 
@@ -50,7 +50,7 @@ class ReadBy:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class UnsupportedVariable:
     """A variable whose effect is not supported; `passing` are the texts that ask for nothing."""
 
     missing: str
@@ -58,7 +58,7 @@ class Refused:
     fix: str = ""
 
 
-Row = Setting | NoEffect | ReadBy | Refused
+Row = Setting | NoEffect | ReadBy | UnsupportedVariable
 
 
 def _field(name: str) -> Setting:
@@ -108,14 +108,14 @@ _MEDIA = NoEffect("prompts are text, so nothing is downloaded for them")
 _STEPS = "--calculate-kv-scales: the scale of {} is the largest one measured, divided by this ({})"
 _S3 = ReadBy("loaders from S3, none of which is supported")
 _HUB = "the hub's client, huggingface_hub"
-_RAY = Refused("there are no Ray workers")
-_GPU_KERNELS = Refused(
+_RAY = UnsupportedVariable("there are no Ray workers")
+_GPU_KERNELS = UnsupportedVariable(
     "the kernels that it chooses are not supported",
     fix="unset it; --attention-backend and --quantization choose among those that are.",
 )
-_NCCL = Refused("there is no worker that uses NCCL yet")
-_TPU = Refused("there is no worker for TPUs")
-_OPENVINO = Refused("there is no worker for OpenVINO")
+_NCCL = UnsupportedVariable("there is no worker that uses NCCL yet")
+_TPU = UnsupportedVariable("there is no worker for TPUs")
+_OPENVINO = UnsupportedVariable("there is no worker for OpenVINO")
 
 FOREIGN: dict[str, Row] = {
     # What a request or an operator can see.
@@ -188,15 +188,19 @@ FOREIGN: dict[str, Row] = {
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are handled as one"),
     "VLLM_VIDEO_FETCH_TIMEOUT": _MEDIA,
     # What is not supported.
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": Refused("low-rank adapters are not supported yet"),
-    "VLLM_CI_USE_S3": Refused("loading from S3 is not supported"),
-    "VLLM_CUDART_SO_PATH": Refused("the CUDA runtime is the one that torch brings"),
-    "VLLM_DISABLED_KERNELS": Refused(
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": UnsupportedVariable(
+        "low-rank adapters are not supported yet"
+    ),
+    "VLLM_CI_USE_S3": UnsupportedVariable("loading from S3 is not supported"),
+    "VLLM_CUDART_SO_PATH": UnsupportedVariable("the CUDA runtime is the one that torch brings"),
+    "VLLM_DISABLED_KERNELS": UnsupportedVariable(
         "kernels cannot be left out by name", fix="unset it; DOVETAIL_CPU_ISA=none runs on torch."
     ),
     "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON": _GPU_KERNELS,
-    "VLLM_FLASH_ATTN_VERSION": Refused("the newest flash-attn that is installed is used"),
-    "VLLM_LOGITS_PROCESSOR_THREADS": Refused(
+    "VLLM_FLASH_ATTN_VERSION": UnsupportedVariable(
+        "the newest flash-attn that is installed is used"
+    ),
+    "VLLM_LOGITS_PROCESSOR_THREADS": UnsupportedVariable(
         "logits processors run one after another", passing=("", "0", "1")
     ),
     "VLLM_MARLIN_USE_ATOMIC_ADD": _GPU_KERNELS,
@@ -205,23 +209,27 @@ FOREIGN: dict[str, Row] = {
     "VLLM_OPENVINO_DEVICE": _OPENVINO,
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,
     "VLLM_OPENVINO_KVCACHE_SPACE": _OPENVINO,
-    "VLLM_PP_LAYER_PARTITION": Refused("dividing the layers over devices is not supported yet"),
+    "VLLM_PP_LAYER_PARTITION": UnsupportedVariable(
+        "dividing the layers over devices is not supported yet"
+    ),
     "VLLM_RAY_BUNDLE_INDICES": _RAY,
     "VLLM_RAY_PER_WORKER_GPUS": _RAY,
-    "VLLM_ROCM_FP8_PADDING": Refused("there is no worker for ROCm"),
+    "VLLM_ROCM_FP8_PADDING": UnsupportedVariable("there is no worker for ROCm"),
     "VLLM_TEST_FORCE_FP8_MARLIN": _GPU_KERNELS,
-    "VLLM_TORCH_PROFILER_DIR": Refused("steps cannot be profiled from outside yet"),
+    "VLLM_TORCH_PROFILER_DIR": UnsupportedVariable("steps cannot be profiled from outside yet"),
     "VLLM_TPU_DISABLE_TOPK_TOPP_OPTIMIZATION": _TPU,
-    "VLLM_TRACE_FUNCTION": Refused("function calls are not recorded"),
+    "VLLM_TRACE_FUNCTION": UnsupportedVariable("function calls are not recorded"),
     "VLLM_USE_FLASHINFER_SAMPLER": _GPU_KERNELS,
-    "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH": Refused("there is no worker for Gaudi"),
-    "VLLM_USE_MODELSCOPE": Refused("models come from a folder or from the Hugging Face hub"),
+    "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH": UnsupportedVariable("there is no worker for Gaudi"),
+    "VLLM_USE_MODELSCOPE": UnsupportedVariable(
+        "models come from a folder or from the Hugging Face hub"
+    ),
     "VLLM_USE_RAY_COMPILED_DAG": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_NCCL_CHANNEL": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _RAY,
     "VLLM_USE_RAY_SPMD_WORKER": _RAY,
-    "VLLM_V0_USE_OUTLINES_CACHE": Refused("no cache of grammars is kept on disk"),
-    "VLLM_WORKER_MULTIPROC_METHOD": Refused(
+    "VLLM_V0_USE_OUTLINES_CACHE": UnsupportedVariable("no cache of grammars is kept on disk"),
+    "VLLM_WORKER_MULTIPROC_METHOD": UnsupportedVariable(
         "processes are started anew, never forked", passing=("", "spawn")
     ),
     "VLLM_XLA_CACHE_PATH": _TPU,

@@ -1,7 +1,7 @@
 """Environment variables: DOVETAIL_<FLAG> for every flag, and the VLLM_* names people have set.
 
-`read(environ)` gives the fields they set, by variable. Like flags, a name is honoured, mapped to
-today's with a note, without effect, or refused (`vllm_variables.FOREIGN`); a name that is not
+`read(environ)` gives the fields they set, by variable. Like flags, a name is supported, mapped to
+today's with a note, without effect, or unsupported (`vllm_variables.FOREIGN`); a name that is not
 known is told with the nearest. Reads no other variable; those that other modules read stand in
 `OWN`.
 """
@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import older_flags
+from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.compat.vllm_variables import (
     FOREIGN,
     FOREIGN_PREFIX,
     OWN,
     PREFIX,
     NoEffect,
-    Refused,
     Setting,
+    UnsupportedVariable,
 )
 from dovetail.config.config import Config, flags, shown
 from dovetail.config.sections.field import Flag
@@ -54,7 +54,7 @@ def read(environ: Mapping[str, str]) -> Variables:
     Raises: ConfigError for a refused variable, and for a flag given under two names with
     different values.
     """
-    own = {variable_of(flag): flag for flag in (*flags().values(), *older_flags().values())}
+    own = {variable_of(flag): flag for flag in (*flags().values(), *deprecated_flags().values())}
     fields: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     warnings: list[str] = []
@@ -95,7 +95,7 @@ def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[s
             notes.append(f"{name} is {today(row)}.")
         case NoEffect():
             notes.append(f"{name} changes nothing: {row.always}.")
-        case Refused() if text.lower() not in row.passing:
+        case UnsupportedVariable() if text.lower() not in row.passing:
             raise ConfigError(f"{row.missing}.", where=name, fix=row.fix or f"unset {name}.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import older_flags
+from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.config import flags, nearest_fix
 from dovetail.config.sections.convert import set_path
 from dovetail.config.sections.field import Flag
@@ -65,7 +65,7 @@ def _refuse_duplicates(node: Any, path: str) -> None:
 def _find(path: str, key: str) -> tuple[Flag, str]:
     head, _, inner = key.partition(".")
     name = head.lstrip("-").replace("_", "-")
-    for flag in (*flags().values(), *older_flags().values()):
+    for flag in (*flags().values(), *deprecated_flags().values()):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
             if inner and flag.value_type != "json":
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"write `{head}: VALUE`.")

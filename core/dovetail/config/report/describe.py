@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import MAPPED, older_flags
-from dovetail.config.compat.unsupported_flags import REFUSED
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import flags
 from dovetail.config.parse.environment import variable_of
 from dovetail.config.parse.flags import metavar
@@ -40,22 +40,25 @@ def sentence(flag: Flag, *, is_listing_choices: bool = True) -> str:
         text += f". Choices: {', '.join(names)}"
     state, reason = state_of(flag)
     text += f". Default: {default_text(flag)}."
-    return text if state == "honoured" else f"{text} {state.capitalize()}: {reason}"
+    return text if state == "supported" else f"{text} {state.capitalize()}: {reason}"
 
 
 def state_of(flag: Flag) -> tuple[str, str]:
-    """Return the flag's state in the ledger, and what it is today or what it lacks."""
-    if older_flags().get(flag.name) == flag:
+    """Return the flag's state, and what it is today or what it lacks."""
+    if deprecated_flags().get(flag.name) == flag:
         today = MAPPED[flag.name].today
-        return "mapped", f"{'it changes' if today.startswith('nothing: ') else 'today'} {today}."
-    if flags().get(flag.name) == flag and flag.name in REFUSED:
-        return "refused", REFUSED[flag.name].missing
-    return "honoured", ""
+        return (
+            "deprecated",
+            f"{'it changes' if today.startswith('nothing: ') else 'today'} {today}.",
+        )
+    if flags().get(flag.name) == flag and flag.name in UNSUPPORTED_FLAGS:
+        return "unsupported", UNSUPPORTED_FLAGS[flag.name].missing
+    return "supported", ""
 
 
 def routes(flag: Flag) -> str:
     """Return under which other names a flag of `serve` is set; nothing for flags of others."""
-    if flag not in (flags().get(flag.name), older_flags().get(flag.name)):
+    if flag not in (flags().get(flag.name), deprecated_flags().get(flag.name)):
         return ""
     return f"Variable: {variable_of(flag)}. In a YAML file: `{flag.spelling[2:]}: VALUE`."
 
@@ -102,10 +105,10 @@ def is_class_kind(flag: Flag) -> bool:
 
 def unavailable_rows(flag: Flag) -> list[tuple[str, str]]:
     """Return (names, reason) of choices that people know and that cannot be chosen."""
-    from dovetail.registry.known import KNOWN
+    from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
 
     by_reason: dict[str, list[str]] = {}
-    for name, reason in KNOWN.get(flag.meta.kind or "", {}).items():
+    for name, reason in UNSUPPORTED_NAMES.get(flag.meta.kind or "", {}).items():
         by_reason.setdefault(reason, []).append(name)
     return [(", ".join(names), reason) for reason, names in by_reason.items()]
 

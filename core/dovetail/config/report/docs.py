@@ -1,18 +1,18 @@
-"""The pages flags.md and variables.md of docs/reference, made from the flags and the ledgers."""
+"""The pages flags.md and variables.md of docs/reference, made from the flags and the tables of `compat`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dovetail.config.compat.deprecated_flags import OlderFlags, older_flags
+from dovetail.config.compat.deprecated_flags import DeprecatedFlags, deprecated_flags
 from dovetail.config.compat.vllm_variables import (
     FOREIGN,
     OWN,
     NoEffect,
     ReadBy,
-    Refused,
     Row,
     Setting,
+    UnsupportedVariable,
 )
 from dovetail.config.config import GROUPS, flags
 from dovetail.config.parse.environment import today
@@ -33,18 +33,20 @@ a list takes words, a comma list or JSON. Every flag has a variable, `--max-mode
 over files, a later file over an earlier one; JSON objects are laid over each other key by key.
 Choices are the names registered by dovetail itself; installed packages may add more.
 
-A flag is in one of three states. *Honoured*: it does what it says. *Mapped*: a name of an earlier
-generation, translated with a note. *Refused*: it asks for what is not supported; its default
+A flag is in one of three states. *Supported*: it does what it says. *Deprecated*: a name of an
+earlier generation, translated with a note. *Unsupported*: it asks for what is not supported; its default
 passes, anything else is an error that says what is missing. {counts}
 """
 
 
 def flags_page() -> str:
     """Return the whole reference page as Markdown."""
-    states = [state_of(flag)[0] for flag in (*flags().values(), *older_flags().values())]
-    counts = ", ".join(f"{states.count(s)} are {s}" for s in ("honoured", "mapped", "refused"))
+    states = [state_of(flag)[0] for flag in (*flags().values(), *deprecated_flags().values())]
+    counts = ", ".join(
+        f"{states.count(s)} are {s}" for s in ("supported", "deprecated", "unsupported")
+    )
     head = _HEAD.replace("{counts}", f"Of {len(states)} flags {counts}.")
-    return "\n".join([head, *group_sections((*GROUPS.values(), OlderFlags))])
+    return "\n".join([head, *group_sections((*GROUPS.values(), DeprecatedFlags))])
 
 
 def group_sections(groups: Iterable[type[object]]) -> list[str]:
@@ -59,7 +61,7 @@ def group_sections(groups: Iterable[type[object]]) -> list[str]:
 def _entry(flag: Flag) -> str:
     text = flag.meta.help[0].upper() + flag.meta.help[1:]
     state, reason = state_of(flag)
-    facts = [] if state == "honoured" else [f"**{state.capitalize()}**: {reason}"]
+    facts = [] if state == "supported" else [f"**{state.capitalize()}**: {reason}"]
     facts += [f"Default: {_code(default_text(flag), flag)}"]
     if flag.meta.unit:
         facts.append(f"Unit: {flag.meta.unit}")
@@ -89,8 +91,8 @@ knows is warned about with the nearest. `dovetail config show --origin` tells wh
 {own}
 
 Names of other servers: *mapped* ones set a flag, with a note; *no effect* asks for what always
-happens, which a note tells; *read* ones are the affair of whoever is named; *refused* ones are an
-error unless they are empty or ask for nothing, mostly by 0 or false. Two variables that give one
+happens, which a note tells; *read* ones are the affair of whoever is named; *unsupported* ones are
+an error unless they are empty or ask for nothing, mostly by 0 or false. Two variables that give one
 flag different values are an error.
 
 | variable | state | what |
@@ -116,5 +118,5 @@ def row_words(row: Row) -> tuple[str, str]:
             return "no effect", row.always
         case ReadBy():
             return "read", f"by {row.who}"
-        case Refused():
-            return "refused", row.missing
+        case UnsupportedVariable():
+            return "unsupported", row.missing

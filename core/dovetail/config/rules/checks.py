@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.compat.unsupported_flags import REFUSED, passes
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, passes
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo
 from dovetail.config.rules.chat_template import template_file
@@ -42,7 +42,7 @@ def checked(config: Config) -> Config:
 def check_supported(config: Config) -> None:
     """Raise ConfigError for the first unsupported flag whose value asks for something."""
     for name in config.origins:
-        row = REFUSED.get(name)
+        row = UNSUPPORTED_FLAGS.get(name)
         if row is not None and not passes(flags()[name], row, config.value(name)):
             raise ConfigError(row.missing, where=_where(config, name), fix=row.fix)
 
@@ -89,7 +89,7 @@ def check_choices(config: Config) -> None:
     """Look up every choice-valued flag that was given. Raises: PluginError naming the flag."""
     for name in config.origins:
         flag = flags()[name]
-        if flag.meta.kind is not None and name not in REFUSED:
+        if flag.meta.kind is not None and name not in UNSUPPORTED_FLAGS:
             _check_choice(flag, config.value(name))
 
 

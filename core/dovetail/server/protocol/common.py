@@ -39,7 +39,7 @@ WITHOUT_EFFECT = frozenset(
 )
 """Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
 
-REFUSED = {
+UNSUPPORTED_FIELDS = {
     "use_beam_search": "beam search is not supported",
     "best_of": "is no longer part of the API; use n",
     "functions": "is no longer part of the API; use tools",

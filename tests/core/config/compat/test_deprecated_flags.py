@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dovetail.cli.parser import Parser
-from dovetail.config.compat.deprecated_flags import MAPPED, older_flags, translate
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, translate
 from dovetail.config.config import Config
 from dovetail.config.parse.environment import variable_of
 from dovetail.config.parse.flags import add_flags, config_of
@@ -104,7 +104,7 @@ SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
 
 def test_every_older_flag_is_in_a_table() -> None:
     tabled = {row[0] for row in MEANT} | {row[0] for row in SETTLED}
-    assert tabled == set(older_flags()) == set(MAPPED)
+    assert tabled == set(deprecated_flags()) == set(MAPPED)
     assert not {row[0] for row in MEANT} & {row[0] for row in SETTLED}
 
 
@@ -112,7 +112,7 @@ def test_every_older_flag_is_in_a_table() -> None:
 def test_what_a_value_means_today(name: str, value: Any, fields: dict[str, Any]) -> None:
     found, note = translate(name, value)
     assert found == fields
-    assert note.startswith(f"{older_flags()[name].spelling} is now --")
+    assert note.startswith(f"{deprecated_flags()[name].spelling} is now --")
     config = Config.from_fields({name: value})
     assert config.notes == (note,)
     for target, meant in fields.items():
@@ -124,7 +124,7 @@ def test_what_a_value_means_today(name: str, value: Any, fields: dict[str, Any])
 def test_it_means_so_by_every_route(
     name: str, value: Any, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    flag, file = older_flags()[name], tmp_path / "settings.yaml"
+    flag, file = deprecated_flags()[name], tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump({flag.spelling[2:]: value}), encoding="utf-8")
     text = value if isinstance(value, str) else json.dumps(value)
     parser = Parser(prog="dovetail serve", description="")
@@ -141,7 +141,7 @@ def test_it_means_so_by_every_route(
 
 @pytest.mark.parametrize(("name", "passing", "failing"), SETTLED)
 def test_what_is_settled(name: str, passing: tuple[Any, ...], failing: tuple[Any, ...]) -> None:
-    spelling = older_flags()[name].spelling
+    spelling = deprecated_flags()[name].spelling
     for value in passing:
         config = Config.from_fields({name: value})
         assert config.origins == {}

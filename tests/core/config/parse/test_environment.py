@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 
 from dovetail.cli.parser import Parser
-from dovetail.config.compat.deprecated_flags import older_flags
-from dovetail.config.compat.vllm_variables import FOREIGN, OWN, NoEffect, ReadBy, Refused, Setting
+from dovetail.config.compat.deprecated_flags import deprecated_flags
+from dovetail.config.compat.vllm_variables import (
+    FOREIGN,
+    OWN,
+    NoEffect,
+    ReadBy,
+    Setting,
+    UnsupportedVariable,
+)
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.environment import read, today, variable_of
 from dovetail.config.parse.flags import add_flags, config_of
@@ -212,7 +219,7 @@ def test_every_row_has_an_effect_or_a_sentence(name: str) -> None:
             found = read({name: "1"})
             assert (found.fields, found.notes, found.warnings) == ({}, (), ())
             assert row.who
-        case Refused():
+        case UnsupportedVariable():
             for text in row.passing:
                 assert read({name: text}).fields == {}
             with pytest.raises(ConfigError, match=re.escape(row.missing)) as caught:
@@ -265,7 +272,9 @@ def test_the_table_holds_the_reference_and_nothing_else() -> None:
 
 def test_every_variable_that_is_read_is_known() -> None:
     """A name of ours in the sources is a flag's, or stands in OWN with its meaning."""
-    known = {variable_of(flag) for flag in (*flags().values(), *older_flags().values())} | {*OWN}
+    known = {variable_of(flag) for flag in (*flags().values(), *deprecated_flags().values())} | {
+        *OWN
+    }
     read_somewhere = set()
     for part in ("core", "plugins", "kernels"):
         for path in (ROOT / part).rglob("*.py"):

@@ -14,7 +14,7 @@ import yaml
 
 from dovetail import registry
 from dovetail.cli.parser import Parser
-from dovetail.config.compat.unsupported_flags import REFUSED
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.environment import variable_of
 from dovetail.config.parse.flags import add_flags, config_of
@@ -142,7 +142,7 @@ def test_a_file(flag: Flag, tmp_path: Path) -> None:
 CHOICES = [
     flag
     for flag in FLAGS
-    if flag.meta.kind and flag.value_type != "json" and flag.name not in REFUSED
+    if flag.meta.kind and flag.value_type != "json" and flag.name not in UNSUPPORTED_FLAGS
     and not registry.KINDS[flag.meta.kind].is_open
 ]  # fmt: skip
 

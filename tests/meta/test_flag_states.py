@@ -1,4 +1,4 @@
-"""Every flag, choice and variable of the reference is honoured, mapped or refused: none silent."""
+"""Every flag, choice and variable of the reference is supported, deprecated or unsupported."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.config.compat.deprecated_flags import MAPPED, older_flags
-from dovetail.config.compat.unsupported_flags import REFUSED
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.environment import FOREIGN, OWN, variable_of
 from dovetail.config.report.describe import state_of
 from dovetail.config.rules.checks import check_supported
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
-from dovetail.registry.known import KNOWN
+from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
 
 TESTS = Path(__file__).resolve().parents[1]
 REFERENCE = TESTS / "reference"
@@ -52,7 +52,7 @@ OWN_DEFAULTS = {
     "--enable-auto-tool-choice": "a request with tools never fails because a flag is missing",
     "--enable-chunked-prefill": "theirs is unset, which means on",
     "--enable-prefix-caching": "theirs is unset, which means on",
-    "--eplb-config": "refused; unset keys have their own defaults",
+    "--eplb-config": "unsupported; unset keys have their own defaults",
     "--ignore-patterns": "theirs is unset, which means the same pattern",
     "--max-long-partial-prefills": "unset: prompts in parts are as many as fit",
     "--max-num-partial-prefills": "unset: prompts in parts are as many as fit",
@@ -69,18 +69,18 @@ def facts(name: str) -> list[dict[str, Any]]:
 
 
 def every_flag() -> dict[str, Flag]:
-    return {flag.spelling: flag for flag in (*flags().values(), *older_flags().values())}
+    return {flag.spelling: flag for flag in (*flags().values(), *deprecated_flags().values())}
 
 
 ROWS = [row for row in facts("cli_flags") if row["flag"] not in PARSER_OWN]
 
 
-def test_the_ledger_has_all_219_flags() -> None:
+def test_the_tables_have_all_219_flags() -> None:
     assert len(facts("cli_flags")) == 219
     assert not {row["flag"] for row in ROWS} - set(every_flag())
-    assert set(MAPPED) == set(older_flags())
-    assert not set(REFUSED) - set(flags())
-    assert not set(older_flags()) & set(flags())
+    assert set(MAPPED) == set(deprecated_flags())
+    assert not set(UNSUPPORTED_FLAGS) - set(flags())
+    assert not set(deprecated_flags()) & set(flags())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["flag"])
@@ -100,7 +100,7 @@ def test_a_flag_has_the_references_type_and_default(row: dict[str, Any]) -> None
     flag = every_flag()[row["flag"]]
     value_type = VALUE_TYPES.get(row["kind"], row["kind"])
     assert flag.value_type == value_type or row["flag"] in SEVERAL_TYPES
-    if flag.name in older_flags():
+    if flag.name in deprecated_flags():
         return  # unset until somebody gives it: it has no setting of its own
     nothing = (None, "", False, [], {})
     theirs, ours = row["default_latest"], _plain(flag.default)
@@ -108,10 +108,10 @@ def test_a_flag_has_the_references_type_and_default(row: dict[str, Any]) -> None
     assert is_same != (row["flag"] in OWN_DEFAULTS), f"{theirs!r} there, {ours!r} here"
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_refused_flag_says_what_is_missing(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_FLAGS))
+def test_an_unsupported_flag_says_what_is_missing(name: str) -> None:
     flag = flags()[name]
-    row = REFUSED[name]
+    row = UNSUPPORTED_FLAGS[name]
     assert row.missing.endswith(".") and row.fix.endswith(".")
     check_supported(Config.from_fields({name: _plain(flag.default)}))
     for value in row.passing:
@@ -170,7 +170,7 @@ def test_every_name_of_every_choice_is_accounted_for() -> None:
 
 
 def _is_known(kind: str, name: str) -> bool:
-    if name in registry.names(kind) or name in KNOWN.get(kind, {}):
+    if name in registry.names(kind) or name in UNSUPPORTED_NAMES.get(kind, {}):
         return True
     if name == "auto" and registry.KINDS[kind].auto:
         return True
@@ -180,32 +180,32 @@ def _is_known(kind: str, name: str) -> bool:
 def test_no_name_is_both_registered_and_unavailable() -> None:
     both = [
         f"{kind}:{name}"
-        for kind, names in KNOWN.items()
+        for kind, names in UNSUPPORTED_NAMES.items()
         for name in names
         if name in registry.names(kind)
     ]
     assert both == []
-    assert not set(KNOWN) - set(registry.KINDS)
+    assert not set(UNSUPPORTED_NAMES) - set(registry.KINDS)
 
 
-def test_every_variable_of_the_reference_is_in_the_ledger() -> None:
+def test_every_variable_of_the_reference_is_known() -> None:
     known = {*FOREIGN, *OWN, *map(variable_of, flags().values())}
     assert sorted({row["name"] for row in facts("env_vars")} - known) == []
 
 
-HONOURED = sorted(name for name, flag in flags().items() if state_of(flag)[0] == "honoured")
+SUPPORTED = sorted(name for name, flag in flags().items() if state_of(flag)[0] == "supported")
 
 
-@pytest.mark.parametrize("name", HONOURED)
-def test_an_honoured_flag_has_a_proof(name: str) -> None:
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_supported_flag_has_a_proof(name: str) -> None:
     places = PROVEN["PROOFS"][name]
     texts = [text_of(place) for place in places]
     words = rf"(?<!\w){name}(?!\w)|--(no-)?{name.replace('_', '-')}(?![\w-])"
     assert re.search(words, texts[0]), f"{places[0]} does not mention {name}"
 
 
-def test_proofs_are_of_honoured_flags_alone() -> None:
-    assert not set(PROVEN["PROOFS"]) - set(HONOURED)
+def test_proofs_are_of_supported_flags_alone() -> None:
+    assert not set(PROVEN["PROOFS"]) - set(SUPPORTED)
 
 
 @cache
@@ -252,11 +252,11 @@ def whole_text(source: str, node: ast.stmt) -> str:
 
 def test_states_are_three() -> None:
     assert {state_of(flag)[0] for flag in every_flag().values()} == {
-        "honoured",
-        "mapped",
-        "refused",
+        "supported",
+        "deprecated",
+        "unsupported",
     }
 
 
 def test_no_row_of_known_names_is_empty() -> None:
-    assert [kind for kind, names in KNOWN.items() if not names] == []
+    assert [kind for kind, names in UNSUPPORTED_NAMES.items() if not names] == []

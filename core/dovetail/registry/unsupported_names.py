@@ -13,7 +13,7 @@ _LORA = "adapters are not supported yet"
 _POOLING = "pooling models are not supported yet"
 _MAMBA = "models with Mamba layers are not supported yet"
 
-KNOWN: dict[str, dict[str, str]] = {
+UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "attention_backend": {
         "MLA": "models with latent attention are not supported yet",
         "XFORMERS": "dovetail has kernels of its own; use auto",
@@ -55,6 +55,6 @@ KNOWN: dict[str, dict[str, str]] = {
 """Kind -> name -> reason, in small words that follow a colon."""
 
 
-def reason_for(kind: str, name: str) -> str | None:
+def why_unsupported(kind: str, name: str) -> str | None:
     """Return why a known name cannot be chosen, or None for a name that nobody knows."""
-    return KNOWN.get(kind, {}).get(name)
+    return UNSUPPORTED_NAMES.get(kind, {}).get(name)
