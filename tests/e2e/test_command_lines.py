@@ -72,8 +72,7 @@ LINES: dict[str, Line] = {
     ),
     "000: media by pairs": Line(
         words="MODEL --limit-mm-per-prompt image=4,video=2",
-        fails="--limit-mm-per-prompt: this engine reads text alone; models with images, sound or "
-        "video are not supported yet.",
+        fails="--limit-mm-per-prompt: images, sound and video in prompts are not supported yet.",
     ),
     "000: nothing given twice": Line(
         words="MODEL --quantization None --preemption-mode None --tokenizer-pool-size 0",
@@ -157,7 +156,7 @@ LINES: dict[str, Line] = {
     ),
     "003: experts": Line(
         words="MODEL --enable-expert-parallel --num-redundant-experts 32 --eplb-window-size 9",
-        fails="--enable-expert-parallel: experts are not divided over devices yet.",
+        fails="--enable-expert-parallel: dividing experts over devices is not supported yet.",
     ),
     "003: a slip of the pen": Line(
         words="MODEL --tensor-paralel-size 2",
@@ -195,12 +194,11 @@ LINES: dict[str, Line] = {
     ),
     "001: replicas without a server": Line(
         words="MODEL --data-parallel-size 2 --headless",
-        fails="--data-parallel-size: one engine serves the model; several behind one address are "
-        "not supported yet.",
+        fails="--data-parallel-size: several engines behind one address are not supported yet.",
     ),
     "001: caches that move": Line(
         words="""MODEL --kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_both"}'""",
-        fails="--kv-transfer-config: caches do not move between engines yet.",
+        fails="--kv-transfer-config: moving KV caches between engines is not supported yet.",
     ),
 }
 

@@ -1,4 +1,5 @@
-"""For every supported flag the tests that would fail if it did nothing. Data for test_flag_states.py.
+"""For every supported flag the tests that would fail if it did nothing. Data for
+test_flag_states.py.
 
 A place is "path below tests::function". The first one mentions the flag; where it ends halfway
 (a flag has reached the resolved engine, say), the next ones show what follows from there.

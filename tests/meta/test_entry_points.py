@@ -23,7 +23,7 @@ def test_every_group_is_a_kind() -> None:
 
 
 def test_every_kind_has_an_entry() -> None:
-    """A kind without one belongs to flags that are unsupported or deprecated, or takes import paths."""
+    """A kind without one is of flags that are unsupported or deprecated, or takes import paths."""
     empty = [name for name, kind in registry.KINDS.items() if kind.group not in TABLE]
     chosen_by = {kind: [f.name for f in flags().values() if f.meta.kind == kind] for kind in empty}
     supported = {

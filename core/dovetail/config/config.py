@@ -97,8 +97,8 @@ class Config:
     def with_fields(self, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
         """Return a copy with these fields replaced, values converted and bounds checked.
 
-        Deprecated names become today's. A JSON object is laid over an earlier one key by key; an empty
-        one clears it. Raises: ConfigError, also when a deprecated and a newer name disagree.
+        Deprecated names become today's. A JSON object is laid over an earlier one key by key; an
+        empty one clears it. Raises: ConfigError, also when a deprecated and a newer name disagree.
         """
         with told(origin):
             today, notes = _today(fields)

@@ -1,60 +1,42 @@
-"""Names that people know and dovetail does not have, with the reason. An error tells it.
+"""Plugin names that people know and dovetail does not have, each with the feature it waits for.
 
-A name here is no entry: it cannot be chosen. Building it means registering it and deleting its
-line here; a test refuses names that stand in both.
+A name here is not an entry: it cannot be chosen. A test refuses names that stand in both.
 """
 
 from __future__ import annotations
 
-_HARDWARE = "there is no worker for this hardware"
-_NOT_BUILT = "it is not supported yet"
-_MEDIA = "media in prompts are not supported yet"
-_LORA = "adapters are not supported yet"
-_POOLING = "pooling models are not supported yet"
-_MAMBA = "models with Mamba layers are not supported yet"
+from dovetail.unsupported import what
 
 UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
-    "attention_backend": {
-        "MLA": "models with latent attention are not supported yet",
-        "XFORMERS": "dovetail has kernels of its own; use auto",
-    },
-    "convert": dict.fromkeys(("classify", "embed", "reward"), _POOLING),
-    "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas are not supported yet"),
-    "device": dict.fromkeys(("hpu", "neuron", "openvino", "rocm", "tpu", "xpu"), _HARDWARE),
-    "drafter": {"draft_model": "a second model that guesses is not supported yet"},
+    "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
+    "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
+    "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas"),
+    "device": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
+    "drafter": {"draft_model": "draft_model"},
     "executor": {
-        "external_launcher": "several ranks are not supported yet",
-        "mp": "several ranks are not supported yet; one runs in the engine process (uni)",
-        "ray": "Ray is not used; one rank runs in the engine process (uni)",
+        "external_launcher": "worker_processes",
+        "mp": "worker_processes",
+        "ray": "ray",
     },
-    "expert_placement": dict.fromkeys(
-        ("linear", "round_robin"), "experts are not divided over devices yet"
-    ),
-    "kv_cache_dtype": {"fp8_inc": _HARDWARE},
-    "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), _LORA),
-    "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), _MAMBA),
-    "mm_cache": dict.fromkeys(("lru", "shm"), _MEDIA),
-    "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), _MEDIA),
-    "modality": dict.fromkeys(("audio", "image", "video"), _MEDIA),
-    "model_impl": {"terratorch": "models of pixels are not supported; terratorch is not used"},
-    "pooling_type": {"mean": _POOLING},
-    "runner": {
-        "draft": "a model that only guesses for another is not supported yet",
-        "pooling": _POOLING,
-    },
-    "spec_acceptance_method": {
-        "typical_acceptance_sampler": "guesses are kept by rejection sampling, which leaves the "
-        "distribution of answers unchanged"
-    },
-    "tokenizer": {
-        "custom": "name the class with --tokenizer-mode package.module:Class",
-    },
-    "tokenizer_pool": {"ray": "prompts become tokens within the server"},
-    "tool_server": {"demo": "no tools come with the server; name servers of MCP by HOST:PORT"},
+    "expert_placement": dict.fromkeys(("linear", "round_robin"), "expert_parallel"),
+    "kv_cache_dtype": {"fp8_inc": "hpu"},
+    "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), "lora"),
+    "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba"),
+    "mm_cache": dict.fromkeys(("lru", "shm"), "media"),
+    "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), "media"),
+    "modality": dict.fromkeys(("audio", "image", "video"), "media"),
+    "model_impl": {"terratorch": "terratorch"},
+    "pooling_type": {"mean": "pooling"},
+    "runner": {"draft": "draft_model", "pooling": "pooling"},
+    "spec_acceptance_method": {"typical_acceptance_sampler": "typical_acceptance"},
+    "tokenizer": {"custom": "custom_tokenizer"},
+    "tokenizer_pool": {"ray": "tokenizer_pool"},
+    "tool_server": {"demo": "demo_tools"},
 }
-"""Kind -> name -> reason, in small words that follow a colon."""
+"""Kind -> name -> feature."""
 
 
 def why_unsupported(kind: str, name: str) -> str | None:
     """Return why a known name cannot be chosen, or None for a name that nobody knows."""
-    return UNSUPPORTED_NAMES.get(kind, {}).get(name)
+    feature = UNSUPPORTED_NAMES.get(kind, {}).get(name)
+    return None if feature is None else what(feature)

@@ -1,8 +1,8 @@
 """Deprecated flags: those of other generations, each translated with one note.
 
-A deprecated flag is a field of `DeprecatedFlags` and has a row in `MAPPED`, which turns its value into
-fields of today. `translate` does so for every route; the rest of dovetail never sees them. A flag
-for which there is nothing here passes with the values that ask for what always happens.
+A deprecated flag is a field of `DeprecatedFlags` and has a row in `MAPPED`, which turns its value
+into fields of today. `translate` does so for every route; the rest of dovetail never sees them. A
+flag for which there is nothing here passes with the values that ask for what always happens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from dovetail.config.sections.field import Flag, flag, flags_of
 from dovetail.config.sections.frontend import NO_PARSER
 from dovetail.errors import ConfigError
+from dovetail.unsupported import remedy, sentence, what
 
 Fields = dict[str, Any]
 _NOTHING = "nothing: "
@@ -130,10 +131,19 @@ class DeprecatedFlags:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a deprecated flag is today: `today` as a reader would write it, `fields` to be set."""
+    """What a deprecated flag is today: `today` as a reader would write it, `fields` to be set.
 
-    today: str
+    A flag that waits for a missing `feature` is nothing today; `fields` says which values pass.
+    """
+
+    flag: str
     fields: Callable[[Any], Fields]
+    feature: str | None = None
+
+    @property
+    def today(self) -> str:
+        """Return what the flag is today, as a reader would write it."""
+        return self.flag if self.feature is None else f"{_NOTHING}{what(self.feature)}"
 
 
 def _field(name: str) -> Mapped:
@@ -149,14 +159,27 @@ def _settled(always: str, *passing: Any) -> Mapped:
     """Return the row of a flag whose only sensible value is what always happens."""
 
     def check(value: Any) -> Fields:
-        # True == 1 in Python, and a switch is not a number.
-        if any(
-            value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing
-        ):
-            return {}
-        raise ConfigError(f"{always}.", fix="leave the flag out.")
+        if not _is_one_of(value, passing):
+            raise ConfigError(f"{always}.", fix="leave the flag out.")
+        return {}
 
     return Mapped(f"{_NOTHING}{always}", check)
+
+
+def _waits_for(feature: str, *passing: Any) -> Mapped:
+    """Return the row of a flag that asks for a missing feature unless a value is one of these."""
+
+    def check(value: Any) -> Fields:
+        if not _is_one_of(value, passing):
+            raise ConfigError(sentence(feature), fix=remedy(feature, "leave the flag out"))
+        return {}
+
+    return Mapped(_NOTHING, check, feature)
+
+
+def _is_one_of(value: Any, passing: tuple[Any, ...]) -> bool:
+    """Return whether a value is among these. True == 1 in Python, and a switch is not a number."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing)
 
 
 def _task(value: Any) -> Fields:
@@ -213,13 +236,13 @@ def _reasoning(value: Any) -> Fields:
     return {} if value else {"reasoning_parser": NO_PARSER}
 
 
-_ADAPTERS = _settled("there are no prompt adapters", None, False, 0, ())
-_LORA = _settled("low-rank adapters are not supported", None, ())
-_TYPICAL = _settled("a guess is kept by rejection sampling", None)
+_ADAPTERS = _waits_for("prompt_adapters", None, False, 0, ())
+_LORA = _waits_for("lora", None, ())
+_TYPICAL = _waits_for("typical_acceptance", None)
 _WHATEVER_THE_CONTEXT = Mapped(
     f"{_NOTHING}steps are recorded by their number of rows, whatever the context", lambda value: {}
 )
-_POOL = _settled("prompts become tokens within the server", 0, "ray", {})
+_POOL = _waits_for("tokenizer_pool", 0, "ray", {})
 
 MAPPED: dict[str, Mapped] = {
     "disable_log_requests": Mapped(
@@ -258,18 +281,18 @@ MAPPED: dict[str, Mapped] = {
     "disable_mm_preprocessor_cache": Mapped(
         "--mm-processor-cache-gb 0", lambda value: {"mm_processor_cache_gb": 0} if value else {}
     ),
-    "skip_mm_profiling": _settled("there are no encoders to measure", True, False),
+    "skip_mm_profiling": _waits_for("media", True, False),
     "disable_cascade_attn": _settled("attention never takes that shortcut", True, False),
-    "disable_custom_all_reduce": _settled("nothing is summed over devices yet", True, False),
+    "disable_custom_all_reduce": _waits_for("tensor_parallel", True, False),
     "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
     "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
     "enable_prompt_adapter": _ADAPTERS,
     "prompt_adapters": _ADAPTERS,
-    "max_prompt_adapters": _settled("there are no prompt adapters", 1),
+    "max_prompt_adapters": _waits_for("prompt_adapters", 1),
     "max_prompt_adapter_token": _ADAPTERS,
     "qlora_adapter_name_or_path": _LORA,
     "long_lora_scaling_factors": _LORA,
-    "override_neuron_config": _settled("there is no worker for AWS Neuron", {}),
+    "override_neuron_config": _waits_for("neuron", {}),
     "preemption_mode": Mapped("--swap-space", _preemption),
     "num_lookahead_slots": Mapped(
         f"{_NOTHING}slots for a guess are taken when its step is planned", lambda value: {}
@@ -282,9 +305,7 @@ MAPPED: dict[str, Mapped] = {
     "disable_logprobs_during_spec_decoding": _settled(
         "logprobs are the same with and without guesses", None, False
     ),
-    "spec_decoding_acceptance_method": _settled(
-        "a guess is kept by rejection sampling", "rejection_sampler"
-    ),
+    "spec_decoding_acceptance_method": _waits_for("typical_acceptance", "rejection_sampler"),
     "speculative_disable_mqa_scorer": _settled(
         "guesses are checked within their own row", None, False
     ),

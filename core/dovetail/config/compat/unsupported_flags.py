@@ -1,9 +1,8 @@
-"""The ledger of refused flags: what each would need, so that none is accepted and then ignored.
+"""The unsupported flags: each names the feature it waits for, so that none is silently ignored.
 
-A flag is *honoured* when it is a field of a config group and has no row here, *mapped* when it is
-a field of `deprecated_flags.DeprecatedFlags`, and *refused* when it has a row here: then only the
-values that ask for nothing pass, its default and those a row names. To honour a flag, build it
-and delete its row. Knows no plugin.
+A flag is *supported* when it is a field of a section and has no row here, *deprecated* when it is
+a field of `deprecated_flags.DeprecatedFlags`, and *unsupported* when it has a row here: then only
+the values that ask for nothing pass, its default and those a row names. Knows no plugin.
 """
 
 from __future__ import annotations
@@ -13,122 +12,102 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.config.sections.field import Flag
+from dovetail.unsupported import remedy, sentence
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedFlag:
-    """Why a flag is refused. `passing` are values that pass beside the default; an object passes
-    when `passing_items` are all it has."""
+    """A flag that waits for a feature. `passing` are values that pass beside the default; an
+    object passes when `passing_items` are all it has."""
 
-    missing: str
-    fix: str = "leave the flag out."
+    feature: str
     passing: tuple[Any, ...] = ()
     passing_items: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def missing(self) -> str:
+        """Return the sentence that says what is missing."""
+        return sentence(self.feature)
 
-_LORA = UnsupportedFlag(
-    "low-rank adapters are not supported yet.", "merge the adapter into the checkpoint."
+    @property
+    def fix(self) -> str:
+        """Return what to do instead."""
+        return remedy(self.feature, "leave the flag out")
+
+
+_EPLB_DEFAULTS = (
+    ("log_balancedness", False),
+    ("num_redundant_experts", 0),
+    ("step_interval", 3000),
+    ("window_size", 1000),
 )
-_MEDIA = UnsupportedFlag(
-    "this engine reads text alone; models with images, sound or video are not supported yet."
-)
-_REPLICAS = UnsupportedFlag(
-    "one engine serves the model; several behind one address are not supported yet.",
-    "start several servers on their own ports behind a balancer.",
-)
-_EXPERTS = UnsupportedFlag("experts are not divided over devices yet.")
-_HALVES = UnsupportedFlag("there is no communication between devices that a half batch could hide.")
-_MAMBA = UnsupportedFlag("models with Mamba layers are not supported yet.", passing=("float32",))
-_TRANSFER = UnsupportedFlag("caches do not move between engines yet.")
+
+
+def _all(feature: str, *names: str) -> dict[str, UnsupportedFlag]:
+    return dict.fromkeys(names, UnsupportedFlag(feature))
+
 
 UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
-    "code_revision": UnsupportedFlag(
-        "dovetail never runs code that comes with a checkpoint.",
-        "leave the flag out; --revision chooses the checkpoint itself.",
+    **_all("remote_code", "code_revision", "trust_remote_code"),
+    **_all(
+        "replicas",
+        "data_parallel_address",
+        "data_parallel_backend",
+        "data_parallel_hybrid_lb",
+        "data_parallel_rpc_port",
+        "data_parallel_size",
+        "headless",
     ),
-    "data_parallel_address": _REPLICAS,
-    "data_parallel_hybrid_lb": _REPLICAS,
-    "data_parallel_rank": UnsupportedFlag(_REPLICAS.missing, _REPLICAS.fix, passing=(0,)),
-    "data_parallel_rpc_port": _REPLICAS,
-    "data_parallel_size": _REPLICAS,
-    "data_parallel_size_local": UnsupportedFlag(_REPLICAS.missing, _REPLICAS.fix, passing=(1,)),
-    "data_parallel_start_rank": UnsupportedFlag(_REPLICAS.missing, _REPLICAS.fix, passing=(0,)),
-    "data_parallel_backend": _REPLICAS,
-    "dbo_decode_token_threshold": _HALVES,
-    "dbo_prefill_token_threshold": _HALVES,
-    "decode_context_parallel_size": UnsupportedFlag("a request's context stays on one device."),
-    "default_mm_loras": _LORA,
-    "disable_chunked_mm_input": _MEDIA,
-    "enable_dbo": _HALVES,
-    "enable_eplb": _EXPERTS,
-    "enable_expert_parallel": _EXPERTS,
-    "enable_lora": _LORA,
-    "enable_lora_bias": _LORA,
-    "enable_prompt_embeds": UnsupportedFlag(
-        "prompts are text or token ids, not embeddings, so far."
+    "data_parallel_rank": UnsupportedFlag("replicas", passing=(0,)),
+    "data_parallel_size_local": UnsupportedFlag("replicas", passing=(1,)),
+    "data_parallel_start_rank": UnsupportedFlag("replicas", passing=(0,)),
+    **_all("dual_batch", "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "enable_dbo"),
+    **_all("expert_parallel", "enable_eplb", "enable_expert_parallel", "expert_placement_strategy"),
+    "eplb_config": UnsupportedFlag("expert_parallel", passing_items=_EPLB_DEFAULTS),
+    **_all(
+        "lora",
+        "default_mm_loras",
+        "enable_lora",
+        "enable_lora_bias",
+        "fully_sharded_loras",
+        "lora_dtype",
+        "lora_extra_vocab_size",
+        "lora_modules",
+        "max_cpu_loras",
+        "max_lora_rank",
+        "max_loras",
     ),
-    "eplb_config": UnsupportedFlag(
-        _EXPERTS.missing,
-        passing_items=(
-            ("log_balancedness", False),
-            ("num_redundant_experts", 0),
-            ("step_interval", 3000),
-            ("window_size", 1000),
-        ),
+    **_all(
+        "media",
+        "allowed_local_media_path",
+        "allowed_media_domains",
+        "disable_chunked_mm_input",
+        "interleave_mm_strings",
+        "media_io_kwargs",
+        "mm_encoder_tp_mode",
+        "mm_processor_cache_type",
+        "mm_processor_kwargs",
+        "mm_shm_cache_max_object_size_mb",
+        "video_pruning_rate",
     ),
-    "expert_placement_strategy": _EXPERTS,
-    "fully_sharded_loras": _LORA,
-    "headless": _REPLICAS,
-    "interleave_mm_strings": _MEDIA,
-    "io_processor_plugin": UnsupportedFlag(
-        "there is no kind of plugin that turns other data into prompts."
-    ),
-    "kv_events_config": _TRANSFER,
-    "kv_sharing_fast_prefill": UnsupportedFlag(
-        "models that share caches between layers are not supported yet."
-    ),
-    "kv_transfer_config": _TRANSFER,
     "limit_mm_per_prompt": UnsupportedFlag(
-        _MEDIA.missing, passing_items=(("audio", 0), ("image", 0), ("video", 0))
+        "media", passing_items=(("audio", 0), ("image", 0), ("video", 0))
     ),
-    "logits_processor_pattern": UnsupportedFlag(
-        "a request cannot name code to run.", "load processors at start with --logits-processors."
-    ),
-    "lora_dtype": _LORA,
-    "lora_extra_vocab_size": _LORA,
-    "lora_modules": _LORA,
-    "mamba_cache_dtype": _MAMBA,
-    "mamba_ssm_cache_dtype": _MAMBA,
-    "max_cpu_loras": _LORA,
-    "max_lora_rank": _LORA,
-    "max_loras": _LORA,
-    "media_io_kwargs": _MEDIA,
-    "allowed_local_media_path": _MEDIA,
-    "allowed_media_domains": _MEDIA,
-    "mm_encoder_tp_mode": _MEDIA,
-    "mm_processor_cache_gb": UnsupportedFlag(_MEDIA.missing, passing=(0.0,)),
-    "mm_processor_cache_type": _MEDIA,
-    "mm_processor_kwargs": _MEDIA,
-    "mm_shm_cache_max_object_size_mb": _MEDIA,
-    "override_attention_dtype": UnsupportedFlag("attention computes in the type of --dtype."),
-    "pipeline_parallel_size": UnsupportedFlag(
-        "dividing the layers over devices is not supported yet."
-    ),
-    "pooler_config": UnsupportedFlag(
-        "this engine generates text; pooling models are not supported yet."
-    ),
-    "ray_workers_use_nsight": UnsupportedFlag("there are no Ray workers."),
-    "tensor_parallel_size": UnsupportedFlag(
-        "dividing a layer over devices is not supported yet.", "use 1."
-    ),
-    "trust_remote_code": UnsupportedFlag(
-        "dovetail never runs code that comes with a checkpoint.",
-        "leave the flag out; give the architecture as a model plugin (dotted path).",
-    ),
-    "video_pruning_rate": _MEDIA,
-    "worker_extension_cls": UnsupportedFlag(
-        "no request can call a worker's methods.", "write a worker and name it with --worker-cls."
-    ),
+    "mm_processor_cache_gb": UnsupportedFlag("media", passing=(0.0,)),
+    "mamba_cache_dtype": UnsupportedFlag("mamba", passing=("float32",)),
+    "mamba_ssm_cache_dtype": UnsupportedFlag("mamba", passing=("float32",)),
+    **_all("kv_transfer", "kv_events_config", "kv_transfer_config"),
+    **_all("context_parallel", "decode_context_parallel_size"),
+    **_all("pipeline_parallel", "pipeline_parallel_size"),
+    **_all("tensor_parallel", "tensor_parallel_size"),
+    **_all("prompt_embeds", "enable_prompt_embeds"),
+    **_all("io_processors", "io_processor_plugin"),
+    **_all("shared_kv_layers", "kv_sharing_fast_prefill"),
+    **_all("request_processors", "logits_processor_pattern"),
+    **_all("attention_dtype", "override_attention_dtype"),
+    **_all("pooling", "pooler_config"),
+    **_all("ray", "ray_workers_use_nsight"),
+    **_all("worker_methods", "worker_extension_cls"),
 }
 
 

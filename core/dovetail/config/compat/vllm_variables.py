@@ -1,8 +1,9 @@
 """The table of environment variables that do not belong to one flag.
 
 A name of another server is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always
-happens, or concerns nothing here), is `UnsupportedVariable`, or is `ReadBy` somebody else. Which names there
-are: the reference list that tests/reference/env_vars.json holds. `environment.read` applies it.
+happens, or concerns nothing here), is an `UnsupportedVariable` or without effect until a feature
+comes (`NoEffectYet`), or is `ReadBy` somebody else. Which names there are: the reference list that
+tests/reference/env_vars.json holds. `environment.read` applies it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from dovetail.unsupported import remedy, sentence, what
 
 PREFIX = "DOVETAIL_"
 FOREIGN_PREFIX = "VLLM_"
@@ -43,6 +46,18 @@ class NoEffect:
 
 
 @dataclass(frozen=True, slots=True)
+class NoEffectYet:
+    """A variable that sets a part of a `feature` that is missing: there is nothing to set."""
+
+    feature: str
+
+    @property
+    def always(self) -> str:
+        """Return the sentence that says what is missing, without its full stop."""
+        return what(self.feature)
+
+
+@dataclass(frozen=True, slots=True)
 class ReadBy:
     """A variable that is somebody else's affair: `who` reads it, and what that means here."""
 
@@ -51,14 +66,22 @@ class ReadBy:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedVariable:
-    """A variable whose effect is not supported; `passing` are the texts that ask for nothing."""
+    """A variable that asks for a missing `feature`; `passing` are the texts that do not."""
 
-    missing: str
+    feature: str
     passing: tuple[str, ...] = ("", "0", "false")
-    fix: str = ""
+
+    @property
+    def missing(self) -> str:
+        """Return the sentence that says what is missing."""
+        return sentence(self.feature)
+
+    def fix(self, name: str) -> str:
+        """Return what to do instead."""
+        return remedy(self.feature, f"unset {name}")
 
 
-Row = Setting | NoEffect | ReadBy | UnsupportedVariable
+Row = Setting | NoEffect | NoEffectYet | ReadBy | UnsupportedVariable
 
 
 def _field(name: str) -> Setting:
@@ -104,18 +127,14 @@ def _hide_notes(text: str) -> dict[str, Any]:
 
 _REPORTS = NoEffect("dovetail reports nothing to anybody")
 _BUILD = NoEffect("native kernels are compiled by the first start of a checkout, or by pip")
-_MEDIA = NoEffect("prompts are text, so nothing is downloaded for them")
+_MEDIA = NoEffectYet("media")
 _STEPS = "--calculate-kv-scales: the scale of {} is the largest one measured, divided by this ({})"
 _S3 = ReadBy("loaders from S3, none of which is supported")
 _HUB = "the hub's client, huggingface_hub"
-_RAY = UnsupportedVariable("there are no Ray workers")
-_GPU_KERNELS = UnsupportedVariable(
-    "the kernels that it chooses are not supported",
-    fix="unset it; --attention-backend and --quantization choose among those that are.",
-)
-_NCCL = UnsupportedVariable("there is no worker that uses NCCL yet")
-_TPU = UnsupportedVariable("there is no worker for TPUs")
-_OPENVINO = UnsupportedVariable("there is no worker for OpenVINO")
+_RAY = UnsupportedVariable("ray")
+_KERNELS = UnsupportedVariable("kernel_choice")
+_TPU = UnsupportedVariable("tpu")
+_OPENVINO = UnsupportedVariable("openvino")
 
 FOREIGN: dict[str, Row] = {
     # What a request or an operator can see.
@@ -172,11 +191,11 @@ FOREIGN: dict[str, Row] = {
     ),
     "VLLM_HOST_IP": NoEffect("processes talk over Unix sockets; clients come to --host"),
     "VLLM_IMAGE_FETCH_TIMEOUT": _MEDIA,
-    "VLLM_MLA_DISABLE": NoEffect("there is no shortcut for latent attention to turn off"),
+    "VLLM_MLA_DISABLE": NoEffectYet("latent_attention"),
     "VLLM_NO_USAGE_STATS": _REPORTS,
     "VLLM_PORT": NoEffect("processes talk over Unix sockets; clients come to --port"),
     "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("there is no ring buffer that could be full"),
-    "VLLM_SKIP_P2P_CHECK": NoEffect("nothing is copied between GPUs, so nothing is checked"),
+    "VLLM_SKIP_P2P_CHECK": NoEffectYet("tensor_parallel"),
     "VLLM_TARGET_DEVICE": NoEffect("one installation has all devices; --device chooses"),
     "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("what -O3 compiles is always one whole graph"),
     "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL": _BUILD,
@@ -188,50 +207,38 @@ FOREIGN: dict[str, Row] = {
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are handled as one"),
     "VLLM_VIDEO_FETCH_TIMEOUT": _MEDIA,
     # What is not supported.
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": UnsupportedVariable(
-        "low-rank adapters are not supported yet"
-    ),
-    "VLLM_CI_USE_S3": UnsupportedVariable("loading from S3 is not supported"),
-    "VLLM_CUDART_SO_PATH": UnsupportedVariable("the CUDA runtime is the one that torch brings"),
-    "VLLM_DISABLED_KERNELS": UnsupportedVariable(
-        "kernels cannot be left out by name", fix="unset it; DOVETAIL_CPU_ISA=none runs on torch."
-    ),
-    "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON": _GPU_KERNELS,
-    "VLLM_FLASH_ATTN_VERSION": UnsupportedVariable(
-        "the newest flash-attn that is installed is used"
-    ),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": UnsupportedVariable("lora"),
+    "VLLM_CI_USE_S3": UnsupportedVariable("s3"),
+    "VLLM_CUDART_SO_PATH": UnsupportedVariable("cuda_runtime"),
+    "VLLM_DISABLED_KERNELS": UnsupportedVariable("disabled_kernels"),
+    "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON": _KERNELS,
+    "VLLM_FLASH_ATTN_VERSION": UnsupportedVariable("flash_attn_version"),
     "VLLM_LOGITS_PROCESSOR_THREADS": UnsupportedVariable(
-        "logits processors run one after another", passing=("", "0", "1")
+        "processor_threads", passing=("", "0", "1")
     ),
-    "VLLM_MARLIN_USE_ATOMIC_ADD": _GPU_KERNELS,
-    "VLLM_NCCL_SO_PATH": _NCCL,
+    "VLLM_MARLIN_USE_ATOMIC_ADD": _KERNELS,
+    "VLLM_NCCL_SO_PATH": UnsupportedVariable("tensor_parallel"),
     "VLLM_OPENVINO_CPU_KV_CACHE_PRECISION": _OPENVINO,
     "VLLM_OPENVINO_DEVICE": _OPENVINO,
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,
     "VLLM_OPENVINO_KVCACHE_SPACE": _OPENVINO,
-    "VLLM_PP_LAYER_PARTITION": UnsupportedVariable(
-        "dividing the layers over devices is not supported yet"
-    ),
+    "VLLM_PP_LAYER_PARTITION": UnsupportedVariable("pipeline_parallel"),
     "VLLM_RAY_BUNDLE_INDICES": _RAY,
     "VLLM_RAY_PER_WORKER_GPUS": _RAY,
-    "VLLM_ROCM_FP8_PADDING": UnsupportedVariable("there is no worker for ROCm"),
-    "VLLM_TEST_FORCE_FP8_MARLIN": _GPU_KERNELS,
-    "VLLM_TORCH_PROFILER_DIR": UnsupportedVariable("steps cannot be profiled from outside yet"),
+    "VLLM_ROCM_FP8_PADDING": UnsupportedVariable("rocm"),
+    "VLLM_TEST_FORCE_FP8_MARLIN": _KERNELS,
+    "VLLM_TORCH_PROFILER_DIR": UnsupportedVariable("profiling"),
     "VLLM_TPU_DISABLE_TOPK_TOPP_OPTIMIZATION": _TPU,
-    "VLLM_TRACE_FUNCTION": UnsupportedVariable("function calls are not recorded"),
-    "VLLM_USE_FLASHINFER_SAMPLER": _GPU_KERNELS,
-    "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH": UnsupportedVariable("there is no worker for Gaudi"),
-    "VLLM_USE_MODELSCOPE": UnsupportedVariable(
-        "models come from a folder or from the Hugging Face hub"
-    ),
+    "VLLM_TRACE_FUNCTION": UnsupportedVariable("function_trace"),
+    "VLLM_USE_FLASHINFER_SAMPLER": _KERNELS,
+    "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH": UnsupportedVariable("hpu"),
+    "VLLM_USE_MODELSCOPE": UnsupportedVariable("model_scope"),
     "VLLM_USE_RAY_COMPILED_DAG": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_NCCL_CHANNEL": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _RAY,
     "VLLM_USE_RAY_SPMD_WORKER": _RAY,
-    "VLLM_V0_USE_OUTLINES_CACHE": UnsupportedVariable("no cache of grammars is kept on disk"),
-    "VLLM_WORKER_MULTIPROC_METHOD": UnsupportedVariable(
-        "processes are started anew, never forked", passing=("", "spawn")
-    ),
+    "VLLM_V0_USE_OUTLINES_CACHE": UnsupportedVariable("grammar_cache"),
+    "VLLM_WORKER_MULTIPROC_METHOD": UnsupportedVariable("fork", passing=("", "spawn")),
     "VLLM_XLA_CACHE_PATH": _TPU,
     "VLLM_XLA_CHECK_RECOMPILATION": _TPU,
     # Names that belong to others: set on many machines, and never an error.

@@ -21,6 +21,7 @@ from dovetail.config.compat.vllm_variables import (
     OWN,
     PREFIX,
     NoEffect,
+    NoEffectYet,
     Setting,
     UnsupportedVariable,
 )
@@ -93,10 +94,10 @@ def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[s
             except ValueError as error:
                 raise ConfigError(f"{text!r} is not understood: {error}.", where=name) from error
             notes.append(f"{name} is {today(row)}.")
-        case NoEffect():
+        case NoEffect() | NoEffectYet():
             notes.append(f"{name} changes nothing: {row.always}.")
         case UnsupportedVariable() if text.lower() not in row.passing:
-            raise ConfigError(f"{row.missing}.", where=name, fix=row.fix or f"unset {name}.")
+            raise ConfigError(row.missing, where=name, fix=row.fix(name))
 
 
 def _check_agreed(fields: Mapping[str, Mapping[str, Any]]) -> None:

@@ -106,10 +106,11 @@ def is_class_kind(flag: Flag) -> bool:
 def unavailable_rows(flag: Flag) -> list[tuple[str, str]]:
     """Return (names, reason) of choices that people know and that cannot be chosen."""
     from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
+    from dovetail.unsupported import what
 
     by_reason: dict[str, list[str]] = {}
-    for name, reason in UNSUPPORTED_NAMES.get(flag.meta.kind or "", {}).items():
-        by_reason.setdefault(reason, []).append(name)
+    for name, feature in UNSUPPORTED_NAMES.get(flag.meta.kind or "", {}).items():
+        by_reason.setdefault(what(feature), []).append(name)
     return [(", ".join(names), reason) for reason, names in by_reason.items()]
 
 

@@ -1,4 +1,4 @@
-"""The pages flags.md and variables.md of docs/reference, made from the flags and the tables of `compat`."""
+"""The pages flags.md and variables.md of docs/reference, made from the flags and `compat`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dovetail.config.compat.vllm_variables import (
     FOREIGN,
     OWN,
     NoEffect,
+    NoEffectYet,
     ReadBy,
     Row,
     Setting,
@@ -34,8 +35,8 @@ over files, a later file over an earlier one; JSON objects are laid over each ot
 Choices are the names registered by dovetail itself; installed packages may add more.
 
 A flag is in one of three states. *Supported*: it does what it says. *Deprecated*: a name of an
-earlier generation, translated with a note. *Unsupported*: it asks for what is not supported; its default
-passes, anything else is an error that says what is missing. {counts}
+earlier generation, translated with a note. *Unsupported*: it asks for what dovetail does
+not do; its default passes, anything else is an error that says what is missing. {counts}
 """
 
 
@@ -114,9 +115,9 @@ def row_words(row: Row) -> tuple[str, str]:
     match row:
         case Setting():
             return "mapped", today(row)
-        case NoEffect():
+        case NoEffect() | NoEffectYet():
             return "no effect", row.always
         case ReadBy():
             return "read", f"by {row.who}"
         case UnsupportedVariable():
-            return "unsupported", row.missing
+            return "unsupported", row.missing.removesuffix(".")

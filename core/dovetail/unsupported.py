@@ -1,0 +1,134 @@
+"""What dovetail does not do: one row for each feature that people know from other servers.
+
+A flag, a plugin name, an environment variable, a path or a body field that asks for a feature
+names its row, so that all of them give the same sentence. To add a feature, delete its row; a
+test then lists everything that named it. Knows nothing of those who point here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A feature that is missing. `what` says so in small words without a full stop, as it may
+    follow a colon; `fix`, if any, is what to do instead, to follow a semicolon."""
+
+    what: str
+    fix: str = ""
+
+
+def _device(name: str) -> Unsupported:
+    return Unsupported(f"{name} is not supported: there is no worker for it")
+
+
+FEATURES: dict[str, Unsupported] = {
+    # Models and what is asked of them.
+    "lora": Unsupported(
+        "adapters (LoRA) are not supported yet", "merge the adapter into the checkpoint"
+    ),
+    "prompt_adapters": Unsupported("prompt adapters are not supported"),
+    "embeddings": Unsupported("embeddings are not supported yet"),
+    "classification": Unsupported("classification is not supported yet"),
+    "scoring": Unsupported("scores and rerankings are not supported yet"),
+    "pooling": Unsupported("pooling models are not supported yet"),
+    "media": Unsupported("images, sound and video in prompts are not supported yet"),
+    "transcription": Unsupported("transcription and translation of speech are not supported yet"),
+    "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),
+    "prompt_embeds": Unsupported(
+        "prompts as embeddings are not supported", "send text or token ids"
+    ),
+    "io_processors": Unsupported(
+        "there is no kind of plugin that turns other data into prompts", "send text or token ids"
+    ),
+    "mamba": Unsupported("models with Mamba layers are not supported yet"),
+    "latent_attention": Unsupported("models with latent attention are not supported yet"),
+    "shared_kv_layers": Unsupported(
+        "models that share caches between layers are not supported yet"
+    ),
+    "remote_code": Unsupported(
+        "dovetail never runs code that comes with a checkpoint",
+        "give the architecture as a model plugin (dotted path)",
+    ),
+    "model_scope": Unsupported("models come from a folder or from the Hugging Face hub"),
+    "s3": Unsupported("loading from S3 is not supported"),
+    # Devices and how a model is divided over them.
+    "hpu": _device("Gaudi (HPU)"),
+    "neuron": _device("AWS Neuron"),
+    "openvino": _device("OpenVINO"),
+    "rocm": _device("ROCm"),
+    "tpu": _device("TPU"),
+    "xpu": _device("Intel XPU"),
+    "tensor_parallel": Unsupported("dividing a layer over devices is not supported yet"),
+    "pipeline_parallel": Unsupported("dividing the layers over devices is not supported yet"),
+    "context_parallel": Unsupported("dividing a request's context over devices is not supported"),
+    "expert_parallel": Unsupported("dividing experts over devices is not supported yet"),
+    "dual_batch": Unsupported(
+        "hiding communication behind the other half of a batch is not supported yet"
+    ),
+    "worker_processes": Unsupported(
+        "several worker processes are not supported yet; one runs in the engine process (uni)"
+    ),
+    "ray": Unsupported("Ray workers are not supported yet"),
+    "replicas": Unsupported(
+        "several engines behind one address are not supported yet",
+        "start several servers on their own ports behind a load balancer",
+    ),
+    "kv_transfer": Unsupported("moving KV caches between engines is not supported yet"),
+    "worker_methods": Unsupported(
+        "no request can call a worker's methods", "write a worker and name it with --worker-cls"
+    ),
+    # How steps are computed.
+    "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
+    "xformers": Unsupported("dovetail has its own kernels; use auto"),
+    "kernel_choice": Unsupported(
+        "the kernels that it chooses are not supported",
+        "--attention-backend and --quantization choose among those that are",
+    ),
+    "disabled_kernels": Unsupported(
+        "kernels cannot be left out by name", "DOVETAIL_CPU_ISA=none runs on torch"
+    ),
+    "flash_attn_version": Unsupported("the newest flash-attn that is installed is used"),
+    "cuda_runtime": Unsupported("the CUDA runtime is the one that torch brings"),
+    "draft_model": Unsupported("a second model that drafts for the first is not supported yet"),
+    "typical_acceptance": Unsupported(
+        "drafts are kept by rejection sampling, which leaves the distribution of answers unchanged"
+    ),
+    "beam_search": Unsupported("beam search is not supported"),
+    "request_processors": Unsupported(
+        "a request cannot name code to run", "load processors at start with --logits-processors"
+    ),
+    "processor_threads": Unsupported("logits processors run one after another"),
+    # Around the engine.
+    "tokenizer_pool": Unsupported("prompts become tokens within the server"),
+    "custom_tokenizer": Unsupported("name the class with --tokenizer-mode package.module:Class"),
+    "demo_tools": Unsupported("no tools come with the server; name servers of MCP by HOST:PORT"),
+    "profiling": Unsupported("profiling steps from outside is not supported yet"),
+    "function_trace": Unsupported("function calls are not recorded"),
+    "grammar_cache": Unsupported("no cache of grammars is kept on disk"),
+    "fork": Unsupported("processes are started anew, never forked"),
+    # What a request asks for.
+    "predicted_outputs": Unsupported("predicted outputs are not supported"),
+    "web_search": Unsupported("there is no web search here"),
+    "conversations": Unsupported("conversations are not kept here", "use previous_response_id"),
+    "stored_prompts": Unsupported("prompts are not kept here", "send the text itself"),
+    "response_logprobs": Unsupported("logprobs are given by /v1/chat/completions alone"),
+}
+"""Feature -> what is missing, and what to do instead."""
+
+
+def what(feature: str) -> str:
+    """Return what is missing, to follow a colon. Raises: KeyError for a feature without a row."""
+    return FEATURES[feature].what
+
+
+def sentence(feature: str) -> str:
+    """Return what is missing as a sentence. Raises: KeyError for a feature without a row."""
+    return f"{what(feature)}."
+
+
+def remedy(feature: str, first: str) -> str:
+    """Return a fix: `first`, which undoes what asked for the feature, and the row's own advice."""
+    fix = FEATURES[feature].fix
+    return f"{first}; {fix}." if fix else f"{first}."
