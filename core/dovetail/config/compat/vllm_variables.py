@@ -1,6 +1,6 @@
-"""The table of environment variables that do not belong to one flag.
+"""The environment variables of other servers, and what each means here.
 
-A name of another server is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always
+A name is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always
 happens, or concerns nothing here), is an `UnsupportedVariable` or without effect until a feature
 comes (`NoEffectYet`), or is `ReadBy` somebody else. Which names there are: the reference list that
 tests/reference/env_vars.json holds. `environment.read` applies it.
@@ -14,19 +14,7 @@ from typing import Any
 
 from dovetail.unsupported import remedy, sentence, what
 
-PREFIX = "DOVETAIL_"
 FOREIGN_PREFIX = "VLLM_"
-
-CONFIG = "DOVETAIL_CONFIG"
-OWN = {
-    CONFIG: "YAML file of settings; those of --config are laid over it",
-    "DOVETAIL_PLUGINS": "packages whose plugins may be used, by comma; empty: built-in ones alone",
-    "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avx512, "
-    "avx512bf16, neon, or none to run on torch",
-    "DOVETAIL_VERBOSE": "1 shows tracebacks of errors, as --verbose does",
-}
-"""Variables that are not flags, and what they mean."""
-
 _TRUE = ("1", "true", "yes", "on")
 
 

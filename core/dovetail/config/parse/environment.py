@@ -18,8 +18,6 @@ from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.compat.vllm_variables import (
     FOREIGN,
     FOREIGN_PREFIX,
-    OWN,
-    PREFIX,
     NoEffect,
     NoEffectYet,
     Setting,
@@ -28,6 +26,18 @@ from dovetail.config.compat.vllm_variables import (
 from dovetail.config.config import Config, flags, shown
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
+
+PREFIX = "DOVETAIL_"
+
+CONFIG = "DOVETAIL_CONFIG"
+OWN = {
+    CONFIG: "YAML file of settings; those of --config are laid over it",
+    "DOVETAIL_PLUGINS": "packages whose plugins may be used, by comma; empty: built-in ones alone",
+    "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avx512, "
+    "avx512bf16, neon, or none to run on torch",
+    "DOVETAIL_VERBOSE": "1 shows tracebacks of errors, as --verbose does",
+}
+"""Variables that are not flags, and what they mean."""
 
 _SERVICE = re.compile(
     r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)$"

@@ -109,8 +109,7 @@ def config_of(
     `model` is the positional one. Raises: ConfigError when a file or a variable is wrong, or the
     model is named twice.
     """
-    from dovetail.config.compat.vllm_variables import CONFIG
-    from dovetail.config.parse.environment import read
+    from dovetail.config.parse.environment import CONFIG, read
     from dovetail.config.parse.yaml_files import read_fields
 
     config = Config()

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dovetail.config.compat.deprecated_flags import DeprecatedFlags, deprecated_flags
 from dovetail.config.compat.vllm_variables import (
     FOREIGN,
-    OWN,
     NoEffect,
     NoEffectYet,
     ReadBy,
@@ -16,7 +15,7 @@ from dovetail.config.compat.vllm_variables import (
     UnsupportedVariable,
 )
 from dovetail.config.config import GROUPS, flags
-from dovetail.config.parse.environment import today
+from dovetail.config.parse.environment import OWN, today
 from dovetail.config.report.describe import choices, default_text, state_of, usage
 from dovetail.config.sections.convert import bounds_text
 from dovetail.config.sections.field import Flag, flags_of, group_title

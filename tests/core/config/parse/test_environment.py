@@ -16,7 +16,6 @@ from dovetail.cli.parser import Parser
 from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.compat.vllm_variables import (
     FOREIGN,
-    OWN,
     NoEffect,
     NoEffectYet,
     ReadBy,
@@ -24,7 +23,7 @@ from dovetail.config.compat.vllm_variables import (
     UnsupportedVariable,
 )
 from dovetail.config.config import Config, flags
-from dovetail.config.parse.environment import read, today, variable_of
+from dovetail.config.parse.environment import OWN, read, today, variable_of
 from dovetail.config.parse.flags import add_flags, config_of
 from dovetail.errors import ConfigError
 
