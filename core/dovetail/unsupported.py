@@ -19,14 +19,10 @@ class Unsupported:
     fix: str = ""
 
 
-def _device(name: str) -> Unsupported:
-    return Unsupported(f"{name} is not supported: there is no worker for it")
-
-
 FEATURES: dict[str, Unsupported] = {
     # Models and what is asked of them.
     "lora": Unsupported(
-        "adapters (LoRA) are not supported yet", "merge the adapter into the checkpoint"
+        "LoRA adapters are not supported yet", "merge the adapter into the checkpoint"
     ),
     "prompt_adapters": Unsupported("prompt adapters are not supported"),
     "embeddings": Unsupported("embeddings are not supported yet"),
@@ -34,19 +30,17 @@ FEATURES: dict[str, Unsupported] = {
     "scoring": Unsupported("scores and rerankings are not supported yet"),
     "pooling": Unsupported("pooling models are not supported yet"),
     "media": Unsupported("images, sound and video in prompts are not supported yet"),
-    "transcription": Unsupported("transcription and translation of speech are not supported yet"),
+    "transcription": Unsupported("transcription and translation of audio are not supported yet"),
     "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),
     "prompt_embeds": Unsupported(
         "prompts as embeddings are not supported", "send text or token ids"
     ),
     "io_processors": Unsupported(
-        "there is no kind of plugin that turns other data into prompts", "send text or token ids"
+        "plugins that convert other data into prompts are not supported", "send text or token ids"
     ),
-    "mamba": Unsupported("models with Mamba layers are not supported yet"),
+    "mamba_layers": Unsupported("models with Mamba layers are not supported yet"),
     "latent_attention": Unsupported("models with latent attention are not supported yet"),
-    "shared_kv_layers": Unsupported(
-        "models that share caches between layers are not supported yet"
-    ),
+    "shared_kv_layers": Unsupported("models whose layers share a KV cache are not supported yet"),
     "remote_code": Unsupported(
         "dovetail never runs code that comes with a checkpoint",
         "give the architecture as a model plugin (dotted path)",
@@ -54,46 +48,47 @@ FEATURES: dict[str, Unsupported] = {
     "model_scope": Unsupported("models come from a folder or from the Hugging Face hub"),
     "s3": Unsupported("loading from S3 is not supported"),
     # Devices and how a model is divided over them.
-    "hpu": _device("Gaudi (HPU)"),
-    "neuron": _device("AWS Neuron"),
-    "openvino": _device("OpenVINO"),
-    "rocm": _device("ROCm"),
-    "tpu": _device("TPU"),
-    "xpu": _device("Intel XPU"),
-    "tensor_parallel": Unsupported("dividing a layer over devices is not supported yet"),
-    "pipeline_parallel": Unsupported("dividing the layers over devices is not supported yet"),
-    "context_parallel": Unsupported("dividing a request's context over devices is not supported"),
-    "expert_parallel": Unsupported("dividing experts over devices is not supported yet"),
+    "hpu": Unsupported("Gaudi devices (HPU) are not supported"),
+    "neuron": Unsupported("AWS Neuron devices are not supported"),
+    "openvino": Unsupported("OpenVINO is not supported"),
+    "rocm": Unsupported("ROCm is not supported"),
+    "tpu": Unsupported("TPUs are not supported"),
+    "xpu": Unsupported("Intel XPUs are not supported"),
+    "tensor_parallel": Unsupported("tensor parallelism is not supported yet"),
+    "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
+    "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),
+    "expert_parallel": Unsupported("expert parallelism is not supported yet"),
     "dual_batch": Unsupported(
-        "hiding communication behind the other half of a batch is not supported yet"
+        "dual batch overlap needs several devices, which are not supported yet"
     ),
     "worker_processes": Unsupported(
         "several worker processes are not supported yet; one runs in the engine process (uni)"
     ),
-    "ray": Unsupported("Ray workers are not supported yet"),
+    "ray": Unsupported("Ray is not supported"),
     "replicas": Unsupported(
-        "several engines behind one address are not supported yet",
+        "data parallelism is not supported yet; one engine serves the model",
         "start several servers on their own ports behind a load balancer",
     ),
-    "kv_transfer": Unsupported("moving KV caches between engines is not supported yet"),
+    "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
     "worker_methods": Unsupported(
-        "no request can call a worker's methods", "write a worker and name it with --worker-cls"
+        "extending the worker class is not supported",
+        "write a worker plugin and name it with --worker-cls",
     ),
     # How steps are computed.
     "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
     "xformers": Unsupported("dovetail has its own kernels; use auto"),
     "kernel_choice": Unsupported(
-        "the kernels that it chooses are not supported",
+        "the kernels that it selects are not supported",
         "--attention-backend and --quantization choose among those that are",
     ),
     "disabled_kernels": Unsupported(
-        "kernels cannot be left out by name", "DOVETAIL_CPU_ISA=none runs on torch"
+        "kernels cannot be disabled by name", "DOVETAIL_CPU_ISA=none runs on torch"
     ),
     "flash_attn_version": Unsupported("the newest flash-attn that is installed is used"),
-    "cuda_runtime": Unsupported("the CUDA runtime is the one that torch brings"),
-    "draft_model": Unsupported("a second model that drafts for the first is not supported yet"),
+    "cuda_runtime": Unsupported("dovetail uses the CUDA runtime of torch"),
+    "draft_model": Unsupported("draft models are not supported yet"),
     "typical_acceptance": Unsupported(
-        "drafts are kept by rejection sampling, which leaves the distribution of answers unchanged"
+        "drafts are accepted by rejection sampling, which leaves the answers' distribution as it is"
     ),
     "beam_search": Unsupported("beam search is not supported"),
     "request_processors": Unsupported(
@@ -101,13 +96,13 @@ FEATURES: dict[str, Unsupported] = {
     ),
     "processor_threads": Unsupported("logits processors run one after another"),
     # Around the engine.
-    "tokenizer_pool": Unsupported("prompts become tokens within the server"),
+    "tokenizer_pool": Unsupported("the server tokenizes prompts itself"),
     "custom_tokenizer": Unsupported("name the class with --tokenizer-mode package.module:Class"),
     "demo_tools": Unsupported("no tools come with the server; name servers of MCP by HOST:PORT"),
-    "profiling": Unsupported("profiling steps from outside is not supported yet"),
+    "profiling": Unsupported("the torch profiler cannot be started from outside yet"),
     "function_trace": Unsupported("function calls are not recorded"),
-    "grammar_cache": Unsupported("no cache of grammars is kept on disk"),
-    "fork": Unsupported("processes are started anew, never forked"),
+    "grammar_cache": Unsupported("compiled grammars are not cached on disk"),
+    "fork": Unsupported("processes are always spawned, never forked"),
     # What a request asks for.
     "predicted_outputs": Unsupported("predicted outputs are not supported"),
     "web_search": Unsupported("there is no web search here"),

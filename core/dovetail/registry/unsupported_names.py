@@ -21,7 +21,7 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "expert_placement": dict.fromkeys(("linear", "round_robin"), "expert_parallel"),
     "kv_cache_dtype": {"fp8_inc": "hpu"},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), "lora"),
-    "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba"),
+    "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba_layers"),
     "mm_cache": dict.fromkeys(("lru", "shm"), "media"),
     "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), "media"),
     "modality": dict.fromkeys(("audio", "image", "video"), "media"),

@@ -94,8 +94,8 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
         "media", passing_items=(("audio", 0), ("image", 0), ("video", 0))
     ),
     "mm_processor_cache_gb": UnsupportedFlag("media", passing=(0.0,)),
-    "mamba_cache_dtype": UnsupportedFlag("mamba", passing=("float32",)),
-    "mamba_ssm_cache_dtype": UnsupportedFlag("mamba", passing=("float32",)),
+    "mamba_cache_dtype": UnsupportedFlag("mamba_layers", passing=("float32",)),
+    "mamba_ssm_cache_dtype": UnsupportedFlag("mamba_layers", passing=("float32",)),
     **_all("kv_transfer", "kv_events_config", "kv_transfer_config"),
     **_all("context_parallel", "decode_context_parallel_size"),
     **_all("pipeline_parallel", "pipeline_parallel_size"),

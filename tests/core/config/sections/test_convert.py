@@ -13,11 +13,11 @@ from dovetail.config.sections.field import Flag, Meta
 from dovetail.errors import ConfigError
 
 
-def make(shape: str, *, is_optional: bool = False, default: Any = None, **meta: Any) -> Flag:
+def make(value_type: str, *, is_optional: bool = False, default: Any = None, **meta: Any) -> Flag:
     return Flag(
         name="some_flag",
         group="ModelConfig",
-        shape=shape,
+        value_type=value_type,
         is_optional=is_optional,
         default=default,
         meta=Meta(help="", **meta),
