@@ -85,8 +85,8 @@ _VARIABLES_HEAD = """# Environment variables
 
 Every flag of `dovetail serve` ([flags.md](flags.md)) has a variable: `DOVETAIL_` and the name of
 the flag in capitals, with underscores for dashes. The value is written as on the command line, a
-list with commas. An empty variable sets nothing. For an unknown name that begins with `DOVETAIL_` or
-`VLLM_` there is a warning that suggests the nearest known one. `dovetail config show --origin`
+list with commas. An empty variable sets nothing. For an unknown name that begins with `DOVETAIL_`
+or `VLLM_` there is a warning that suggests the nearest known one. `dovetail config show --origin`
 shows what each variable has set.
 
 | other variables of dovetail | what |
