@@ -60,23 +60,23 @@ def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = 
     unless it `may_exceed` that."""
     longest = checkpoint_tokens(model)
     if requested is None:
-        log.info("max_model_len auto: %d tokens, what the checkpoint was made for.", longest)
+        log.info("max_model_len auto: %d tokens, the checkpoint's maximum.", longest)
         return longest
     if requested > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
         raise ConfigError(
-            f"the model has an embedding for each of its {longest} positions and none beyond.",
+            f"the model has learned embeddings for only {longest} positions.",
             where="--allow-long-max-model-len",
             fix=f"give --max-model-len at most {longest}.",
         )
     if requested > longest and may_exceed:
         log.warning(
-            "%d tokens are more than the %d that the model was made for.", requested, longest
+            "%d tokens are more than the %d that the model was trained for.", requested, longest
         )
     elif requested > longest:
         raise ConfigError(
             f"{requested} tokens is more than the checkpoint's {longest}.",
             where="--max-model-len",
-            fix=f"give at most {longest}, or stretch the context with "
+            fix=f"give at most {longest}, or scale the rotary embedding with "
             '--hf-overrides.rope_scaling \'{"rope_type": "yarn", "factor": 4.0, ...}\', or go '
             "beyond it at your own risk with --allow-long-max-model-len.",
         )
@@ -108,7 +108,11 @@ def within_window(requested: int | None, length: int, model: ModelSpec) -> int:
             fix=f"give at most {window}, or leave {NO_WINDOW} out.",
         )
     if length > window:
-        log.info("max_model_len auto: %d tokens, the window that %s ends at.", window, NO_WINDOW)
+        log.info(
+            "max_model_len auto: %d tokens, the window that is the limit with %s.",
+            window,
+            NO_WINDOW,
+        )
     return min(length, window)
 
 
