@@ -330,7 +330,7 @@ FAULTS: dict[str, Fault] = {
     "several devices": Fault(
         args=flags("--tensor-parallel-size", "2"),
         cause="--tensor-parallel-size: .*not supported",
-        fix="use 1",
+        fix="leave the flag out",
     ),
     "code of the checkpoint": Fault(
         args=flags("--trust-remote-code"),

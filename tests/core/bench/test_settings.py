@@ -44,7 +44,7 @@ def test_choices_are_kinds_and_the_rest_is_free_text() -> None:
     kind = KINDS["bench_dataset"]
     assert kind.flags == ("--dataset-name",)
     assert kind.default == chosen["dataset_name"].default
-    assert {f.name for f in ALL.values() if f.shape == "str" and not f.meta.kind} == FREE_TEXT
+    assert {f.name for f in ALL.values() if f.value_type == "str" and not f.meta.kind} == FREE_TEXT
 
 
 @pytest.mark.parametrize("flag", ALL.values(), ids=lambda flag: flag.name)
