@@ -151,9 +151,9 @@ class DeprecatedFlags:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a deprecated flag is today: `today` as a reader would write it, `fields` to be set.
+    """What a deprecated flag is today: the `flag` as a reader would write it, `fields` to be set.
 
-    A flag that waits for a missing `feature` is nothing today; `fields` says which values pass.
+    One that waits for a missing `feature` is nothing today; its `fields` take what asks for nothing.
     """
 
     flag: str
