@@ -153,7 +153,8 @@ class DeprecatedFlags:
 class Mapped:
     """What a deprecated flag is today: the `flag` as a reader would write it, `fields` to be set.
 
-    One that waits for a missing `feature` is nothing today; its `fields` take what asks for nothing.
+    One that waits for a missing `feature` is nothing today; its `fields` take
+    what asks for nothing.
     """
 
     flag: str
