@@ -19,7 +19,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from dovetail import registry
-from dovetail.config.model_path import find_model
+from dovetail.config.checkpoint.model_path import find_model
 from dovetail.engine.drafting import Drafting
 from dovetail.engine.kv_cache import KVCacheManager
 from dovetail.engine.request import RUNNING, Request

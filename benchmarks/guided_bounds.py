@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import RequestError, RequestFault

@@ -99,13 +99,13 @@ def loaded(model: str, flags: Sequence[str], num_threads: int) -> SteppedLLM:
     """Return a model with the flags of `serve`."""
     from dovetail.cli import serve
     from dovetail.cli.parser import Parser
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
 
     parser = Parser(prog="serve", description="")
     serve.add_arguments(parser)
     told = parser.parse([model, *FLAGS, "--num-threads", str(num_threads), *flags])
-    return SteppedLLM.from_spec(resolve(asked(told)))
+    return SteppedLLM.from_spec(resolve(parse_config(told)))
 
 
 def weights_bytes(llm: LLM) -> int:

@@ -45,7 +45,7 @@ def topics(names: Sequence[str]) -> list[str]:
 
 def windows_of(model: Path, count: int) -> tuple[list[list[int]], bool]:
     """Return the first tokens of each text, and whether a token begins every text."""
-    from dovetail.config.engine import Config
+    from dovetail.config.config import Config
     from dovetail.config.resolve import resolve
     from dovetail.engine.input import load_tokenizer
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.model_path import DEMO_PATH
-from dovetail.config.selections import select
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.rules.selections import select
 from dovetail.errors import RequestError
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.guided.table import GuideTable

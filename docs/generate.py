@@ -207,7 +207,7 @@ def errors_page() -> str:
 def bench_page() -> str:
     """Return the flags of every measurement, each group once."""
     from dovetail.bench.settings import GROUPS_BY_COMMAND
-    from dovetail.config.docs import group_sections
+    from dovetail.config.report.docs import group_sections
 
     groups = dict.fromkeys(group for names in GROUPS_BY_COMMAND.values() for group in names)
     parts = [
@@ -228,7 +228,7 @@ def bench_page() -> str:
 def batch_page() -> str:
     """Return the flags of run-batch, and which of the HTTP server's it takes."""
     from dovetail.batch.settings import BatchFlags, answer_flags
-    from dovetail.config.docs import group_sections
+    from dovetail.config.report.docs import group_sections
 
     taken = ", ".join(f"`{flag.spelling}`" for flag in answer_flags())
     parts = [
@@ -243,7 +243,7 @@ def batch_page() -> str:
 
 def _anchor(group: type[object]) -> str:
     """Return the link target that Markdown viewers make of the group's heading."""
-    from dovetail.config.field import group_title
+    from dovetail.config.sections.field import group_title
 
     heading = f"{group.__name__}: {group_title(group)}".lower()
     return "".join(c for c in heading if c.isalnum() or c in " -_").replace(" ", "-")
@@ -402,7 +402,7 @@ def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
     from quantization_page import quantization_page
 
-    from dovetail.config.docs import flags_page, variables_page
+    from dovetail.config.report.docs import flags_page, variables_page
 
     return {
         "flags.md": flags_page(),

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.gather import Gatherer
 from dovetail.engine.input import PreparedRequest, Prompt
@@ -152,7 +152,7 @@ class LLM(AbstractContextManager["LLM"]):
         kwargs: dict[str, Any],
     ) -> str:
         # pydantic is needed for chats only, so it is not loaded before.
-        from dovetail.config.chat_template import load_template
+        from dovetail.config.rules.chat_template import load_template
         from dovetail.server.protocol.chat import Message, ToolBody
         from dovetail.server.render.chat import ChatRenderer, RenderQuery
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dovetail import process
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -272,7 +272,7 @@ def test_an_engine_and_an_api_process_run_no_code_of_the_working_folder(
 
 API_PARENT = """
 import asyncio, socket, sys
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.server import fleet
 from dovetail.server.parsers import ParserChoice

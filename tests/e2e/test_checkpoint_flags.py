@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.outputs import GenerationResult
 from dovetail.errors import ConfigError

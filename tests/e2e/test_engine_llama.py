@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail import registry
-from dovetail.config.hf import load_model_facts
+from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.engine.client import EngineProcess
 from dovetail.engine.outputs import join_deltas

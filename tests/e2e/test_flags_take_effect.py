@@ -20,12 +20,12 @@ import torch
 
 from dovetail import LLM, SamplingParams, registry
 from dovetail.config import resolve as resolving
-from dovetail.config.demo import with_demo_fields
-from dovetail.config.engine import Config
-from dovetail.config.model_path import DEMO_PATH
-from dovetail.config.observers import stat_loggers
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.selections import check_choices, load_plugin_files
+from dovetail.config.rules.checks import check_choices, load_plugin_files
+from dovetail.config.rules.demo import with_demo_fields
+from dovetail.config.rules.stat_loggers import stat_loggers
 from dovetail.engine.prefix_hash import ALGORITHMS
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.executor import PendingStep
@@ -431,7 +431,7 @@ def test_worker_and_executor_by_path(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_device(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.config.platform.no_cuda_reason", lambda: None)
+    monkeypatch.setattr("dovetail.config.rules.platform.no_cuda_reason", lambda: None)
     assert spec_of(folder, device=name, kv_cache_memory_bytes="1M").worker.name == name
 
 
@@ -475,7 +475,7 @@ def test_allow_long_max_model_len(folder: Path) -> None:
 def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--engine-reply-timeout, --engine-step-timeout, --socket-dir and --cpu-cores, no further: what
     follows has tests of its own."""
-    monkeypatch.setattr("dovetail.config.cores.usable_processors", lambda: {2, 3})
+    monkeypatch.setattr("dovetail.config.rules.cores.usable_processors", lambda: {2, 3})
     spec = spec_of(
         folder, engine_reply_timeout=3, engine_step_timeout=4, socket_dir="/run", cpu_cores="3"
     )

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.runner.loader import load_model, num_bytes
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint

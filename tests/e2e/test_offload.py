@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from dovetail import LLM, SamplingParams
-from dovetail.config.engine import Config
-from dovetail.config.host_memory import offload_bytes
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.config.rules.host_memory import offload_bytes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.layers.placement import WeightHolder

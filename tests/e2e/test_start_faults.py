@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.checkpoint.model_path import DEMO_PATH
 from support.demo_copies import demo_copy, with_file, with_header, with_weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -330,7 +330,7 @@ FAULTS: dict[str, Fault] = {
     "several devices": Fault(
         args=flags("--tensor-parallel-size", "2"),
         cause="--tensor-parallel-size: .*not supported",
-        fix="use 1",
+        fix="leave the flag out",
     ),
     "code of the checkpoint": Fault(
         args=flags("--trust-remote-code"),

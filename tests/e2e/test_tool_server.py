@@ -22,8 +22,8 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
-from dovetail.config.frontend import FrontendConfig
-from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.checks import check_frontend
 from dovetail.server.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dovetail import registry
-from dovetail.config.engine import flags
-from dovetail.config.ledger import REFUSED
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
+from dovetail.config.config import flags
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE: dict[str, dict[str, str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -28,13 +28,14 @@ def test_nothing_of_the_kit_is_offered_to_users() -> None:
 
 
 def test_every_kind_has_an_entry() -> None:
-    """A kind without one belongs to flags that are refused or older, or takes import paths."""
+    """A kind without one is of flags that are unsupported or deprecated, or takes import paths."""
     empty = [name for name, kind in registry.KINDS.items() if kind.group not in TABLE]
     chosen_by = {kind: [f.name for f in flags().values() if f.meta.kind == kind] for kind in empty}
-    honoured = {
-        kind: [name for name in names if name not in REFUSED] for kind, names in chosen_by.items()
+    supported = {
+        kind: [name for name in names if name not in UNSUPPORTED_FLAGS]
+        for kind, names in chosen_by.items()
     }
-    assert [k for k in empty if honoured[k] and not registry.KINDS[k].is_open] == []
+    assert [k for k in empty if supported[k] and not registry.KINDS[k].is_open] == []
 
 
 def test_every_public_plugin_file_is_declared() -> None:

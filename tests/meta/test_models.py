@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.config.hf_defaults import CLASS_DEFAULTS
-from dovetail.config.model_facts import MODEL_FACTS, ModelFacts
+from dovetail.config.checkpoint.hf_defaults import CLASS_DEFAULTS
+from dovetail.config.checkpoint.model_facts import MODEL_FACTS, ModelFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "dovetail"
-TABLES = ("config/hf_defaults.py", "config/model_facts.py")
+TABLES = ("config/checkpoint/hf_defaults.py", "config/checkpoint/model_facts.py")
 
 
 def architectures() -> list[str]:

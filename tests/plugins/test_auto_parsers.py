@@ -13,7 +13,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.cli.main import main
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.server.parsers import choose_parsers
 
 HF = "https://huggingface.co/"

@@ -10,8 +10,8 @@ import time
 import pytest
 from msgspec import structs
 
-from dovetail.config.engine import Config
-from dovetail.config.selections import select_stat_loggers
+from dovetail.config.config import Config
+from dovetail.config.rules.selections import select_stat_loggers
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.stats import Caller, RequestStats, RequestTimes
@@ -169,8 +169,8 @@ def test_a_missing_package_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatc
 def test_nothing_of_it_is_imported_unless_asked_for() -> None:
     code = (
         "import sys\n"
-        "from dovetail.config.engine import Config\n"
-        "from dovetail.config.selections import select_stat_loggers\n"
+        "from dovetail.config.config import Config\n"
+        "from dovetail.config.rules.selections import select_stat_loggers\n"
         "from dovetail import registry\n"
         "for selection in select_stat_loggers(Config()):\n"
         "    registry.load_selection(selection)(registry.build_options(selection), 'm', 64)\n"

@@ -1,4 +1,5 @@
-"""For every honoured flag the tests that would fail if it did nothing. Data for test_ledger.py.
+"""For every supported flag the tests that would fail if it did nothing. Data for
+test_flag_states.py.
 
 A place is "path below tests::function". The first one mentions the flag; where it ends halfway
 (a flag has reached the resolved engine, say), the next ones show what follows from there.
@@ -7,11 +8,11 @@ A place is "path below tests::function". The first one mentions the flag; where 
 from __future__ import annotations
 
 SPEC = "core/config/test_resolve.py::test_fields_reach_the_spec"
-CHECKPOINT = "core/config/test_checkpoint_flags.py"
+CHECKPOINT = "core/config/checkpoint/test_checkpoint_flags.py"
 CHECKPOINT_WHOLE = "e2e/test_checkpoint_flags.py"
-ENVIRONMENT = "core/config/test_environment.py"
+ENVIRONMENT = "core/config/parse/test_environment.py"
 SETTINGS = "core/engine/test_engine_settings.py"
-OBSERVERS = "core/config/test_observers.py"
+OBSERVERS = "core/config/rules/test_stat_loggers.py"
 WHOLE = "e2e/test_flags_take_effect.py"
 CHAT = "core/server/test_chat.py"
 EDGES = "core/server/test_edges.py"
@@ -60,7 +61,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "cuda_graph_sizes": (
         "e2e/test_recorded_steps.py::test_only_the_sizes_asked_for_are_recorded",
-        "core/config/test_compile_level.py::test_sizes",
+        "core/config/rules/test_compile_level.py::test_sizes",
     ),
     "device": (f"{WHOLE}::test_device",),
     "disable_fastapi_docs": (f"{EDGES}::test_models_and_docs",),
@@ -75,7 +76,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "disable_uvicorn_access_log": ("core/server/test_logs.py::test_the_access_log",),
     "distributed_executor_backend": (f"{WHOLE}::test_worker_and_executor_by_path",),
     "download_dir": (f"{WHOLE}::test_revisions_and_download_dir",),
-    "dtype": (SPEC, "core/config/test_rules.py::test_dtype"),
+    "dtype": (SPEC, "core/config/rules/test_rules.py::test_dtype"),
     "enable_auto_tool_choice": (f"{CHAT}::test_whether_the_model_may_decide_to_call",),
     "enable_chunked_prefill": (
         SPEC,
@@ -230,10 +231,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "stat_loggers": (f"{WHOLE}::test_stat_loggers_and_their_options",),
     "strict_request_fields": (f"{EDGES}::test_unknown_fields_are_errors_when_strict",),
     "structured_outputs_config": (
-        "core/config/test_structured_flag.py::test_the_backend_that_is_named_is_taken",
-        "core/config/test_structured_flag.py::test_others_are_tried_unless_that_is_forbidden",
-        "core/config/test_structured_flag.py::test_how_json_is_written",
-        "core/config/test_structured_flag.py::test_bounds",
+        "core/config/rules/test_structured_output.py::test_the_backend_that_is_named_is_taken",
+        "core/config/rules/test_structured_output.py::test_others_are_tried_unless_that_is_forbidden",
+        "core/config/rules/test_structured_output.py::test_how_json_is_written",
+        "core/config/rules/test_structured_output.py::test_bounds",
         "e2e/test_hostile_forms.py::test_hostile_forms_cost_their_own_request",
     ),
     "swap_space": ("plugins/test_swap.py::test_swap_space",),

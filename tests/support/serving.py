@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 from fastapi import FastAPI
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers, Tool, ToolCall

@@ -15,7 +15,7 @@ import torch
 import dovetail
 from benchmarks.peers.drivers.trace import Setting, Trace
 from dovetail import LLM
-from dovetail.config.flags import add_flags, config_of
+from dovetail.config.parse.flags import add_flags, config_of
 from dovetail.config.resolve import resolve
 
 FLAGS = [

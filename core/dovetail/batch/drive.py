@@ -16,7 +16,7 @@ from dovetail.batch.lines import BadLine, Line, custom_id_of, name_of_line, pars
 from dovetail.batch.progress import Progress
 from dovetail.batch.results import Answer, Fault, Result, Results
 from dovetail.errors import EngineDead
-from dovetail.server.absent import unbuilt
+from dovetail.server.absent import unsupported_path
 
 logger = logging.getLogger("dovetail.batch")
 BREATH_LINES = 256
@@ -75,10 +75,10 @@ def _check_alive(result: Result, death: str | None) -> None:
 async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -> Result:
     """Return the result of one line, whatever is wrong with it."""
     try:
-        asked = parse(line)
-        if not caller.takes(asked.url):
-            raise _no_route(asked.url)
-        status, body = await caller.post(asked.url, bytes(asked.body), name)
+        request = parse(line)
+        if not caller.takes(request.url):
+            raise _no_route(request.url)
+        status, body = await caller.post(request.url, bytes(request.body), name)
         kept = Answer(status_code=status, request_id=name, body=_json(status, body))
     except BadLine as error:
         logger.info("line %d: %s", line.number, error)
@@ -88,9 +88,9 @@ async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -
 
 
 def _no_route(url: str) -> BadLine:
-    sentence = unbuilt(url)
+    sentence = unsupported_path(url)
     if sentence is not None:
-        return BadLine("not_built", f"url: {sentence}")
+        return BadLine("not_supported", f"url: {sentence}")
     return BadLine("invalid_url", f"url: no route takes POST at {url[:256]!r}.")
 
 

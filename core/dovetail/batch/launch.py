@@ -26,10 +26,10 @@ from dovetail.batch.progress import Progress, is_terminal
 from dovetail.batch.results import Results
 from dovetail.batch.settings import BatchFlags, answer_config, idle_settings
 from dovetail.batch.transfer import TransferError, fetch, is_address, send, shown
-from dovetail.config.engine import Config
-from dovetail.config.frontend import FrontendConfig
-from dovetail.config.log_config import read_log_config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability import logging as log_setup

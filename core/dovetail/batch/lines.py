@@ -41,7 +41,7 @@ class Scan:
     num_failed: int
 
 
-class Asked(msgspec.Struct, frozen=True):
+class BatchRequest(msgspec.Struct, frozen=True):
     """A line as it should be."""
 
     custom_id: str
@@ -139,20 +139,20 @@ def _doubled(path: Path, max_bytes: int, custom_id: str, number: int) -> ConfigE
     )
 
 
-def parse(line: Line) -> Asked:
+def parse(line: Line) -> BatchRequest:
     """Return what a line asks for. Raises: BadLine"""
     if not line.is_whole:
         raise BadLine("line_too_long", "the line is longer than --max-body-bytes allows.")
     try:
-        asked = msgspec.json.decode(line.raw, type=Asked)
+        request = msgspec.json.decode(line.raw, type=BatchRequest)
     except msgspec.ValidationError as error:
         raise BadLine("invalid_request", f"the line is not a request: {error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine("invalid_json", f"the line is not valid JSON: {error}.") from error
-    if asked.method != "POST":
-        raise BadLine("invalid_method", f"method: must be POST, not {asked.method[:64]!r}.")
-    _check_body(asked.body)
-    return asked
+    if request.method != "POST":
+        raise BadLine("invalid_method", f"method: must be POST, not {request.method[:64]!r}.")
+    _check_body(request.body)
+    return request
 
 
 def _check_body(body: msgspec.Raw) -> None:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dovetail.config.engine import GROUPS, Config
-from dovetail.config.field import Flag, flag, flags_of
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.config import GROUPS, Config
+from dovetail.config.sections.field import Flag, flag, flags_of
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 
 ENGINE_GROUPS = tuple(group for group in GROUPS.values() if group is not FrontendConfig)

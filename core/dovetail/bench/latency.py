@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.bench.offline import add_offline, check_all, engine_config, generate, load
 from dovetail.bench.settings import LATENCY_GROUPS, DatasetFlags, LatencyFlags, ReportFlags
-from dovetail.config.flags import group_of
+from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
 
 HELP = "time one batch, offline"

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.config.engine import GROUPS, Config
-from dovetail.config.flags import add_flags, add_groups
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.config import GROUPS, Config
+from dovetail.config.parse.flags import add_flags, add_groups
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.bench_dataset import BenchPrompt
 
@@ -30,15 +30,15 @@ def add_offline(parser: argparse.ArgumentParser, groups: Sequence[type[object]])
 
 def engine_config(args: argparse.Namespace) -> Config:
     """Return the engine's config, its choices checked. Raises: ConfigError"""
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import parse_config
 
-    return asked(args)
+    return parse_config(args)
 
 
 def load(config: Config) -> Any:
     """Return the loaded LLM; close it. Raises: ConfigError"""
-    from dovetail.config.log_config import read_log_config
     from dovetail.config.resolve import resolve
+    from dovetail.config.rules.log_config import read_log_config
     from dovetail.llm import LLM
     from dovetail.observability import logging as log_setup
 

@@ -10,8 +10,13 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.bench.settings import DatasetFlags
-from dovetail.config.model_path import DEMO_NAME, DEMO_PATH, find_tokenizer, has_tokenizer
-from dovetail.config.selections import select
+from dovetail.config.checkpoint.model_path import (
+    DEMO_NAME,
+    DEMO_PATH,
+    find_tokenizer,
+    has_tokenizer,
+)
+from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.tokenizer import Tokenizer
@@ -55,14 +60,14 @@ def draw_prompts(
     return dataset.draw(query)
 
 
-def tokenizer_of(asked: str | None, named_by_server: str) -> Tokenizer | None:
+def tokenizer_of(requested: str | None, named_by_server: str) -> Tokenizer | None:
     """Return the tokenizer asked for, or that of the folder or hub id the server names.
 
     None where nobody names any that can be found. Raises: ConfigError when the one asked for is
     not there.
     """
-    if asked is not None:
-        return load_tokenizer(find_tokenizer(asked, Path(asked)))
+    if requested is not None:
+        return load_tokenizer(find_tokenizer(requested, Path(requested)))
     folder = DEMO_PATH if named_by_server == DEMO_NAME else Path(named_by_server)
     if folder.is_dir():
         return load_tokenizer(folder) if has_tokenizer(folder) else None

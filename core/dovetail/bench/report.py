@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.bench.machine import machine_facts, version_facts
 from dovetail.bench.settings import ReportFlags
-from dovetail.config.engine import shown
-from dovetail.config.field import flags_of
+from dovetail.config.config import shown
+from dovetail.config.sections.field import flags_of
 from dovetail.errors import ConfigError
 
 Rows = Sequence[tuple[str, str] | str]

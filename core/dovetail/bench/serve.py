@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from dovetail.bench import settings
 from dovetail.bench.dialect import USAGE_OPTIONS, Dialect, is_chat_path, models_path
-from dovetail.config.flags import add_groups, group_of
+from dovetail.config.parse.flags import add_groups, group_of
 from dovetail.errors import DovetailError
 
 HELP = "load a running server and measure its answers"
@@ -115,22 +115,22 @@ async def measure(flags: Flags) -> Measured:
     """Return the traces of the whole load. Raises: ConfigError, ServerError"""
     from dovetail.bench.client import target_of
 
-    asked = flags.target
+    target_flags = flags.target
     target = target_of(
-        asked.base_url or f"http://{asked.host}:{asked.port}",
-        asked.endpoint,
-        api_key=asked.api_key or os.environ.get("OPENAI_API_KEY"),
-        timeout_s=asked.request_timeout,
+        target_flags.base_url or f"http://{target_flags.host}:{target_flags.port}",
+        target_flags.endpoint,
+        api_key=target_flags.api_key or os.environ.get("OPENAI_API_KEY"),
+        timeout_s=target_flags.request_timeout,
     )
-    is_chat = is_chat_path(asked.endpoint)
-    model, root = await find_model(target, asked)
+    is_chat = is_chat_path(target_flags.endpoint)
+    model, root = await find_model(target, target_flags)
     prompts = _draw(flags, is_chat, root)
     dialect = Dialect(
         model=model,
         is_chat=is_chat,
-        temperature=asked.temperature,
-        ignores_eos=asked.ignore_eos,
-        extra=asked.extra_body,
+        temperature=target_flags.temperature,
+        ignores_eos=target_flags.ignore_eos,
+        extra=target_flags.extra_body,
     )
     dialect = await probe(target, dialect, prompts.pop())
     bodies = [target.request("POST", target.path, dialect.body(prompt)) for prompt in prompts]
@@ -146,13 +146,15 @@ def _draw(flags: Flags, is_chat: bool, root: str) -> list[Any]:
     """Return the measured prompts, those that warm up, and one for the probe."""
     from dovetail.bench.prompts import draw_prompts, tokenizer_of
 
-    asked = flags.target
-    needs_none = asked.vocab_size is not None and asked.tokenizer is None and not is_chat
+    target_flags = flags.target
+    needs_none = (
+        target_flags.vocab_size is not None and target_flags.tokenizer is None and not is_chat
+    )
     return draw_prompts(
         flags.dataset,
-        seed=asked.seed,
-        tokenizer=None if needs_none else tokenizer_of(asked.tokenizer, root),
-        vocab_tokens=asked.vocab_size,
+        seed=target_flags.seed,
+        tokenizer=None if needs_none else tokenizer_of(target_flags.tokenizer, root),
+        vocab_tokens=target_flags.vocab_size,
         needs_text=is_chat,
         num_extra=1,
     )
@@ -186,14 +188,14 @@ def progress(total: int) -> Any:
     return tqdm(total=total, unit="request", disable=not sys.stderr.isatty())
 
 
-async def find_model(target: Any, asked: settings.TargetFlags) -> tuple[str, str]:
+async def find_model(target: Any, target_flags: settings.TargetFlags) -> tuple[str, str]:
     """Return the name to ask for, and the folder or hub id the server gives for it.
 
     Waits for a server that does not answer yet. Raises: ServerError
     """
-    cards = await _model_cards(target, asked.ready_check_timeout_sec)
+    cards = await _model_cards(target, target_flags.ready_check_timeout_sec)
     served = {str(card["id"]): str(card.get("root") or card["id"]) for card in cards}
-    name = asked.model or next(iter(served), None)
+    name = target_flags.model or next(iter(served), None)
     if name is None:
         raise ServerError(
             "the server lists no model.", where=target.url, fix="name it with --model."

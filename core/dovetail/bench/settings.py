@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.field import flag
+from dovetail.config.sections.field import flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

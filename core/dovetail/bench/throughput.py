@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.bench.offline import add_offline, engine_config, generate, load
 from dovetail.bench.settings import THROUGHPUT_GROUPS, DatasetFlags, ReportFlags
-from dovetail.config.flags import group_of
+from dovetail.config.parse.flags import group_of
 from dovetail.interfaces.bench_dataset import BenchPrompt
 
 HELP = "answer many requests as fast as it goes, offline"

@@ -17,11 +17,10 @@ def main() -> int:
 
 
 def _serve() -> int:
-    from dovetail.config.engine import Config
-    from dovetail.config.selections import load_plugin_files
+    from dovetail.config.config import Config
+    from dovetail.config.rules.checks import checked
 
-    config = Config.from_fields(process.read_boot(dict[str, Any]))
-    load_plugin_files(config)
+    config = checked(Config.from_fields(process.read_boot(dict[str, Any])))
     from dovetail.server.launch import run
 
     return run(config)

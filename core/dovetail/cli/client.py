@@ -123,8 +123,8 @@ def client_of(args: argparse.Namespace) -> tuple[Client, dict[str, Any]]:
 
 def fields_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """Return the body fields that every request carries."""
-    asked = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    return {"model": model} | {name: value for name, value in asked.items() if value is not None}
+    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {"model": model} | {name: value for name, value in sampling.items() if value is not None}
 
 
 def read_events(lines: Any) -> Iterator[dict[str, Any]]:

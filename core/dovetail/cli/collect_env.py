@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.secrets import masked_variable
+from dovetail.config.report.secrets import masked_variable
 
 HELP = "describe machine and installation, for a bug report"
 
@@ -127,7 +127,7 @@ def _processor() -> dict[str, Any]:
     import psutil
 
     from dovetail.bench.machine import machine_facts
-    from dovetail.config.platform import quota_cores, usable_cores, usable_processors
+    from dovetail.config.rules.platform import quota_cores, usable_cores, usable_processors
 
     facts = machine_facts()
     return {
@@ -145,7 +145,7 @@ def _processor() -> dict[str, Any]:
 def _memory() -> dict[str, Any]:
     import psutil
 
-    from dovetail.config.platform import available_bytes, memory_limit_bytes
+    from dovetail.config.rules.platform import available_bytes, memory_limit_bytes
 
     limit = memory_limit_bytes()
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -159,7 +159,7 @@ def _memory() -> dict[str, Any]:
 
 
 def _gpus() -> dict[str, Any]:
-    from dovetail.config.platform import no_cuda_reason
+    from dovetail.config.rules.platform import no_cuda_reason
 
     wanted = "name,memory.total,memory.used,driver_version,compute_cap"
     try:
@@ -264,9 +264,9 @@ def _plugins() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    from dovetail.config.engine import flags
-    from dovetail.config.environment import variable_of
-    from dovetail.config.variables import FOREIGN
+    from dovetail.config.compat.vllm_variables import FOREIGN
+    from dovetail.config.config import flags
+    from dovetail.config.parse.environment import variable_of
 
     secrets = {variable_of(flag): flag.meta.secret for flag in flags().values()}
     return {
@@ -278,7 +278,7 @@ def _environment() -> dict[str, str]:
 
 def _told_by_plugins() -> dict[str, Any]:
     from dovetail import registry
-    from dovetail.config.secrets import masked
+    from dovetail.config.report.secrets import masked
 
     if not registry.hook_entries():
         return {}

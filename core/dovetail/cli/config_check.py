@@ -12,7 +12,7 @@ from dovetail.cli.serve import COMMON as COMMON
 from dovetail.cli.serve import add_arguments as add_serve_arguments
 
 if TYPE_CHECKING:
-    from dovetail.config.engine import Config
+    from dovetail.config.config import Config
     from dovetail.interfaces.spec import EngineSpec
     from dovetail.server.preview import Preview
 
@@ -26,15 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check; return the exit status. Raises: ConfigError for the first fault."""
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import parse_config
+    from dovetail.config.report.show import DEMO
     from dovetail.config.resolve import resolve
-    from dovetail.config.show import DEMO
     from dovetail.engine.transport import make_socket_folder
     from dovetail.server.checks import check_frontend
     from dovetail.server.listen import listening, url_of
     from dovetail.server.preview import look_ahead
 
-    config = asked(args)
+    config = parse_config(args)
     given = sum(origin != DEMO for origin in config.origins.values())
     _say("settings", f"{given} given, all known and in range")
     check_frontend(config.frontend)

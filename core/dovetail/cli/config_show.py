@@ -15,7 +15,7 @@ from dovetail.cli.serve import COMMON as COMMON
 from dovetail.cli.serve import add_arguments as add_serve_arguments
 
 if TYPE_CHECKING:
-    from dovetail.config.show import Shown
+    from dovetail.config.report.show import Shown
 
 HELP = "show every setting as it will be, and where it comes from"
 VALUE_WIDTH = 44
@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the settings; return the exit status. Raises: ConfigError as serve does."""
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import parse_config
+    from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
     from dovetail.config.resolve import resolve
-    from dovetail.config.show import facts, resolved, rows_of, sampling_rows
     from dovetail.server.preview import found, look_ahead
 
-    config = asked(args)
+    config = parse_config(args)
     spec = resolve(config)
     if args.request:
         return _show_request(sampling_rows(config, spec), is_json=args.json)
@@ -114,6 +114,6 @@ def _sized(name: str, value: Any) -> Any:
 
 def value_text(value: Any) -> str:
     """Return a value as a person would type it; text that is JSON already stays."""
-    from dovetail.config.describe import value_text as plain
+    from dovetail.config.report.describe import value_text as plain
 
     return plain(tuple(map(str, value)) if isinstance(value, list | tuple) else value)

@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dovetail import registry
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
     from dovetail.errors import ConfigError
 
-    config = asked(args)
+    config = parse_config(args)
     if args.ranks < 1:
         raise ConfigError("must be at least 1.", where="--ranks", fix="leave it out for one rank.")
     target = registry.load("load_format", args.to, where="--to")

@@ -1,6 +1,6 @@
 """Help screens: a short first one, and topics on request (a group, a flag, a word, all).
 
-Renders any Parser; config flags are described by `config.describe`. No plugin is imported.
+Renders any Parser; config flags are described by `config.report.describe`. No plugin is imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Iterable
 
 from dovetail.cli.parser import Parser, nearest
-from dovetail.config.describe import (
+from dovetail.config.parse.flags import FlagAction
+from dovetail.config.report.describe import (
     choice_rows,
     is_class_kind,
     routes,
@@ -18,7 +19,6 @@ from dovetail.config.describe import (
     unavailable_rows,
     usage,
 )
-from dovetail.config.flags import FlagAction
 from dovetail.errors import ConfigError
 
 WIDTH = 96

@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from dovetail.config.argv import prepare
-from dovetail.config.field import Flag
-from dovetail.config.flags import FlagAction
+from dovetail.config.parse.argv import prepare
+from dovetail.config.parse.flags import FlagAction
+from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 
 HELP_FLAGS = ("-h", "--help")

@@ -20,7 +20,7 @@ SHOWN = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is written where, and the flags of serve. Mutates: parser."""
     from dovetail.cli.serve import add_arguments as add_serve_arguments
-    from dovetail.config.flags import add_groups
+    from dovetail.config.parse.flags import add_groups
     from dovetail.quantize.settings import QuantizeFlags
 
     add_groups(parser, (QuantizeFlags,))
@@ -33,14 +33,14 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from dovetail import registry
-    from dovetail.config.asked import asked
-    from dovetail.config.flags import group_of
+    from dovetail.config.parse.flags import group_of
+    from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
     from dovetail.quantize.settings import QuantizeFlags, check_flags, check_text
 
     flags = group_of(args, QuantizeFlags)
     check_flags(flags)
-    config = asked(args)
+    config = parse_config(args)
     own = {"device": "cpu"} | ({} if flags.calibration else {"skip_tokenizer_init": True})
     spec = resolve(config.with_fields(own, origin="quantize"))
     options = config.plugin.options_of("quantizer")

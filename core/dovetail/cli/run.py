@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add serve's flags and the conversation's. -q is chat's here. Mutates: parser."""
     from dovetail.cli.chat import add_talk_arguments
     from dovetail.cli.serve import add_arguments as add_serve_arguments
-    from dovetail.config.flags import FlagAction
+    from dovetail.config.parse.flags import FlagAction
 
     add_serve_arguments(parser)
     parser.conflict_handler = "resolve"  # of this section alone: the others are there already
@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
     from dovetail.cli.behind import Behind
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import parse_config
 
-    config = asked(args)
+    config = parse_config(args)
     _check(config)
     host, port = _free_place(config)
     fields = {name: config.value(name) for name in config.origins} | {"port": port}

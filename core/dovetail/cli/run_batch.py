@@ -27,8 +27,8 @@ COMMON = frozenset(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the batch's own flags and the engine's. Mutates: parser."""
     from dovetail.batch.settings import ENGINE_GROUPS, BatchFlags, answer_flags
-    from dovetail.config.flags import add_flags, add_groups, add_section
-    from dovetail.config.frontend import FrontendConfig
+    from dovetail.config.parse.flags import add_flags, add_groups, add_section
+    from dovetail.config.sections.frontend import FrontendConfig
 
     parser.add_argument(
         "model_tag",
@@ -44,12 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the file; return the exit status: 1 when some lines failed. Raises: ConfigError."""
     from dovetail.batch.settings import BatchFlags, check_flags
-    from dovetail.config.asked import asked
-    from dovetail.config.flags import group_of
+    from dovetail.config.parse.flags import group_of
+    from dovetail.config.parse.parse_config import parse_config
 
     flags = group_of(args, BatchFlags)
     check_flags(flags, vars(args))
-    config = asked(args)
+    config = parse_config(args)
     from dovetail.batch.launch import run as launch  # the HTTP stack, once the flags are right
 
     return launch(config, flags)

@@ -27,7 +27,7 @@ COMMON = frozenset(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model and every flag of the config. Mutates: parser."""
-    from dovetail.config.flags import add_flags
+    from dovetail.config.parse.flags import add_flags
 
     parser.add_argument(
         "model_tag",
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; return the exit status. Raises: ConfigError."""
-    from dovetail.config.asked import asked
+    from dovetail.config.parse.parse_config import parse_config
 
-    config = asked(args)  # before logging is set up by names that may be wrong
+    config = parse_config(args)  # before logging is set up by names that may be wrong
     from dovetail.server.launch import run as launch  # the HTTP stack, once the flags are right
 
     return launch(config)

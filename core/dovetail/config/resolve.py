@@ -12,34 +12,42 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config import demo, ledger, selections
-from dovetail.config.cache_size import (
+from dovetail.config.checkpoint.context_length import (
+    model_tokens,
+    window_tokens,
+    within_window,
+    without_window,
+)
+from dovetail.config.checkpoint.dtypes import compute_dtype, tell_dtypes, weight_dtype
+from dovetail.config.checkpoint.generation import default_sampling
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
+from dovetail.config.checkpoint.model_path import (
+    DEMO_NAME,
+    Hub,
+    find_config,
+    find_model,
+    find_tokenizer,
+)
+from dovetail.config.checkpoint.rope import with_rope
+from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
+from dovetail.config.config import Config
+from dovetail.config.rules import selections
+from dovetail.config.rules.cache_size import (
     Room,
     cpu_cache_bytes,
     fit_tokens,
     kv_bytes,
-    window_tokens,
 )
-from dovetail.config.chat_template import template_file
-from dovetail.config.compile_level import step_making
-from dovetail.config.cores import chosen_cores
-from dovetail.config.drafting import draft_spec
-from dovetail.config.dtypes import compute_dtype, tell_dtypes, weight_dtype
-from dovetail.config.engine import Config
-from dovetail.config.frontend import NO_PARSER
-from dovetail.config.generation import default_sampling
-from dovetail.config.guided import guided_spec
-from dovetail.config.hf import load_model_facts
-from dovetail.config.host_memory import may_sleep, offload_bytes, swap_bytes
-from dovetail.config.kv_scales import kv_scales, kv_steps
-from dovetail.config.lengths import model_tokens
-from dovetail.config.log_config import read_log_config
-from dovetail.config.model_path import DEMO_NAME, Hub, find_config, find_model, find_tokenizer
-from dovetail.config.platform import available_bytes, default_threads, pick_device
-from dovetail.config.rope import with_rope
-from dovetail.config.scheduler import SchedulerConfig
-from dovetail.config.weights_check import check_weights, has_weights, no_weights
-from dovetail.config.window import within_window, without_window
+from dovetail.config.rules.checks import checked
+from dovetail.config.rules.compile_level import step_making
+from dovetail.config.rules.cores import chosen_cores
+from dovetail.config.rules.host_memory import may_sleep, offload_bytes, swap_bytes
+from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.platform import available_bytes, default_threads, pick_device
+from dovetail.config.rules.speculation import draft_spec
+from dovetail.config.rules.structured_output import guided_spec
+from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
 from dovetail.interfaces.load_format import Checkpoint
@@ -59,11 +67,7 @@ DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
 
 def resolve(config: Config) -> EngineSpec:
     """Return the one resolved engine. Raises: ConfigError for the first fault found."""
-    selections.load_plugin_files(config)
-    refuse(config)
-    selections.check_choices(config)
-    selections.check_plugin_options(config)
-    selections.check_parsers(config)
+    config = checked(config)
     device = pick_device(
         registry.value_of("device", config.device.device, where="--device") or "auto"
     )
@@ -72,8 +76,8 @@ def resolve(config: Config) -> EngineSpec:
     schedule = schedule_spec(config, model, device)
     if config.model.disable_sliding_window:
         model = without_window(model)
-    asked = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
-    kv_dtype = asked or model.weight_dtype
+    requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
+    kv_dtype = requested or model.weight_dtype
     cached = without_window(model) if config.scheduler.disable_hybrid_kv_cache_manager else model
     cache = cache_spec(config, cached, schedule, kv_dtype, device)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
@@ -83,41 +87,18 @@ def resolve(config: Config) -> EngineSpec:
     return spec
 
 
-def refuse(config: Config) -> None:
-    """Raise ConfigError for settings that dovetail does not do, with the reason."""
-    ledger.refuse(config)
-    frontend = config.frontend
-    origin = config.origins.get("enable_auto_tool_choice")
-    must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
-    if must_decide and frontend.tool_call_parser == NO_PARSER:
-        raise ConfigError(
-            "a parser is needed to see the model's tool calls.",
-            where="--enable-auto-tool-choice",
-            fix=f"leave --tool-call-parser {NO_PARSER} out, or name another one.",
-        )
-    keys = config.frontend.api_key
-    if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):
-        raise ConfigError(
-            "an empty key protects nothing.",
-            where="--api-key",
-            fix="check the variable it was taken from, or leave the flag out.",
-        )
-    if config.frontend.chat_template:
-        template_file(config.frontend.chat_template)
-
-
 def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:
     """Return the limits of a step. Raises: ConfigError when they exclude each other."""
-    asked = config.scheduler
+    scheduler = config.scheduler
     length = model_tokens(
         config.model.max_model_len, model, may_exceed=config.model.allow_long_max_model_len
     )
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
-    step_tokens = asked.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
-    if not asked.enable_chunked_prefill:
-        step_tokens = _whole_prompt_tokens(asked.max_num_batched_tokens, step_tokens, length)
-    rows = asked.max_num_seqs or min(DEFAULT_ROWS.get(device, 256), step_tokens)
+    step_tokens = scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
+    if not scheduler.enable_chunked_prefill:
+        step_tokens = _whole_prompt_tokens(scheduler.max_num_batched_tokens, step_tokens, length)
+    rows = scheduler.max_num_seqs or min(DEFAULT_ROWS.get(device, 256), step_tokens)
     if rows > step_tokens:
         raise ConfigError(
             f"{rows} requests cannot each get a token out of {step_tokens} per step.",
@@ -128,19 +109,19 @@ def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec
         max_rows=rows,
         max_step_tokens=step_tokens,
         max_model_tokens=length,
-        uses_chunked_prefill=asked.enable_chunked_prefill,
-        long_prefill_tokens=asked.long_prefill_token_threshold,
-        async_steps=asked.async_scheduling,
-        max_partial=_max_partial(asked),
-        max_long_partial=asked.max_long_partial_prefills,
-        long_prompt_tokens=asked.long_prefill_token_threshold or step_tokens,
+        uses_chunked_prefill=scheduler.enable_chunked_prefill,
+        long_prefill_tokens=scheduler.long_prefill_token_threshold,
+        async_steps=scheduler.async_scheduling,
+        max_partial=_max_partial(scheduler),
+        max_long_partial=scheduler.max_long_partial_prefills,
+        long_prompt_tokens=scheduler.long_prefill_token_threshold or step_tokens,
     )
 
 
-def _max_partial(asked: SchedulerConfig) -> int | None:
+def _max_partial(scheduler: SchedulerConfig) -> int | None:
     """Return how many prompts may be in parts. Raises: ConfigError for limits that clash."""
-    most, most_long = asked.max_num_partial_prefills, asked.max_long_partial_prefills
-    if not asked.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
+    most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
+    if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
         raise ConfigError(
             "without chunked prefill no prompt is computed in parts.",
             where="--max-num-partial-prefills",
@@ -155,8 +136,8 @@ def _max_partial(asked: SchedulerConfig) -> int | None:
     return most
 
 
-def _whole_prompt_tokens(asked: int | None, default: int, length: int) -> int:
-    if asked is not None and asked < length:
+def _whole_prompt_tokens(requested: int | None, default: int, length: int) -> int:
+    if requested is not None and requested < length:
         raise ConfigError(
             f"without chunked prefill a step must hold a whole prompt of {length} tokens.",
             where="--max-num-batched-tokens",
@@ -169,30 +150,32 @@ def cache_spec(
     config: Config, model: ModelSpec, schedule: ScheduleSpec, kv_dtype: str, device: str
 ) -> CacheSpec:
     """Return the size and the rules of the KV cache."""
-    asked = config.cache
-    memory = asked.kv_cache_memory_bytes
+    section = config.cache
+    memory = section.kv_cache_memory_bytes
     if memory is None and device == "cpu":
-        share = asked.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
+        share = (
+            section.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
+        )
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * _block_tokens(config)
         one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
         memory = cpu_cache_bytes(available_bytes(), share, schedule.max_rows * one)
     return CacheSpec(
         block_tokens=_block_tokens(config),
-        num_blocks=asked.num_gpu_blocks_override,
+        num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
-        memory_share=asked.gpu_memory_utilization,
-        uses_prefix_cache=asked.enable_prefix_caching,
-        hash_algorithm=registry.value_of("hash_algorithm", asked.prefix_caching_hash_algo),
+        memory_share=section.gpu_memory_utilization,
+        uses_prefix_cache=section.enable_prefix_caching,
+        hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
 
 
 def _block_tokens(config: Config) -> int:
-    asked = config.cache.block_size
-    if asked is None:
+    requested = config.cache.block_size
+    if requested is None:
         return DEFAULT_BLOCK_TOKENS
-    return int(registry.value_of("block_size", str(asked)))
+    return int(registry.value_of("block_size", str(requested)))
 
 
 def _fit_schedule(
@@ -247,13 +230,13 @@ def _model(config: Config, folder: Path, device: str) -> ModelSpec:
         config_format=config.model.config_format,
     )
     rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
-    asked = registry.value_of("dtype", config.model.dtype) or "auto"
-    tell_dtypes(asked, model.hf_config, device)
+    requested = registry.value_of("dtype", config.model.dtype) or "auto"
+    tell_dtypes(requested, model.hf_config, device)
     return msgspec.structs.replace(
         model,
         hf_config=rope,
-        dtype=compute_dtype(asked, model.hf_config, device),
-        weight_dtype=weight_dtype(asked, model.hf_config, device),
+        dtype=compute_dtype(requested, model.hf_config, device),
+        weight_dtype=weight_dtype(requested, model.hf_config, device),
     )
 
 

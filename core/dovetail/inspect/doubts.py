@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.dtypes import stored_dtype
+from dovetail.config.checkpoint.dtypes import stored_dtype
 from dovetail.inspect.facts import Group, Memory, TextFacts, WeightFile
 from dovetail.inspect.how import How
 from dovetail.inspect.layers import EMBEDDING, HEAD, UNUSED, num_blocks, purpose_of

@@ -14,17 +14,16 @@ from pathlib import Path
 import msgspec
 
 from dovetail import registry
-from dovetail.config import selections
-from dovetail.config.cache_size import window_tokens
-from dovetail.config.dtypes import compute_dtype, weight_dtype
-from dovetail.config.engine import Config
-from dovetail.config.generation import default_sampling
-from dovetail.config.hf import load_model_facts
-from dovetail.config.lengths import checkpoint_tokens
-from dovetail.config.model_path import Hub, find_model
-from dovetail.config.platform import pick_device
-from dovetail.config.quant_files import build_method
+from dovetail.config.checkpoint.context_length import checkpoint_tokens, window_tokens
+from dovetail.config.checkpoint.dtypes import compute_dtype, weight_dtype
+from dovetail.config.checkpoint.generation import default_sampling
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.model_path import Hub, find_model
+from dovetail.config.checkpoint.quant_files import build_method
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.config.rules import selections
+from dovetail.config.rules.platform import pick_device
 from dovetail.errors import DovetailError
 from dovetail.inspect import doubts, memory
 from dovetail.inspect.facts import Inspected, ModelFacts, TextFacts, WeightFile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.config.lengths import checkpoint_tokens, rope_scaling
-from dovetail.config.model_facts import facts_of, has_rotary
+from dovetail.config.checkpoint.context_length import checkpoint_tokens, rope_scaling
+from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
 from dovetail.inspect import room
 from dovetail.inspect.facts import Group, Memory
 from dovetail.inspect.how import How

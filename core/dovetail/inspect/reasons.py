@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dovetail.config.engine import Config
-from dovetail.config.platform import no_cuda_reason
-from dovetail.config.selections import stored_quantization
+from dovetail.config.config import Config
+from dovetail.config.rules.platform import no_cuda_reason
+from dovetail.config.rules.selections import stored_quantization
 from dovetail.inspect.facts import Chosen, WeightFile
 from dovetail.interfaces.spec import EngineSpec, Selection
 

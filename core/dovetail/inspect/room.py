@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import subprocess
 
-from dovetail.config.cache_size import Room, kv_bytes
-from dovetail.config.lengths import checkpoint_tokens
-from dovetail.config.platform import available_bytes
+from dovetail.config.checkpoint.context_length import checkpoint_tokens
+from dovetail.config.rules.cache_size import Room, kv_bytes
+from dovetail.config.rules.platform import available_bytes
 from dovetail.inspect.facts import Fit
 from dovetail.interfaces.spec import ModelSpec
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.config.dtypes import BYTES
+from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.inspect.activations import NOT_TOLD, of_layer
 from dovetail.inspect.facts import Group
 from dovetail.inspect.how import How

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.config.log_config import FLAG
+from dovetail.config.rules.log_config import FLAG
 from dovetail.errors import ConfigError
 
 UVICORN_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")

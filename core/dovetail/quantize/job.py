@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from dovetail import registry
-from dovetail.config.model_facts import facts_of
+from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask

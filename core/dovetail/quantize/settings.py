@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.config.field import flag
+from dovetail.config.sections.field import flag
 from dovetail.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import torch
 
-from dovetail.config.model_facts import facts_of
+from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RunSpec
 from dovetail.runner.loader import build_plugin, reading

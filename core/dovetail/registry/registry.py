@@ -26,9 +26,9 @@ from dovetail.interfaces.spec import Selection
 from dovetail.registry import discovery, files
 from dovetail.registry.entry import Entry, Status
 from dovetail.registry.kinds import KINDS, Kind, kind_named
-from dovetail.registry.known import reason_for
 from dovetail.registry.options import describe_options, given_options, options_for, options_place
 from dovetail.registry.select import Candidate, pick, reasons_against
+from dovetail.registry.unsupported_names import why_unsupported
 from dovetail.registry.verify import verify
 
 AUTO = "auto"
@@ -343,7 +343,7 @@ class Registry:
         if "." in spec:
             module, _, attribute = spec.rpartition(".")
             fix = f"a class is written {module}:{attribute}; {fix}"
-        reason = reason_for(kind, spec)
+        reason = why_unsupported(kind, spec)
         if any(e.kind == kind and spec in (e.name, e.id) for e in self._all()):
             reason = "--no-plugin hides it"
         if reason is not None:

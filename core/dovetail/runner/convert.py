@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from dovetail.config.dtypes import stored_dtype
+from dovetail.config.checkpoint.dtypes import stored_dtype
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RankSpec, RunSpec

@@ -22,7 +22,7 @@ from torch import nn
 from tqdm import tqdm
 
 from dovetail import registry
-from dovetail.config.quant_files import MALFORMED, build_method
+from dovetail.config.checkpoint.quant_files import MALFORMED, build_method
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
 from dovetail.interfaces.model import BuildContext, Model

@@ -11,29 +11,30 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from dovetail.server.errors import Problem, problem, problem_of
+from dovetail.unsupported import sentence
 
 MAX_PATH_CHARS = 256
-UNBUILT = {
+UNSUPPORTED_PATHS = {
     "/v1/embeddings": "embeddings",
     "/pooling": "embeddings",
     "/classify": "classification",
-    "/score": "scores",
-    "/v1/score": "scores",
-    "/rerank": "reranking",
-    "/v1/rerank": "reranking",
-    "/v2/rerank": "reranking",
+    "/score": "scoring",
+    "/v1/score": "scoring",
+    "/rerank": "scoring",
+    "/v1/rerank": "scoring",
+    "/v2/rerank": "scoring",
     "/v1/audio/transcriptions": "transcription",
-    "/v1/audio/translations": "translation",
-    "/v1/load_lora_adapter": "adapters (LoRA)",
-    "/v1/unload_lora_adapter": "adapters (LoRA)",
+    "/v1/audio/translations": "transcription",
+    "/v1/load_lora_adapter": "lora",
+    "/v1/unload_lora_adapter": "lora",
 }
-"""Path -> what of it is not supported."""
+"""Path -> the feature it waits for."""
 
 
-def unbuilt(path: str) -> str | None:
-    """Return the sentence for a path whose capability is not supported yet, else None."""
-    what = UNBUILT.get(path.rstrip("/"))
-    return f"{path}: this version of dovetail has no {what} yet." if what else None
+def unsupported_path(path: str) -> str | None:
+    """Return the sentence for a path whose feature is not supported yet, else None."""
+    feature = UNSUPPORTED_PATHS.get(path.rstrip("/"))
+    return None if feature is None else f"{path}: {sentence(feature)}"
 
 
 def absent(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
@@ -51,9 +52,9 @@ def absent(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Prob
     if (error.status_code, error.detail) != (404, "Not Found"):
         return found
     own = path.removeprefix(str(scope.get("root_path", "")))
-    sentence = unbuilt(own)
-    if sentence is not None:
-        return problem(404, sentence, code="not_built", headers=headers)
+    missing = unsupported_path(own)
+    if missing is not None:
+        return problem(404, missing, code="not_supported", headers=headers)
     if own in flags:
         what = f"{path} is there only where the server was started with {flags[own]}."
         return problem(404, what, code="unknown_path", headers=headers)

@@ -16,9 +16,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.config.chat_template import load_template
-from dovetail.config.engine import flags
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.config import flags
+from dovetail.config.rules.chat_template import load_template
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.observability import metrics
 from dovetail.registry import hooks

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Sequence
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.mcp import named_servers
 

@@ -14,7 +14,14 @@ from pydantic import BaseModel
 
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
-from dovetail.server.protocol.common import NEUTRAL, REFUSED, WITHOUT_EFFECT, unknown_fields
+from dovetail.server.protocol.common import (
+    MISPLACED_FIELDS,
+    NEUTRAL,
+    UNSUPPORTED_FIELDS,
+    WITHOUT_EFFECT,
+    unknown_fields,
+)
+from dovetail.unsupported import sentence
 
 HEADER = "x-dovetail-ignored-fields"
 MAX_NAMES = 32
@@ -39,8 +46,9 @@ class FieldReporter:
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
         for name in names:
-            if name in REFUSED and _asks(name, (body.model_extra or {}).get(name)):
-                raise RequestError(f"{REFUSED[name]}.", where=name, code="unsupported_field")
+            fault = _fault(name)
+            if fault is not None and _asks(name, (body.model_extra or {}).get(name)):
+                raise RequestError(fault, where=name, code="unsupported_field")
         self._report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
         return names
 
@@ -69,6 +77,13 @@ class FieldReporter:
             self._warned.add(name)
             logger.warning("request field %s is not known here and is ignored", name)
         metrics.IGNORED_FIELDS.labels(name).inc()
+
+
+def _fault(name: str) -> str | None:
+    """Return why a field cannot be honoured, None for one that may be ignored."""
+    if name in UNSUPPORTED_FIELDS:
+        return sentence(UNSUPPORTED_FIELDS[name])
+    return f"{MISPLACED_FIELDS[name]}." if name in MISPLACED_FIELDS else None
 
 
 def _asks(name: str, value: object) -> bool:

@@ -13,9 +13,9 @@ import socket
 
 import msgspec
 
-from dovetail.config.chat_template import load_template
-from dovetail.config.engine import Config
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.config import Config
+from dovetail.config.rules.chat_template import load_template
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec

@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Coroutine
 from typing import Any
 
-from dovetail.config.engine import Config
-from dovetail.config.log_config import read_log_config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.config.rules.log_config import read_log_config
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability import logging as log_setup
 from dovetail.server.checks import check_frontend

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.listen import port_taken
 from dovetail.server.tls import REFRESH_PERIOD_S, Tls, tls_of
 from dovetail.server.wire import bounded_http

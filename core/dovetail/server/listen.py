@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import Iterator
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.unix import unix_socket
 

@@ -19,7 +19,7 @@ from typing import Any
 import httptools
 
 from dovetail.errors import ConfigError
-from dovetail.registry.known import reason_for
+from dovetail.registry.unsupported_names import why_unsupported
 from dovetail.server.translate import is_deep
 from dovetail.version import __version__
 
@@ -271,7 +271,7 @@ async def connected(addresses: Sequence[str]) -> list[McpServer]:
 
 
 def _parsed(address: str) -> tuple[str, int]:
-    reason = reason_for("tool_server", address)
+    reason = why_unsupported("tool_server", address)
     fix = f"write {FLAG} HOST:PORT."
     if reason is not None:
         raise ConfigError(f'"{address}" is not available: {reason}.', where=FLAG, fix=fix)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config.engine import Config
-from dovetail.config.frontend import NO_PARSER
+from dovetail.config.config import Config
+from dovetail.config.sections.frontend import NO_PARSER
 from dovetail.errors import BrokenPlugin, PluginError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.reasoning_parser import ReasoningParser

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from dovetail import registry
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.registry.files import import_target
 

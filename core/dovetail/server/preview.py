@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.chat_template import load_template
-from dovetail.config.engine import Config
-from dovetail.config.show import DEFAULT, MODEL
+from dovetail.config.config import Config
+from dovetail.config.report.show import DEFAULT, MODEL
+from dovetail.config.rules.chat_template import load_template
 from dovetail.engine.input import load_tokenizer
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import TokenizerFacts

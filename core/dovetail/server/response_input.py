@@ -13,6 +13,7 @@ from dovetail.errors import RequestError
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.protocol.responses import Item, ResponsesRequest
 from dovetail.server.translate import as_chat, check_one, is_deep
+from dovetail.unsupported import remedy, sentence
 
 NAMES = {
     "response_format.json_schema": "text.format",
@@ -23,12 +24,12 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """Chat's names of fields that have another one here."""
-REFUSED = {
-    "conversation": "conversations are not kept here; use previous_response_id",
-    "prompt": "prompts are not kept here; send the text itself",
-    "top_logprobs": "logprobs are given by /v1/chat/completions alone",
+UNSUPPORTED_FIELDS = {
+    "conversation": "conversations",
+    "prompt": "stored_prompts",
+    "top_logprobs": "response_logprobs",
 }
-"""Declared fields with a meaning that cannot be honoured."""
+"""Declared fields that ask for a feature of `dovetail.unsupported`, by its name."""
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
@@ -44,11 +45,7 @@ def chat_of(
     """Return the request in chat's words. `messages` are all turns, `offered` the functions that
     its tools of type mcp stand for, `labels` their servers. Raises: RequestError"""
     check_one(body)
-    for name, why in REFUSED.items():
-        if getattr(body, name):
-            raise RequestError(f"{why}.", where=name, code="unsupported_field")
-    if "message.output_text.logprobs" in (body.include or ()):
-        raise RequestError(f"{REFUSED['top_logprobs']}.", where="include", code="unsupported_field")
+    _check_supported(body)
     _check_depths(body)
     fields: dict[str, Any] = {
         "model": body.model,
@@ -63,6 +60,16 @@ def chat_of(
         "thinking_token_budget": body.thinking_token_budget,
     }
     return as_chat(body, fields)
+
+
+def _check_supported(body: ResponsesRequest) -> None:
+    """Raise RequestError for the first thing that is asked for and not supported."""
+    asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
+    if "message.output_text.logprobs" in (body.include or ()):
+        asks.append(("include", UNSUPPORTED_FIELDS["top_logprobs"]))
+    for where, feature in asks:
+        fix = remedy(feature, "leave it out")
+        raise RequestError(sentence(feature), where=where, fix=fix, code="unsupported_field")
 
 
 def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:

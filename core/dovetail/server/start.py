@@ -10,7 +10,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.server.listen import url_of
 from dovetail.server.phases import Phases

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.input import PROMPT, verify_text
 from dovetail.engine.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError

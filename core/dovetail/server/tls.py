@@ -10,7 +10,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 
 logger = logging.getLogger("dovetail.server")

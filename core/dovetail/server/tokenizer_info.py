@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.json_files import read_json
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.interfaces.tokenizer import Tokenizer
 
 _PATHS = frozenset({"name_or_path", "tokenizer_file", "special_tokens_map_file", "vocab_file"})

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dovetail import registry
-from dovetail.config.hf import load_model_facts
-from dovetail.config.selections import stored_quantization
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.rules.selections import stored_quantization
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.model import BuildContext, Model

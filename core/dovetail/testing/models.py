@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dovetail.config.json_files import read_json
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, RowView, WeightMap

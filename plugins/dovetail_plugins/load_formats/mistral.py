@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.config.json_files import read_json
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat

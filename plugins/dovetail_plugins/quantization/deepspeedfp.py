@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.config.json_files import read_json
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import Kept, StoredLayer
 from dovetail.interfaces.plugin import Info

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dovetail.interfaces.plugin import Value
 
 AUTO = Value(summary="recognised from the files in the folder", value=None)
-HF = Value(summary="config.json as transformers writes it", value="dovetail.config.hf:read_config")
+HF = Value(
+    summary="config.json as transformers writes it",
+    value="dovetail.config.checkpoint.hf:read_config",
+)
 GGUF = Value(
     summary="the settings in a GGUF file", value="dovetail_plugins.gguf._config:read_config"
 )

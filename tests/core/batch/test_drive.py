@@ -81,8 +81,11 @@ def test_bad_lines_become_errors_and_nothing_else_is_lost(tmp_path: Path) -> Non
     for name in ("nowhere", "get"):
         assert (by_id[name]["response"], by_id[name]["error"]["code"]) == (None, "invalid_url")
     vector = by_id["vector"]["error"]
-    assert vector["code"] == "not_built"
-    assert "/v1/embeddings: " in vector["message"] and "no embeddings yet" in vector["message"]
+    assert vector["code"] == "not_supported"
+    assert (
+        "/v1/embeddings: " in vector["message"]
+        and "embeddings are not supported yet" in vector["message"]
+    )
     refused = by_id["refused"]["response"]
     assert refused["status_code"] == 400
     assert "temperature" in refused["body"]["error"]["message"]

@@ -11,8 +11,8 @@ from dovetail.bench.report import check_report
 from dovetail.bench.settings import GROUPS_BY_COMMAND, ReportFlags
 from dovetail.cli.main import main
 from dovetail.cli.parser import Parser
-from dovetail.config.field import Flag, flags_of
-from dovetail.config.flags import config_of
+from dovetail.config.parse.flags import config_of
+from dovetail.config.sections.field import Flag, flags_of
 from dovetail.errors import ConfigError
 from dovetail.registry import KINDS
 
@@ -44,7 +44,7 @@ def test_choices_are_kinds_and_the_rest_is_free_text() -> None:
     kind = KINDS["bench_dataset"]
     assert kind.flags == ("--dataset-name",)
     assert kind.default == chosen["dataset_name"].default
-    assert {f.name for f in ALL.values() if f.shape == "str" and not f.meta.kind} == FREE_TEXT
+    assert {f.name for f in ALL.values() if f.value_type == "str" and not f.meta.kind} == FREE_TEXT
 
 
 @pytest.mark.parametrize("flag", ALL.values(), ids=lambda flag: flag.name)

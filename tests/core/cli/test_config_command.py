@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.engine import flags
-from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.config import flags
 from support.demo_copies import demo_copy, with_file
 
 pytest.importorskip("dovetail_plugins")
@@ -172,10 +172,10 @@ def test_check_says_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
         (["--middleware", "/no/such.py:Thing"], "--middleware: /no/such.py:Thing", 1),
         (["--api-server-count", "2", "--disable-frontend-multiprocessing"], "one process", 1),
         (["--allowed-origins", "https://a.example", "a.example"], '"a.example"', 1),
-        (["--plugin-options.stat_logger.interval_s", "5"], "stat_logger.interval_s", 2),
+        (["--plugin-options.stat_logger.interval_s", "5"], "stat_logger.interval_s", 0),
         (["--plugin-options.stat_logger.log.nope", "5"], "stat_logger.log.nope", 2),
-        (["--plugin-options.logits_processor.nope.x", "5"], '"nope" is none', 2),
-        (["--plugin-options.dtype.x", "1"], "constants have no options", 2),
+        (["--plugin-options.logits_processor.nope.x", "5"], '"nope" is none', 0),
+        (["--plugin-options.dtype.x", "1"], "constants have no options", 0),
         (["--allowed-origins", "https://a.example/"], '"https://a.example/"', 1),
         (["--max-model-len", "1m"], "--max-model-len", 2),
         (["/no/such/folder"], "/no/such/folder", 2),

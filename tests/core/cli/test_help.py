@@ -14,8 +14,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.cli.main import main
-from dovetail.config.engine import GROUPS, flags
-from dovetail.config.ledger import REFUSED
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
+from dovetail.config.config import GROUPS, flags
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "huggingface_hub", "numpy", "zmq")
 REFERENCE = Path(__file__).resolve().parents[2] / "reference"
@@ -91,9 +91,9 @@ def test_a_flag_by_another_spelling(
 def test_a_flag_tells_its_other_routes_and_its_state(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(screen(capsys, "serve", "--help=max-loras").split())
     assert "Variable: DOVETAIL_MAX_LORAS. In a YAML file: `max-loras: VALUE`." in text
-    assert f"Refused: {REFUSED['max_loras'].missing}" in text
+    assert f"Unsupported: {UNSUPPORTED_FLAGS['max_loras'].missing}" in text
     mapped = " ".join(screen(capsys, "serve", "--help=num-speculative-tokens").split())
-    assert "Mapped: today --speculative-config.num_speculative_tokens." in mapped
+    assert "Deprecated: today --speculative-config.num_speculative_tokens." in mapped
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.errors import ConfigError, EngineDead
 from dovetail.version import __version__
 from support.impostors import make_impostors

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from dovetail.bench.settings import GROUPS_BY_COMMAND
-from dovetail.config.engine import GROUPS, Config, flags
-from dovetail.config.field import Flag, flags_of
-from dovetail.config.older import older_flags
-from dovetail.config.selections import select_executor
+from dovetail.config.compat.deprecated_flags import deprecated_flags
+from dovetail.config.config import GROUPS, Config, flags
+from dovetail.config.rules.selections import select_executor
+from dovetail.config.sections.field import Flag, flags_of
 from dovetail.quantize.settings import QuantizeFlags
 from dovetail.registry import KINDS
 
@@ -30,7 +30,7 @@ def test_flag_and_kind_name_each_other(flag: Flag) -> None:
 def test_flags_of_kinds_exist(kind: object) -> None:
     measured = (group for groups in GROUPS_BY_COMMAND.values() for group in groups)
     bench = {flag.spelling for group in measured for flag in flags_of(group)}
-    serve = {flag.spelling for flag in (*flags().values(), *older_flags().values())}
+    serve = {flag.spelling for flag in (*flags().values(), *deprecated_flags().values())}
     spellings = serve | bench | {flag.spelling for flag in flags_of(QuantizeFlags)}
     assert set(kind.flags) <= spellings  # type: ignore[attr-defined]
 
@@ -73,7 +73,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "worker_extension_cls",
         *FILE_FLAGS,
     }
-    found = {f.name for f in flags().values() if f.shape == "str" and f.meta.kind is None}
+    found = {f.name for f in flags().values() if f.value_type == "str" and f.meta.kind is None}
     assert found == free
 
 
@@ -94,7 +94,7 @@ def test_help_is_written_in_one_style(flag: Flag) -> None:
 
 def test_importing_config_is_light() -> None:
     code = (
-        "import sys; import dovetail, dovetail.config.resolve, dovetail.config.docs;"
+        "import sys; import dovetail, dovetail.config.resolve, dovetail.config.report.docs;"
         "heavy = {'torch', 'transformers', 'pydantic', 'huggingface_hub', 'numpy', 'yaml'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )

@@ -19,9 +19,9 @@ import pytest
 
 from dovetail import registry
 from dovetail.cli.main import main
-from dovetail.config import platform
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.config.rules import platform
 from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail.interfaces.spec import EngineSpec
 
@@ -180,7 +180,7 @@ def test_resolving_loads_no_torch(folder: Path) -> None:
     import subprocess
 
     code = (
-        "import sys; from dovetail.config.engine import Config;"
+        "import sys; from dovetail.config.config import Config;"
         "from dovetail.config.resolve import resolve;"
         f"resolve(Config.from_fields({{'model': {str(folder)!r}}}));"
         "sys.exit(', '.join({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)) or 0)"

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from dovetail import registry
-from dovetail.config.model_path import DEMO_PATH
-from dovetail.config.selections import select
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.rules.selections import select
 from dovetail.errors import Overloaded, RequestError
 from dovetail.guided import compile_worker
 from dovetail.guided import compiler as compiler_module

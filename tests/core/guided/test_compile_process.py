@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.config.model_path import DEMO_PATH
-from dovetail.config.selections import select
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.rules.selections import select
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.form import Literal
 from dovetail.interfaces.spec import GuidedSpec

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 from pathlib import Path
 import dovetail.guided.compile_worker as worker
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.guided.table import GuideTable
 from dovetail.guided.trial import Trial

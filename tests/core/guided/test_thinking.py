@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dovetail import registry
-from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.guided.marker import Marker
 from dovetail.guided.rows import _Row
 from dovetail.guided.table import LoadedGuide

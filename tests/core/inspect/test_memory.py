@@ -15,8 +15,8 @@ import torch
 
 from dovetail.cli.parser import Parser
 from dovetail.cli.serve import add_arguments
-from dovetail.config.asked import asked
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
+from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.resolve import resolve
 from dovetail.inspect.facts import Inspected
 from dovetail.inspect.gather import inspect
@@ -39,7 +39,7 @@ ROOMY = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 def config_of(path: Path, *flags: str) -> Config:
     parser = Parser(prog="inspect", description="")
     add_arguments(parser)
-    return asked(parser.parse([str(path), *flags]), stream=io.StringIO())
+    return parse_config(parser.parse([str(path), *flags]), stream=io.StringIO())
 
 
 def both(path: Path, *flags: str) -> tuple[Inspected, Any]:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from dovetail import registry
 from dovetail.cli.parser import Parser
 from dovetail.cli.serve import add_arguments
-from dovetail.config.asked import asked
+from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.resolve import resolve
 from dovetail.inspect.facts import Inspected
 from dovetail.inspect.gather import inspect
@@ -63,7 +63,7 @@ Tensors = dict[str, torch.Tensor]
 def compare(path: Path, *flags: str) -> Inspected:
     parser = Parser(prog="inspect", description="")
     add_arguments(parser)
-    config = asked(parser.parse([str(path), *flags]), stream=io.StringIO())
+    config = parse_config(parser.parse([str(path), *flags]), stream=io.StringIO())
     found = inspect(config)
     with noting() as noted:
         module = load_model(resolve(config).run, torch.device("cpu")).module

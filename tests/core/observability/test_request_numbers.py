@@ -11,7 +11,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import EngineDead, RequestError, RequestFault
 from dovetail.interfaces.plugin import Info

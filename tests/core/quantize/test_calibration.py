@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dovetail.cli.main import main
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.quantize.calibration import Calibration
 from dovetail.quantize.job import LEAST_TOKENS

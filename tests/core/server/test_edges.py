@@ -461,8 +461,8 @@ def test_wrong_methods_and_paths_are_openai_errors() -> None:
     for method, path, status, told in (
         ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
         ("POST", "/v1/nope", 404, "there is no path /v1/nope"),
-        ("POST", "/v1/embeddings", 404, "no embeddings yet"),
-        ("POST", "/v1/rerank/", 404, "no reranking yet"),
+        ("POST", "/v1/embeddings", 404, "embeddings are not supported yet"),
+        ("POST", "/v1/rerank/", 404, "scores and rerankings are not supported yet"),
         ("GET", "/get_tokenizer_info", 404, "--enable-tokenizer-info-endpoint"),
     ):
         response = send(app, method, path)

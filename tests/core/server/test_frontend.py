@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.checks import check_frontend
 from dovetail.server.render import budget

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.listen import bind, listening, url_of
 
@@ -66,7 +66,7 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
     path = tmp_path / "s"
     code = (
         "import os; from dovetail.server.listen import listening;"
-        "from dovetail.config.frontend import FrontendConfig\n"
+        "from dovetail.config.sections.frontend import FrontendConfig\n"
         f"with listening(FrontendConfig(uds={str(path)!r})): os._exit(9)"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.config.frontend import FrontendConfig
-from dovetail.config.log_config import read_log_config
+from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.observability.logging import UVICORN_LOGGERS, configure
 from dovetail.server.life import Life

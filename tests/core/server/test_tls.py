@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from dovetail.config.frontend import FrontendConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server import life
 from dovetail.server.checks import check_frontend

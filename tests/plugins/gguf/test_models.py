@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dovetail import registry
-from dovetail.config.hf import load_model_facts
+from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.weights import load_weights

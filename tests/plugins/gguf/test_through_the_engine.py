@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail import LLM
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.testing.tiny_models import write_tiny_checkpoint

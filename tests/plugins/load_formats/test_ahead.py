@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.runner.loader import reading

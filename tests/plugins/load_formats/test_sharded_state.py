@@ -12,7 +12,7 @@ from torch import nn
 
 from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
-from dovetail.config.hf import load_model_facts
+from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.spec import RankSpec

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.config.engine import Config
-from dovetail.config.hf import load_model_facts
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.testing.harness import PagedModel, load_model

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from dovetail import LLM
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.runner.loader import load_model

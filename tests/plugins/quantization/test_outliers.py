@@ -36,7 +36,7 @@ import pytest
 import torch
 
 from dovetail import registry
-from dovetail.config.hf import load_model_facts
+from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.weights import finish_weights

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dovetail import LLM
-from dovetail.config.engine import Config
+from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import RunSpec

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dovetail import registry
-from dovetail.config.model_path import DEMO_PATH
+from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.guided.vocabulary import vocabulary_of
 from dovetail.interfaces.form import Form
 from dovetail.interfaces.guided import Matcher, Vocabulary

@@ -39,19 +39,23 @@ WITHOUT_EFFECT = frozenset(
 )
 """Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
 
-REFUSED = {
-    "use_beam_search": "beam search is not supported",
+UNSUPPORTED_FIELDS = {
+    "use_beam_search": "beam_search",
+    "prompt_embeds": "prompt_embeds",
+    "modalities": "media",
+    "audio": "media",
+    "prediction": "predicted_outputs",
+    "web_search_options": "web_search",
+    "mm_processor_kwargs": "media",
+    "kv_transfer_params": "kv_transfer",
+}
+"""Fields that ask for a feature of `dovetail.unsupported`, by its name."""
+
+MISPLACED_FIELDS = {
     "best_of": "is no longer part of the API; use n",
     "functions": "is no longer part of the API; use tools",
     "function_call": "is no longer part of the API; use tool_choice",
-    "prompt_embeds": "prompts as embeddings are not supported",
-    "modalities": "only text is supported",
-    "audio": "only text is supported",
-    "prediction": "predicted outputs are not supported",
-    "web_search_options": "there is no web search here",
     "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
-    "mm_processor_kwargs": "only text is supported",
-    "kv_transfer_params": "KV transfer is not supported",
     "mcp_servers": "servers of tools are offered by /v1/responses, with tools of type mcp",
     **dict.fromkeys(("tools", "tool_choice"), "tools need a conversation (/v1/chat/completions)"),
     **dict.fromkeys(
@@ -75,7 +79,7 @@ REFUSED = {
         "structured_outputs (all of them)",
     ),
 }
-"""Fields with a meaning that cannot be honoured, other dialects' words for the form of an answer
+"""Fields that say here what is said elsewhere, other dialects' words for the form of an answer
 among them: refused rather than dropped, where a dialect does not declare them."""
 NEUTRAL: tuple[object, ...] = (None, False, [], {}, "none", "auto")
 """Values of those fields that ask for nothing."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from dovetail.config.chat_template import load_template
+from dovetail.config.rules.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.protocol.chat import Message, ToolBody

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from dovetail.config.engine import shown
-from dovetail.config.field import flags_of
-from dovetail.config.frontend import FrontendConfig
-from dovetail.config.secrets import masked
+from dovetail.config.config import shown
+from dovetail.config.report.secrets import masked
+from dovetail.config.sections.field import flags_of
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.routes.access import ServerOf
 from dovetail.version import __version__
 

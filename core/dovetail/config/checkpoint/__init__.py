@@ -1,0 +1,1 @@
+"""What a checkpoint's files say, read without torch and without transformers."""

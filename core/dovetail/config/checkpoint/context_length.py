@@ -1,0 +1,123 @@
+"""The context length: what a checkpoint can do, its sliding window, and what the flags ask for.
+
+With --disable-sliding-window every layer attends to everything, within the window's length. Up to
+that length a window hides nothing, so the answers are the checkpoint's own; what changes is the
+KV cache, which then is of one kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+NO_WINDOW = "--disable-sliding-window"
+
+_LENGTH_IS_STATED = ("default", "llama3", "longrope", "su", "mrope")
+"""RoPE kinds that leave max_position_embeddings as the usable length."""
+
+
+def checkpoint_tokens(model: ModelSpec) -> int:
+    """Return the longest context the checkpoint was made for, RoPE scaling included."""
+    config = model.hf_config
+    rope = rope_scaling(config)
+    kind = str(rope.get("rope_type", rope.get("type", "default")))
+    factor = rope.get("factor")
+    if kind in _LENGTH_IS_STATED or facts_of(config).length_is_scaled:
+        return model.max_position_tokens
+    if not isinstance(factor, int | float) or factor <= 1:
+        return model.max_position_tokens
+    base = model.max_position_tokens
+    if kind == "yarn":
+        base = int(rope.get("original_max_position_embeddings", base))
+    return int(base * factor)
+
+
+def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the RoPE settings that stretch the context, or nothing.
+
+    Older files say rope_scaling, newer ones rope_parameters, which may be one object per
+    attention type; full attention decides how far the model can look.
+    """
+    for key in ("rope_scaling", "rope_parameters"):
+        value = config.get(key)
+        if isinstance(value, Mapping) and isinstance(value.get("full_attention"), Mapping):
+            value = value["full_attention"]
+        if isinstance(value, Mapping):
+            return value
+    return {}
+
+
+def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = False) -> int:
+    """Return the context length to serve. Raises: ConfigError when more than the checkpoint's,
+    unless it `may_exceed` that."""
+    longest = checkpoint_tokens(model)
+    if requested is None:
+        log.info("max_model_len auto: %d tokens, the checkpoint's maximum.", longest)
+        return longest
+    if requested > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
+        raise ConfigError(
+            f"the model has learned embeddings for only {longest} positions.",
+            where="--allow-long-max-model-len",
+            fix=f"give --max-model-len at most {longest}.",
+        )
+    if requested > longest and may_exceed:
+        log.warning(
+            "%d tokens are more than the %d that the model was trained for.", requested, longest
+        )
+    elif requested > longest:
+        raise ConfigError(
+            f"{requested} tokens is more than the checkpoint's {longest}.",
+            where="--max-model-len",
+            fix=f"give at most {longest}, or scale the rotary embedding with "
+            '--hf-overrides.rope_scaling \'{"rope_type": "yarn", "factor": 4.0, ...}\', or go '
+            "beyond it at your own risk with --allow-long-max-model-len.",
+        )
+    return requested
+
+
+def window_tokens(config: Mapping[str, Any]) -> int | None:
+    """Return the sliding window, or None where the model does not use one."""
+    window = config.get("sliding_window")
+    if config.get("use_sliding_window") is False or not isinstance(window, int) or window < 1:
+        return None
+    return window
+
+
+def within_window(requested: int | None, length: int, model: ModelSpec) -> int:
+    """Return the context length to serve, at most the window.
+
+    Raises: ConfigError when more was `requested`.
+    """
+    window = window_tokens(model.hf_config)
+    if window is None:
+        log.info("%s changes nothing: the model has no sliding window.", NO_WINDOW)
+        return length
+    if requested is not None and requested > window:
+        raise ConfigError(
+            f"{NO_WINDOW} limits the context to the window, {window} tokens; "
+            f"{requested} were requested.",
+            where="--max-model-len",
+            fix=f"give at most {window}, or leave {NO_WINDOW} out.",
+        )
+    if length > window:
+        log.info(
+            "max_model_len auto: %d tokens, the window that is the limit with %s.",
+            window,
+            NO_WINDOW,
+        )
+    return min(length, window)
+
+
+def without_window(model: ModelSpec) -> ModelSpec:
+    """Return the model's facts with no window in any layer; the kinds of its layers stay."""
+    changes = {"sliding_window": None, "use_sliding_window": False}
+    config = {key: changes.get(key, value) for key, value in model.hf_config.items()}
+    return msgspec.structs.replace(model, hf_config={**config, "sliding_window": None})

@@ -1,0 +1,94 @@
+"""Default sampling settings: generation_config.json, then what the user lays over it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.json_files import read_json
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+FILE = "generation_config.json"
+FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+"""Sampling fields that a checkpoint may give defaults for."""
+
+_WHERE = "generation config"
+_FIX = "mend generation_config.json or --override-generation-config."
+
+
+def default_sampling(
+    source: str | None, model_path: str, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the sampling defaults: of the "model", of another folder, or of nobody (None).
+
+    Raises: ConfigError for a folder without the file and for a value out of range.
+    """
+    stored: dict[str, Any] = {}
+    place = str(Path(model_path if source == "model" else source or "") / FILE)
+    if source == "model":
+        stored = read_json(Path(model_path) / FILE, is_required=False)
+    elif source is not None:
+        stored = _of_folder(source)
+    found, laid = _sampling(stored, is_strict=False), _sampling(overrides, is_strict=True)
+    _tell(found, laid, None if source is None else place)
+    return found | laid
+
+
+def _of_folder(source: str) -> dict[str, Any]:
+    path = Path(source).expanduser() / FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no {path}.",
+            where="--generation-config",
+            fix="name a folder that has the file, or auto (the model's own), or dovetail (none).",
+        )
+    return read_json(path)
+
+
+def _tell(found: Mapping[str, Any], laid: Mapping[str, Any], place: str | None) -> None:
+    """Log which defaults requests get that say nothing, and whence."""
+    parts = [
+        ", ".join(f"{name} {value:g}" for name, value in values.items()) + f" ({origin})"
+        for values, origin in ((found, place), (laid, "--override-generation-config"))
+        if values
+    ]
+    nothing = "as asked" if place is None else f"none in {place}"
+    log.info("default sampling settings: %s.", "; ".join(parts) or f"dovetail's own ({nothing})")
+
+
+def _sampling(values: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
+    """Return the sampling fields among generation settings, in SamplingParams' own names."""
+    given = dict(values)
+    if "max_new_tokens" in given:
+        given.setdefault("max_tokens", given.pop("max_new_tokens"))
+    given = {name: value for name, value in given.items() if value is not None}
+    if is_strict:
+        _refuse_others(given)
+    sampling = {name: given[name] for name in FIELDS if name in given}
+    _check(sampling)
+    return sampling
+
+
+def _refuse_others(given: Mapping[str, Any]) -> None:
+    unknown = sorted(set(given) - set(FIELDS))
+    if unknown:
+        raise ConfigError(
+            f"{', '.join(unknown)} cannot have a default.",
+            where="--override-generation-config",
+            fix=f"settings are {', '.join(FIELDS)}.",
+        )
+
+
+def _check(sampling: Mapping[str, Any]) -> None:
+    for name, value in sampling.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} must be a number, not {value!r}.", where=_WHERE, fix=_FIX)
+    try:
+        SamplingParams(**sampling).verify()
+    except RequestError as error:
+        raise ConfigError(f"{error.where} {error.what}", where=_WHERE, fix=_FIX) from error

@@ -1,0 +1,189 @@
+"""A checkpoint's config.json as plain facts, without importing transformers.
+
+Format: the Hugging Face model folder (config.json, generation_config.json). Field names differ
+between model types; `_NAMES` lists the ones in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.formats import read_settings
+from dovetail.config.checkpoint.json_files import read_json
+from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.config.checkpoint.quant_files import add_quantization
+from dovetail.config.sections.convert import merge_deep
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ModelSpec
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed", "dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_kv_heads": (
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_head_kv",
+        "multi_query_group_num",
+        "kv_n_heads",
+    ),
+    "head_size": ("head_dim", "kv_channels", "attention_head_dim"),
+    "max_position_tokens": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "max_sequence_length",
+        "seq_length",
+        "n_ctx",
+    ),
+}
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+_INHERITED = (
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "quantization_config",
+    "tie_word_embeddings",
+    "torch_dtype",
+)
+DEFAULT_POSITIONS = 2048
+"""Length of a checkpoint that states none."""
+
+
+def load_model_facts(
+    path: str | Path,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    dtype: str = "auto",
+    config_path: str | Path | None = None,
+    config_format: str = "auto",
+) -> ModelSpec:
+    """Return the facts of the checkpoint at `path`; `dtype` is passed through.
+
+    `config_path` is the folder of config.json where that is another, `config_format` the layout of
+    the settings (see `config.formats`).
+    Raises: ConfigError naming the file and the field that is missing or wrong.
+    """
+    model_path, path = path, config_path or path
+    raw = read_settings(path, config_format)
+    merge_deep(raw, overrides or {})
+    text = text_config(raw)
+    generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
+    num_heads = _count(path, text, "num_heads")
+    hidden_size = _count(path, text, "hidden_size")
+    return ModelSpec(
+        path=str(model_path),
+        architecture=architecture(path, raw),
+        hf_config=text,
+        dtype=dtype,
+        vocab_size=_count(path, text, "vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=_count(path, text, "num_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_kv_heads(path, text, num_heads),
+        head_size=_head_size(path, text, hidden_size, num_heads),
+        max_position_tokens=_find(text, "max_position_tokens") or DEFAULT_POSITIONS,
+        eos_token_ids=eos_token_ids(text, generation),
+        bos_token_id=_first_id(text.get("bos_token_id")),
+    )
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """Return config.json, None where the folder has none. Raises: ConfigError."""
+    file = path / "config.json"
+    if not file.is_file():
+        return None
+    config = read_json(file)
+    add_quantization(path, config)
+    return config
+
+
+def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text model's settings: nested ones of a multimodal checkpoint, else all.
+
+    What the file leaves out is filled in with the defaults of its model type.
+    """
+    nested = next((raw[key] for key in _TEXT_CONFIGS if isinstance(raw.get(key), dict)), None)
+    own = dict(raw) if nested is None else dict(nested)
+    if nested is not None:
+        own = {key: raw[key] for key in _INHERITED if key in raw} | own
+    return {**facts_of(own).defaults, **own}
+
+
+def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:
+    """Return the class name under which the checkpoint was saved."""
+    names = raw.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    raise ConfigError(
+        '"architectures" names no model class.',
+        where=str(Path(path) / "config.json"),
+        fix="--hf-overrides.architectures '[\"LlamaForCausalLM\"]' with the model's class.",
+    )
+
+
+def eos_token_ids(text: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids that end an answer: config.json's, then further generation_config.json's."""
+    ids = [*_ids(text.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
+    return tuple(dict.fromkeys(ids))
+
+
+def _find(text: Mapping[str, Any], fact: str) -> int | None:
+    for holder in (text, text.get("attn_config")):
+        if not isinstance(holder, Mapping):
+            continue
+        for name in _NAMES[fact]:
+            value = holder.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
+    value = _find(text, fact)
+    if value is None:
+        name = _NAMES[fact][0]
+        raise ConfigError(
+            f"{name} is missing or not a positive whole number.",
+            where=str(Path(path) / "config.json"),
+            fix=f"set it with `--hf-overrides.{name} N`.",
+        )
+    return value
+
+
+def _kv_heads(path: str | Path, text: Mapping[str, Any], num_heads: int) -> int:
+    if text.get("multi_query") is True and not text.get("new_decoder_architecture"):
+        return 1  # Falcon's and BigCode's own way of saying it; the count is then unused
+    num_kv_heads = _find(text, "num_kv_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{num_heads} query heads cannot share {num_kv_heads} key and value heads.",
+            where=str(Path(path) / "config.json"),
+            fix="check num_attention_heads and num_key_value_heads.",
+        )
+    return num_kv_heads
+
+
+def _head_size(path: str | Path, text: Mapping[str, Any], hidden: int, num_heads: int) -> int:
+    stated = _find(text, "head_size")
+    if stated is not None:
+        return stated
+    if hidden % num_heads:
+        raise ConfigError(
+            f"hidden_size {hidden} is not divisible by {num_heads} heads and head_dim is missing.",
+            where=str(Path(path) / "config.json"),
+            fix="set it with `--hf-overrides.head_dim N`.",
+        )
+    return hidden // num_heads
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+
+
+def _first_id(value: Any) -> int | None:
+    return next(iter(_ids(value)), None)

@@ -1,0 +1,108 @@
+"""A quick look at weight files before anything heavy starts: are they all there and whole?
+
+Format: safetensors (8 bytes header length, JSON header with data_offsets, data) and the
+`*.index.json` of divided checkpoints. Reads headers only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.json_files import read_json
+from dovetail.errors import ConfigError
+
+MAX_HEADER_BYTES = 100 * 2**20
+WHOLE_MODELS = (".gguf",)
+"""Endings of files that hold weights, settings and tokenizer in one."""
+_SUFFIXES = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.tensors",
+    *(f"*{end}" for end in WHOLE_MODELS),
+)
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin")
+
+
+def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
+    """Raise ConfigError naming the file when an indexed file is missing or one is damaged.
+
+    Files whose name matches one of the `ignored` glob patterns are not looked at.
+    """
+    folder = Path(path)
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        _check_index(folder, index)
+    for file in sorted(folder.glob("*.safetensors")):
+        if not any(fnmatch(file.name, pattern) for pattern in ignored):
+            _check_file(file)
+
+
+def has_weights(path: str | Path) -> bool:
+    """Return whether the folder holds any weight file, or is one itself."""
+    if is_whole_model(Path(path)):
+        return True
+    found = (file.name for suffix in _SUFFIXES for file in Path(path).glob(suffix))
+    return any(name not in _NOT_WEIGHTS for name in found)
+
+
+def is_whole_model(path: Path) -> bool:
+    """Return whether a file holds weights, settings and tokenizer in one."""
+    return path.suffix.lower() in WHOLE_MODELS and path.is_file()
+
+
+def no_weights(path: str | Path) -> ConfigError:
+    """Return the error for a folder without weights."""
+    return ConfigError(
+        "the folder has no weight files (*.safetensors, *.bin, *.pt, *.gguf).",
+        where=str(path),
+        fix="finish the download, or use --load-format dummy for random weights.",
+    )
+
+
+def _check_index(folder: Path, index: Path) -> None:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ConfigError('has no "weight_map".', where=str(index), fix="fetch the file again.")
+    missing = sorted({str(n) for n in weight_map.values() if not (folder / str(n)).is_file()})
+    if missing:
+        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        raise ConfigError(
+            f"{len(missing)} of the files it lists are missing: {shown}.",
+            where=str(index),
+            fix="finish the download.",
+        )
+
+
+def _check_file(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise _damaged(file, "its header is longer than the file")
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+        ends = [_end(entry) for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _damaged(file, "its header is not a safetensors header") from error
+    wanted = 8 + length + max(ends, default=0)
+    if wanted != size:
+        raise _damaged(file, f"it has {size} bytes, its header asks for {wanted}")
+
+
+def _end(entry: Any) -> int:
+    begin, end = entry["data_offsets"]
+    if not 0 <= begin <= end:
+        raise ValueError(f"offsets {begin}, {end}")
+    return int(end)
+
+
+def _damaged(file: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the file is damaged: {reason}.", where=str(file), fix="fetch the file again."
+    )

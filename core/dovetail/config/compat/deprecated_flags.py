@@ -1,0 +1,362 @@
+"""Deprecated flags: those of other generations, each translated with one note.
+
+A deprecated flag is a field of `DeprecatedFlags` and has a row in `MAPPED`, which turns its value
+into fields of today. `translate` does so for every route; the rest of dovetail never sees them. A
+flag for which there is nothing here passes with the values that ask for what always happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dovetail.config.sections.field import Flag, flag, flags_of
+from dovetail.config.sections.frontend import NO_PARSER
+from dovetail.errors import ConfigError
+from dovetail.unsupported import remedy, sentence, what
+
+Fields = dict[str, Any]
+_NOTHING = "nothing: "
+_GUIDED_WORDS = {
+    "no-fallback": "disable_fallback",
+    "disable-any-whitespace": "disable_any_whitespace",
+    "no-additional-properties": "disable_additional_properties",
+}
+"""What followed a backend's name after a colon -> its key today."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeprecatedFlags:
+    """Spellings of earlier generations."""
+
+    disable_log_requests: bool | None = flag(None, help="do not log requests, which is the default")
+    task: str | None = flag(None, kind="task", help="what the model is run for")
+    worker_use_ray: bool | None = flag(None, help="drive workers through Ray")
+    enable_reasoning: bool | None = flag(None, help="separate reasoning from the answer")
+    guided_decoding_backend: str | None = flag(
+        None, kind="guided_decoding_backend", help="backend for structured outputs"
+    )
+    guided_decoding_disable_fallback: bool | None = flag(
+        None,
+        help="reject a request whose constraint the backend cannot enforce, instead of trying "
+        "another backend",
+    )
+    guided_decoding_disable_any_whitespace: bool | None = flag(
+        None, help="allow no optional white space in JSON"
+    )
+    guided_decoding_disable_additional_properties: bool | None = flag(
+        None, help="treat JSON schemas as if additionalProperties were false"
+    )
+    override_pooler_config: Mapping[str, Any] = flag(
+        {}, kind="pooling_type", help="settings of pooling models"
+    )
+    speculative_model: str | None = flag(None, help="[ngram], or a draft model")
+    num_speculative_tokens: int | None = flag(None, ge=1, unit="tokens", help="longest draft")
+    ngram_prompt_lookup_max: int | None = flag(
+        None, ge=1, unit="tokens", help="longest n-gram that is looked up"
+    )
+    ngram_prompt_lookup_min: int | None = flag(
+        None, ge=1, unit="tokens", help="shortest n-gram that is looked up"
+    )
+    speculative_disable_by_batch_size: int | None = flag(
+        None,
+        ge=1,
+        unit="requests",
+        help="maximum number of requests with which speculation stays on",
+    )
+    speculative_model_quantization: str | None = flag(
+        None, kind="quantization", help="quantization method of the draft model"
+    )
+    speculative_draft_tensor_parallel_size: int | None = flag(
+        None, ge=1, short="-spec-draft-tp", help="number of devices of the draft model"
+    )
+    speculative_max_model_len: int | None = flag(
+        None, ge=1, unit="tokens", help="maximum context length of the draft model"
+    )
+    eplb_log_balancedness: bool | None = flag(None, help="log how evenly the experts are used")
+    eplb_step_interval: int | None = flag(
+        None, ge=1, unit="steps", help="number of steps between rearrangements of experts"
+    )
+    eplb_window_size: int | None = flag(
+        None, ge=1, unit="steps", help="number of steps over which the experts' load is measured"
+    )
+    num_redundant_experts: int | None = flag(
+        None, ge=0, help="number of additional copies of experts"
+    )
+    enable_multimodal_encoder_data_parallel: bool | None = flag(
+        None, help="divide an encoder's batch over the devices"
+    )
+    disable_mm_preprocessor_cache: bool | None = flag(None, help="do not cache processed media")
+    skip_mm_profiling: bool = flag(
+        False, help="leave media encoders out when memory is measured at the start"
+    )
+    disable_cascade_attn: bool = flag(
+        False,
+        help="do not use cascade attention (attention to a shared prefix once for all requests)",
+    )
+    disable_custom_all_reduce: bool = flag(
+        False, help="use only the vendor's library for all-reduce"
+    )
+    max_context_len_to_capture: int | None = flag(
+        None, ge=0, unit="tokens", help="longest context for captured steps"
+    )
+    max_seq_len_to_capture: int | None = flag(
+        None, ge=0, unit="tokens", help="longest context for captured steps"
+    )
+    enable_prompt_adapter: bool | None = flag(None, help="serve prompt adapters")
+    prompt_adapters: tuple[str, ...] = flag((), metavar="NAME=PATH", help="prompt adapters")
+    max_prompt_adapters: int = flag(1, ge=1, help="maximum number of prompt adapters in one step")
+    max_prompt_adapter_token: int = flag(
+        0, ge=0, unit="tokens", help="maximum number of tokens of a prompt adapter"
+    )
+    qlora_adapter_name_or_path: str | None = flag(None, help="a QLoRA adapter")
+    long_lora_scaling_factors: tuple[str, ...] = flag(
+        (), metavar="X", help="scaling factors of LoRA adapters for long contexts"
+    )
+    override_neuron_config: Mapping[str, Any] = flag({}, help="settings of AWS Neuron devices")
+    preemption_mode: str | None = flag(
+        None, kind="preemption_mode", help="how a preempted request gets its KV cache back"
+    )
+    num_lookahead_slots: int = flag(
+        0, ge=0, unit="slots", help="cache slots reserved for drafted tokens"
+    )
+    num_scheduler_steps: int = flag(1, ge=1, unit="steps", help="steps planned at once")
+    multi_step_stream_outputs: bool = flag(True, help="stream every token at once")
+    scheduler_delay_factor: float = flag(0.0, ge=0, help="delay before the next prefill")
+    use_v2_block_manager: bool = flag(True, help="the second of two block managers")
+    disable_async_output_proc: bool = flag(False, help="process outputs within the step")
+    disable_logprobs_during_spec_decoding: bool | None = flag(
+        None, help="report no logprobs with speculative decoding"
+    )
+    spec_decoding_acceptance_method: str = flag(
+        "rejection_sampler", kind="spec_acceptance_method", help="how drafted tokens are accepted"
+    )
+    speculative_disable_mqa_scorer: bool | None = flag(
+        None, help="verify each drafted token in a separate row"
+    )
+    typical_acceptance_sampler_posterior_threshold: float | None = flag(
+        None, ge=0, le=1, help="minimum probability of an accepted draft token"
+    )
+    typical_acceptance_sampler_posterior_alpha: float | None = flag(
+        None, ge=0, help="how the acceptance threshold depends on the entropy"
+    )
+    tokenizer_pool_size: int = flag(0, ge=0, help="number of tokenizer processes")
+    tokenizer_pool_type: str = flag("ray", kind="tokenizer_pool", help="kind of tokenizer pool")
+    tokenizer_pool_extra_config: Mapping[str, Any] = flag(
+        {}, kind="tokenizer_pool", help="options of the tokenizer pool"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What a deprecated flag is today: the `flag` as a reader would write it, `fields` to be set.
+
+    One that waits for a missing `feature` is nothing today; its `fields` take
+    what asks for nothing.
+    """
+
+    flag: str
+    fields: Callable[[Any], Fields]
+    feature: str | None = None
+
+    @property
+    def today(self) -> str:
+        """Return what the flag is today, as a reader would write it."""
+        return self.flag if self.feature is None else f"{_NOTHING}{what(self.feature)}"
+
+
+def _field(name: str) -> Mapped:
+    return Mapped("--" + name.replace("_", "-"), lambda value: {name: value})
+
+
+def _key(name: str, key: str) -> Mapped:
+    flag_name = "--" + name.replace("_", "-")
+    return Mapped(f"{flag_name}.{key}", lambda value: {name: {key: value}})
+
+
+def _settled(always: str, *passing: Any) -> Mapped:
+    """Return the row of a flag whose only sensible value is what always happens."""
+
+    def check(value: Any) -> Fields:
+        if not _is_one_of(value, passing):
+            raise ConfigError(f"{always}.", fix="leave the flag out.")
+        return {}
+
+    return Mapped(f"{_NOTHING}{always}", check)
+
+
+def _waits_for(feature: str, *passing: Any) -> Mapped:
+    """Return the row of a flag that asks for a missing feature unless a value is one of these."""
+
+    def check(value: Any) -> Fields:
+        if not _is_one_of(value, passing):
+            raise ConfigError(sentence(feature), fix=remedy(feature, "leave the flag out"))
+        return {}
+
+    return Mapped(_NOTHING, check, feature)
+
+
+def _is_one_of(value: Any, passing: tuple[Any, ...]) -> bool:
+    """Return whether a value is among these. True == 1 in Python, and a switch is not a number."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing)
+
+
+def _task(value: Any) -> Fields:
+    known: dict[str, Fields] = {
+        "auto": {},
+        "generate": {"runner": "generate"},
+        "draft": {"runner": "draft"},
+        "transcription": {"runner": "generate"},
+        "classify": {"runner": "pooling", "convert": "classify"},
+        "reward": {"runner": "pooling", "convert": "reward"},
+    }
+    pooling: Fields = {"runner": "pooling", "convert": "embed"}
+    known |= dict.fromkeys(("embed", "embedding", "score"), pooling)
+    if value not in known:
+        raise ConfigError(
+            f'"{value}" is not a task.', fix=f"use one of {', '.join(sorted(known))}."
+        )
+    return known[value]
+
+
+def _guided_backend(value: Any) -> Fields:
+    """A backend may bring its options, as "xgrammar:no-fallback,disable-any-whitespace"."""
+    name, _, rest = str(value).partition(":")
+    words = rest.split(",")
+    if rest and set(words) <= set(_GUIDED_WORDS):
+        settings: Fields = {"backend": name, **{_GUIDED_WORDS[word]: True for word in words}}
+    else:
+        settings = {"backend": value}
+    return {"structured_outputs_config": settings}
+
+
+def _speculative_model(value: Any) -> Fields:
+    is_lookup = value in ("[ngram]", "ngram")
+    guesser = {"method": "ngram"} if is_lookup else {"method": "draft_model", "model": value}
+    return {"speculative_config": guesser}
+
+
+def _preemption(value: Any) -> Fields:
+    known: dict[Any, Fields] = {
+        None: {},
+        "recompute": {"swap_space": 0.0},
+        "swap": {"swap_space": 4.0},
+    }
+    if value not in known:
+        raise ConfigError(f'unknown preemption mode "{value}".', fix="use recompute or swap.")
+    return known[value]
+
+
+def _ray(value: Any) -> Fields:
+    return {"distributed_executor_backend": "ray"} if value else {}
+
+
+def _reasoning(value: Any) -> Fields:
+    return {} if value else {"reasoning_parser": NO_PARSER}
+
+
+_ADAPTERS = _waits_for("prompt_adapters", None, False, 0, ())
+_LORA = _waits_for("lora", None, ())
+_TYPICAL = _waits_for("typical_acceptance", None)
+_WHATEVER_THE_CONTEXT = Mapped(
+    f"{_NOTHING}steps are captured per batch size, for any context length", lambda value: {}
+)
+_POOL = _waits_for("tokenizer_pool", 0, "ray", {})
+
+MAPPED: dict[str, Mapped] = {
+    "disable_log_requests": Mapped(
+        "--no-enable-log-requests", lambda value: {"enable_log_requests": not value}
+    ),
+    "task": Mapped("--runner and --convert", _task),
+    "worker_use_ray": Mapped("--distributed-executor-backend ray", _ray),
+    "enable_reasoning": Mapped("--reasoning-parser, which turns it on", _reasoning),
+    "guided_decoding_backend": Mapped("--structured-outputs-config.backend", _guided_backend),
+    "guided_decoding_disable_fallback": _key("structured_outputs_config", "disable_fallback"),
+    "guided_decoding_disable_any_whitespace": _key(
+        "structured_outputs_config", "disable_any_whitespace"
+    ),
+    "guided_decoding_disable_additional_properties": _key(
+        "structured_outputs_config", "disable_additional_properties"
+    ),
+    "override_pooler_config": _field("pooler_config"),
+    "speculative_model": Mapped("--speculative-config.method", _speculative_model),
+    "num_speculative_tokens": _key("speculative_config", "num_speculative_tokens"),
+    "ngram_prompt_lookup_max": _key("speculative_config", "prompt_lookup_max"),
+    "ngram_prompt_lookup_min": _key("speculative_config", "prompt_lookup_min"),
+    "speculative_disable_by_batch_size": _key("speculative_config", "disable_by_batch_size"),
+    "speculative_model_quantization": _key("speculative_config", "quantization"),
+    "speculative_draft_tensor_parallel_size": _key(
+        "speculative_config", "draft_tensor_parallel_size"
+    ),
+    "speculative_max_model_len": _key("speculative_config", "max_model_len"),
+    "eplb_log_balancedness": _key("eplb_config", "log_balancedness"),
+    "eplb_step_interval": _key("eplb_config", "step_interval"),
+    "eplb_window_size": _key("eplb_config", "window_size"),
+    "num_redundant_experts": _key("eplb_config", "num_redundant_experts"),
+    "enable_multimodal_encoder_data_parallel": Mapped(
+        "--mm-encoder-tp-mode data",
+        lambda value: {"mm_encoder_tp_mode": "data"} if value else {},
+    ),
+    "disable_mm_preprocessor_cache": Mapped(
+        "--mm-processor-cache-gb 0", lambda value: {"mm_processor_cache_gb": 0} if value else {}
+    ),
+    "skip_mm_profiling": _waits_for("media", True, False),
+    "disable_cascade_attn": _settled("cascade attention is not used", True, False),
+    "disable_custom_all_reduce": _waits_for("tensor_parallel", True, False),
+    "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
+    "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
+    "enable_prompt_adapter": _ADAPTERS,
+    "prompt_adapters": _ADAPTERS,
+    "max_prompt_adapters": _waits_for("prompt_adapters", 1),
+    "max_prompt_adapter_token": _ADAPTERS,
+    "qlora_adapter_name_or_path": _LORA,
+    "long_lora_scaling_factors": _LORA,
+    "override_neuron_config": _waits_for("neuron", {}),
+    "preemption_mode": Mapped("--swap-space", _preemption),
+    "num_lookahead_slots": Mapped(
+        f"{_NOTHING}slots for a draft are allocated when its step is planned", lambda value: {}
+    ),
+    "num_scheduler_steps": _settled(
+        "steps are planned one by one; --async-scheduling plans one ahead", 1
+    ),
+    "multi_step_stream_outputs": _settled("every token is always streamed at once", True),
+    "scheduler_delay_factor": _settled("prefills are not delayed", 0),
+    "use_v2_block_manager": _settled("there is one block manager", True),
+    "disable_async_output_proc": _settled(
+        "outputs are always processed during the next step", False
+    ),
+    "disable_logprobs_during_spec_decoding": _settled(
+        "logprobs are the same with and without speculation", None, False
+    ),
+    "spec_decoding_acceptance_method": _waits_for("typical_acceptance", "rejection_sampler"),
+    "speculative_disable_mqa_scorer": _settled(
+        "drafted tokens are verified in their request's row", None, False
+    ),
+    "typical_acceptance_sampler_posterior_threshold": _TYPICAL,
+    "typical_acceptance_sampler_posterior_alpha": _TYPICAL,
+    "tokenizer_pool_size": _POOL,
+    "tokenizer_pool_type": _POOL,
+    "tokenizer_pool_extra_config": _POOL,
+}
+
+
+@cache
+def deprecated_flags() -> dict[str, Flag]:
+    """Return the deprecated flags by field name."""
+    return {flag.name: flag for flag in flags_of(DeprecatedFlags)}
+
+
+def translate(name: str, value: Any) -> tuple[Fields, str]:
+    """Return the fields of today that a deprecated flag's value means, and the note to show.
+
+    Raises: ConfigError for a value for which there is nothing today.
+    """
+    row, spelling = MAPPED[name], deprecated_flags()[name].spelling
+    nothing = row.today.removeprefix(_NOTHING)
+    told = f"changes nothing: {nothing}" if nothing != row.today else f"is now {row.today}"
+    try:
+        return row.fields(value), f"{spelling} {told}."
+    except ConfigError as error:
+        raise ConfigError(error.what, where=spelling, fix=error.fix) from error

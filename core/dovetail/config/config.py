@@ -1,0 +1,226 @@
+"""Config: all groups of settings together, built from flags, YAML or keyword arguments.
+
+Says what the user asked for; `config.resolve` says what comes of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Self, TextIO
+
+from dovetail.config.compat.deprecated_flags import deprecated_flags, translate
+from dovetail.config.sections.attention import AttentionConfig
+from dovetail.config.sections.cache import CacheConfig
+from dovetail.config.sections.convert import from_value, merge_deep
+from dovetail.config.sections.device import DeviceConfig
+from dovetail.config.sections.engine import EngineConfig
+from dovetail.config.sections.field import MISSING, Flag, flags_of
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.config.sections.load import LoadConfig
+from dovetail.config.sections.lora import LoRAConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.multimodal import MultiModalConfig
+from dovetail.config.sections.observability import ObservabilityConfig
+from dovetail.config.sections.parallel import ParallelConfig
+from dovetail.config.sections.plugin import PluginConfig
+from dovetail.config.sections.scheduler import SchedulerConfig
+from dovetail.config.sections.speculative import SpeculativeConfig
+from dovetail.config.sections.structured_outputs import StructuredOutputsConfig
+from dovetail.errors import ConfigError
+
+DEMO_ORIGIN = "demo model"
+"""Where fields come from that nobody gave and the bundled demo model was trained for."""
+
+GROUPS: dict[str, type[object]] = {
+    "model": ModelConfig,
+    "load": LoadConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "speculative": SpeculativeConfig,
+    "structured": StructuredOutputsConfig,
+    "lora": LoRAConfig,
+    "multimodal": MultiModalConfig,
+    "parallel": ParallelConfig,
+    "device": DeviceConfig,
+    "attention": AttentionConfig,
+    "observability": ObservabilityConfig,
+    "frontend": FrontendConfig,
+    "plugin": PluginConfig,
+    "engine": EngineConfig,
+}
+"""Field of Config -> its dataclass, in the order of help and docs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that was asked for.
+
+    `origins` says where each given field came from, `notes` which deprecated names were translated,
+    `warnings` what was set under a name that nobody knows. `is_checked` says that
+    `rules.checks.checked` found no fault in it; a copy with other fields is unchecked again.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    structured: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    multimodal: MultiModalConfig = field(default_factory=MultiModalConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)
+    plugin: PluginConfig = field(default_factory=PluginConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    is_checked: bool = field(default=False, compare=False)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
+        """Return the config with these fields set, the rest at their defaults.
+
+        Raises: ConfigError for an unknown field (naming the nearest) or a wrong value.
+        """
+        return cls().with_fields(fields, origin=origin)
+
+    def with_fields(self, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
+        """Return a copy with these fields replaced, values converted and bounds checked.
+
+        Deprecated names become today's. A JSON object is laid over an earlier one key by key; an
+        empty one clears it. Raises: ConfigError, also when a deprecated and a newer name disagree.
+        """
+        with told(origin):
+            today, notes = _today(fields)
+            values = {name: from_value(find_flag(name), value) for name, value in today.items()}
+        laid = {name: self._laid(name, value) for name, value in values.items()}
+        parts = {
+            part: dataclasses.replace(getattr(self, part), **_own(group, laid))
+            for part, group in GROUPS.items()
+        }
+        origins = {**self.origins, **dict.fromkeys(values, origin)}
+        notes = tuple(dict.fromkeys((*self.notes, *notes)))
+        return dataclasses.replace(self, **parts, origins=origins, notes=notes, is_checked=False)
+
+    def with_notes(self, notes: Iterable[str], warnings: Iterable[str] = ()) -> Self:
+        """Return a copy with more to tell the user."""
+        return dataclasses.replace(
+            self, notes=(*self.notes, *notes), warnings=(*self.warnings, *warnings)
+        )
+
+    def tell(self, stream: TextIO) -> None:
+        """Write warnings and notes, a line each; --no-show-notes hides the notes."""
+        notes = self.notes if self.observability.show_notes else ()
+        for word, lines in (("warning", self.warnings), ("note", notes)):
+            for line in lines:
+                print(f"dovetail: {word}: {line}", file=stream)
+
+    def _laid(self, name: str, value: Any) -> Any:
+        """Return a value over what an earlier route gave."""
+        if not isinstance(value, Mapping) or not value or not self.is_given(name):
+            return value
+        merged = copy.deepcopy(dict(self.value(name)))
+        merge_deep(merged, value)
+        return merged
+
+    def is_given(self, name: str) -> bool:
+        """Return whether the field was set by anyone, be it to its default."""
+        return name in self.origins
+
+    def value(self, name: str) -> Any:
+        """Return the value of a flag by its field name."""
+        return getattr(getattr(self, part_of(name)), name)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the fields that the user gave as they may be printed: secrets become ***."""
+        given = sorted(name for name, origin in self.origins.items() if origin != DEMO_ORIGIN)
+        return {name: shown(flags()[name], self.value(name)) for name in given}
+
+
+@contextmanager
+def told(origin: str) -> Iterator[None]:
+    """Add the file or the variable to the place that an error names."""
+    try:
+        yield
+    except ConfigError as error:
+        if origin not in ("command line", "call"):
+            error.where = f"{error.where} (from {origin})"
+        raise
+
+
+def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields with deprecated names translated, and a note for each of those."""
+    today = {name: value for name, value in fields.items() if name not in deprecated_flags()}
+    notes = []
+    for name in fields.keys() - today.keys():
+        meant, note = translate(name, from_value(deprecated_flags()[name], fields[name]))
+        notes.append(note)
+        for target, value in meant.items():
+            today[target] = _agreed(name, target, today.get(target, MISSING), value)
+    return today, tuple(sorted(notes))
+
+
+def _agreed(deprecated: str, target: str, there: Any, value: Any) -> Any:
+    """Return the value of a field that a deprecated name sets too. Raises: ConfigError."""
+    if there is MISSING or there == value:
+        return value
+    if isinstance(there, Mapping) and isinstance(value, Mapping):
+        keys = {
+            key: _agreed(deprecated, target, there.get(key, MISSING), value[key]) for key in value
+        }
+        return {**there, **keys}
+    spelling = deprecated_flags()[deprecated].spelling
+    raise ConfigError(
+        f"asks for {value!r}, but {find_flag(target).spelling} for {there!r}.",
+        where=spelling,
+        fix=f"leave {spelling} out.",
+    )
+
+
+def shown(flag: Flag, value: Any) -> Any:
+    """Return a value as it may be printed."""
+    return "***" if flag.meta.secret and value else value
+
+
+@cache
+def flags() -> dict[str, Flag]:
+    """Return every flag by field name."""
+    return {flag.name: flag for group in GROUPS.values() for flag in flags_of(group)}
+
+
+@cache
+def part_of(name: str) -> str:
+    """Return the field of Config in which a flag lives."""
+    return next(part for part, group in GROUPS.items() if group.__name__ == flags()[name].group)
+
+
+def find_flag(name: str) -> Flag:
+    """Return the flag of this field name. Raises: ConfigError with the nearest names."""
+    if name in flags():
+        return flags()[name]
+    raise ConfigError("there is no such setting.", where=name, fix=nearest_fix(name, flags()))
+
+
+def nearest_fix(
+    word: str,
+    known: Iterable[str],
+    otherwise: str = "`dovetail serve --help=all` lists every setting.",
+) -> str:
+    """Return a hint: the known words nearest to `word`, or where all are listed."""
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
+def _own(group: type[object], values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {flag.name for flag in flags_of(group)}
+    return {name: value for name, value in values.items() if name in names}

@@ -1,0 +1,1 @@
+"""Arguments, YAML files and environment variables become one Config."""

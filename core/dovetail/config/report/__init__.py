@@ -1,0 +1,1 @@
+"""The configuration in words: help, reference pages, and what came out of resolving."""

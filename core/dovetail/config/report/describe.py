@@ -1,0 +1,132 @@
+"""A flag in words: the lines that --help and docs/reference/flags.md show.
+
+Choices come from the registry's metadata; no plugin is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
+from dovetail.config.config import flags
+from dovetail.config.parse.environment import variable_of
+from dovetail.config.parse.flags import metavar
+from dovetail.config.sections.convert import bounds_text
+from dovetail.config.sections.field import Flag
+
+
+def usage(flag: Flag) -> str:
+    """Return the spellings with the value's place, e.g. "-tp, --tensor-parallel-size N"."""
+    if flag.value_type == "bool":
+        return ", ".join(flag.spellings) + f", --no-{flag.spelling[2:]}"
+    place = metavar(flag) or ""
+    if flag.value_type == "list":
+        place = f"{place} ..."
+    if flag.meta.bare is not None:
+        place = f"[{place}]"
+    return f"{', '.join(flag.spellings)} {place}".rstrip()
+
+
+def sentence(flag: Flag, *, is_listing_choices: bool = True) -> str:
+    """Return help, unit, bounds, choices, default and what is not supported as one text."""
+    text = flag.meta.help
+    facts = [fact for fact in (flag.meta.unit, bounds_text(flag)) if fact]
+    if facts:
+        text += f" ({', '.join(facts)})"
+    names = choices(flag) if is_listing_choices else []
+    if names:
+        text += f". Choices: {', '.join(names)}"
+    state, reason = state_of(flag)
+    text += f". Default: {default_text(flag)}."
+    return text if state == "supported" else f"{text} {state.capitalize()}: {reason}"
+
+
+def state_of(flag: Flag) -> tuple[str, str]:
+    """Return the flag's state, and what it is today or what it lacks."""
+    if deprecated_flags().get(flag.name) == flag:
+        today = MAPPED[flag.name].today
+        return (
+            "deprecated",
+            f"{'it changes' if today.startswith('nothing: ') else 'today'} {today}.",
+        )
+    if flags().get(flag.name) == flag and flag.name in UNSUPPORTED_FLAGS:
+        return "unsupported", UNSUPPORTED_FLAGS[flag.name].missing
+    return "supported", ""
+
+
+def routes(flag: Flag) -> str:
+    """Return under which other names a flag of `serve` is set; nothing for flags of others."""
+    if flag not in (flags().get(flag.name), deprecated_flags().get(flag.name)):
+        return ""
+    return f"Variable: {variable_of(flag)}. In a YAML file: `{flag.spelling[2:]}: VALUE`."
+
+
+def choices(flag: Flag, *, is_own_only: bool = False) -> list[str]:
+    """Return the registered names for a flag with a plugin kind, "auto" first.
+
+    `is_own_only` leaves out what other installed packages offer.
+    """
+    if flag.meta.kind is None:
+        return []
+    from dovetail import registry  # metadata is read only when help or docs are asked for
+
+    entries = registry.entries(flag.meta.kind)
+    shown = [e.name for e in entries if not is_own_only or e.distribution == registry.BUILT_IN]
+    names = list(dict.fromkeys(shown))
+    if registry.KINDS[flag.meta.kind].auto:
+        names = ["auto", *names]
+    return sorted(names, key=lambda name: name != "auto")
+
+
+def choice_rows(flag: Flag) -> list[tuple[str, str]]:
+    """Return (name, one-line summary) of every choice; a plugin of others names its package."""
+    from dovetail import registry
+    from dovetail.registry.summaries import summary_of
+
+    rows = {}
+    for entry in registry.entries(flag.meta.kind) if flag.meta.kind else ():
+        told = summary_of(entry)
+        if entry.distribution != registry.BUILT_IN:
+            told = f"{told} ({entry.distribution})".lstrip()
+        rows[entry.name if entry.name not in rows else entry.id] = told
+    if flag.meta.kind and registry.KINDS[flag.meta.kind].auto:
+        rows.setdefault("auto", registry.KINDS[flag.meta.kind].auto)
+    return sorted(rows.items(), key=lambda row: row[0] != "auto")
+
+
+def is_class_kind(flag: Flag) -> bool:
+    """Return whether the choices are classes, which may be named by their path too."""
+    from dovetail import registry
+
+    return flag.meta.kind is not None and not registry.KINDS[flag.meta.kind].is_value
+
+
+def unavailable_rows(flag: Flag) -> list[tuple[str, str]]:
+    """Return (names, reason) of choices that people know and that cannot be chosen."""
+    from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
+    from dovetail.unsupported import what
+
+    by_reason: dict[str, list[str]] = {}
+    for name, feature in UNSUPPORTED_NAMES.get(flag.meta.kind or "", {}).items():
+        by_reason.setdefault(what(feature), []).append(name)
+    return [(", ".join(names), reason) for reason, names in by_reason.items()]
+
+
+def default_text(flag: Flag) -> str:
+    """Return the default as a person would type it."""
+    if flag.meta.default_note is not None:
+        return flag.meta.default_note
+    return value_text(flag.default)
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a person would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return "none" if value is None else str(value)

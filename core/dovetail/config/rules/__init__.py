@@ -1,0 +1,1 @@
+"""The rules of resolving, one subject a file; resolve.py puts them in order."""

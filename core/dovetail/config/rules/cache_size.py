@@ -1,0 +1,131 @@
+"""How much KV cache to reserve, and whether one longest request fits into it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.checkpoint.context_length import window_tokens
+from dovetail.config.checkpoint.dtypes import BYTES
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.step import KVLayer
+
+log = logging.getLogger(__name__)
+
+CPU_CACHE_BYTES = 4 * 2**30
+"""Most cache a CPU engine takes when nobody says how much."""
+
+CPU_MEMORY_SHARE = 0.4
+
+
+def kv_bytes(model: ModelSpec, kv_dtype: str, num_tokens: int, step_tokens: int) -> int:
+    """Return the bytes one request of `num_tokens` takes; windowed layers forget the rest."""
+    layer = KVLayer(
+        name="", num_kv_heads=model.num_kv_heads, head_size=model.head_size, dtype=kv_dtype
+    )
+    per_token = layer.bytes_per_token(BYTES[kv_dtype])
+    window = window_tokens(model.hf_config)
+    num_windowed = _num_windowed(model.hf_config, model.num_layers) if window else 0
+    kept = min(num_tokens, (window or num_tokens) + step_tokens)
+    return per_token * (num_windowed * kept + (model.num_layers - num_windowed) * num_tokens)
+
+
+def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
+    """Return the cache bytes of a CPU engine: never more than could ever be `useful`.
+
+    `share` is the user's own wish; without one a modest part of the free memory is taken.
+    """
+    free = f"of {available / 2**30:.1f} GiB free"
+    if share is not None:
+        chosen, reason = (
+            int(available * share),
+            f"{share:.0%} {free}, as --gpu-memory-utilization asks",
+        )
+    else:
+        chosen, reason = min(
+            (useful, f"all that the most and longest requests can fill, {free}"),
+            (CPU_CACHE_BYTES, f"the most a CPU engine takes unasked, {free}"),
+            (int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} {free}"),
+        )
+    log.info("KV cache memory auto: %.4g MiB, %s.", chosen / 2**20, reason)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The cache as one request sees it: `memory` bytes in blocks, one of which nobody owns.
+
+    `num_blocks` is set where blocks and not bytes were asked for.
+    """
+
+    model: ModelSpec
+    kv_dtype: str
+    memory: int
+    block_tokens: int
+    step_tokens: int
+    num_blocks: int | None = None
+
+    @property
+    def size(self) -> str:
+        """Return how large it is, in the unit that was asked for."""
+        if self.num_blocks is not None:
+            return f"{self.num_blocks} blocks of {self.block_tokens} tokens"
+        return f"{self.memory / 2**20:.4g} MiB of KV cache"
+
+    @property
+    def flag(self) -> str:
+        """Return the flag that makes it larger."""
+        asks_blocks = self.num_blocks is not None
+        return "--num-gpu-blocks-override" if asks_blocks else "--kv-cache-memory-bytes"
+
+    def holds(self, num_tokens: int) -> bool:
+        """Return whether a request of this length fits."""
+        blocks = -(-num_tokens // self.block_tokens) + 1
+        tokens = blocks * self.block_tokens
+        return kv_bytes(self.model, self.kv_dtype, tokens, self.step_tokens) <= self.memory
+
+    def largest(self, wanted: int) -> int:
+        """Return the largest length up to `wanted` that fits; 0 when none does."""
+        low, high = 0, wanted
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.holds(middle) else (low, middle - 1)
+        return low
+
+
+def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
+    """Return the context length that the cache can hold, at most `wanted`.
+
+    A length nobody asked for is shortened, with a log line. Raises: ConfigError, with the largest
+    length that fits, when one was asked for.
+    """
+    if room.holds(wanted):
+        return wanted
+    largest = room.largest(wanted)
+    if requested is not None or largest < 1:
+        shorter = f"use --max-model-len {largest}, or " if largest else ""
+        raise ConfigError(
+            f"{wanted} tokens do not fit into {room.size}; {largest} do.",
+            where="--max-model-len",
+            fix=f"{shorter}give more room with {room.flag}.",
+        )
+    log.info(
+        "max_model_len auto: %d of the checkpoint's %d tokens, what %s hold.",
+        largest,
+        wanted,
+        room.size,
+    )
+    return largest
+
+
+def _num_windowed(config: Mapping[str, Any], num_layers: int) -> int:
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return sum(kind == "sliding_attention" for kind in kinds)
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, int) and pattern > 0:
+        return num_layers - num_layers // pattern
+    return 0  # unknown: count every layer as full, so that the cache is never too small

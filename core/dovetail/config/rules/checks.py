@@ -1,0 +1,155 @@
+"""The checks of a config that need no checkpoint: flags, choices, plugin options and parsers.
+
+`checked` runs them once, whoever calls it first; `resolve` takes nothing that has not passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail import registry
+from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, passes
+from dovetail.config.config import Config, flags
+from dovetail.config.rules import demo
+from dovetail.config.rules.chat_template import template_file
+from dovetail.config.rules.selections import NO_CHOICE, TAKEN_OVER
+from dovetail.config.sections.field import Flag
+from dovetail.config.sections.frontend import NO_PARSER
+from dovetail.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def checked(config: Config) -> Config:
+    """Return the config, marked as checked. Raises: ConfigError for the first fault found.
+
+    Loads the plugin files that it names, since their classes may be among its choices.
+    """
+    if config.is_checked:
+        return config
+    check_supported(config)
+    load_plugin_files(config)
+    check_frontend_flags(config)
+    check_choices(config)
+    check_plugin_options(config)
+    check_parsers(config)
+    return dataclasses.replace(config, is_checked=True)
+
+
+def check_supported(config: Config) -> None:
+    """Raise ConfigError for the first unsupported flag whose value asks for something."""
+    for name in config.origins:
+        row = UNSUPPORTED_FLAGS.get(name)
+        if row is not None and not passes(flags()[name], row, config.value(name)):
+            raise ConfigError(row.missing, where=_where(config, name), fix=row.fix)
+
+
+def _where(config: Config, name: str) -> str:
+    """Return the flag with the file or variable in which it was set, for an error."""
+    origin = config.origins.get(name, "command line")
+    spelling = flags()[name].spelling
+    return spelling if origin in ("command line", "call") else f"{spelling} (from {origin})"
+
+
+def check_frontend_flags(config: Config) -> None:
+    """Raise ConfigError for flags of the HTTP server that contradict each other or say nothing."""
+    frontend = config.frontend
+    origin = config.origins.get("enable_auto_tool_choice")
+    must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
+    if must_decide and frontend.tool_call_parser == NO_PARSER:
+        raise ConfigError(
+            "a parser is needed to see the model's tool calls.",
+            where="--enable-auto-tool-choice",
+            fix=f"leave --tool-call-parser {NO_PARSER} out, or name another one.",
+        )
+    keys = config.frontend.api_key
+    if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):
+        raise ConfigError(
+            "an empty key protects nothing.",
+            where="--api-key",
+            fix="check the variable it was taken from, or leave the flag out.",
+        )
+    if config.frontend.chat_template:
+        template_file(config.frontend.chat_template)
+
+
+def load_plugin_files(config: Config) -> None:
+    """Hide what --no-plugin names; import the files of the parser plugin flags."""
+    for name in registry.block(config.plugin.no_plugin):
+        log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
+    for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
+        if path:
+            registry.load_file(path)
+
+
+def check_choices(config: Config) -> None:
+    """Look up every choice-valued flag that was given. Raises: PluginError naming the flag."""
+    for name in config.origins:
+        flag = flags()[name]
+        if flag.meta.kind is not None and name not in UNSUPPORTED_FLAGS:
+            _check_choice(flag, config.value(name))
+
+
+def check_plugin_options(config: Config) -> None:
+    """Raise ConfigError for options of no kind: they would be dropped in silence."""
+    for name, options in config.plugin.plugin_options.items():
+        kind = name.replace("-", "_")
+        if kind not in registry.KINDS:
+            raise ConfigError(
+                f'there is no plugin kind "{name}".',
+                where="--plugin-options",
+                fix="`dovetail plugins list` shows the kinds.",
+            )
+        if not isinstance(options, Mapping):
+            raise ConfigError(
+                f"{name} must hold options, not {options!r}.",
+                where="--plugin-options",
+                fix=f"write `--plugin-options.{name}.OPTION VALUE`.",
+            )
+        _check_names(config, registry.KINDS[kind], options)
+
+
+def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that no plugin of the kind is ever handed."""
+    if kind.is_value:
+        where = f"--plugin-options.{kind.name}"
+        raise ConfigError("constants have no options.", where=where, fix="leave it out.")
+    if not kind.has_named_options:
+        return
+    paths = config.observability.stat_loggers if kind.name == "stat_logger" else ()
+    known = {*registry.names(kind.name), *paths}
+    for name, given in options.items():
+        if name not in known or not isinstance(given, Mapping):
+            raise ConfigError(
+                f'options of {kind.name} stand under a plugin\'s name, and "{name}" is none.',
+                where=f"--plugin-options.{kind.name}.{name}",
+                fix=f"write --plugin-options.{kind.name}.NAME.OPTION VALUE; names are "
+                f"{', '.join(registry.names(kind.name))}.",
+            )
+
+
+def _check_choice(flag: Flag, value: Any) -> None:
+    kind = registry.KINDS[str(flag.meta.kind)]
+    if isinstance(value, Mapping):
+        return  # settings of which a plugin's name is one: whoever reads them looks it up
+    specs = value if isinstance(value, tuple) else (value,)
+    for spec in specs:
+        is_auto = spec in NO_CHOICE and (spec != "auto" or kind.auto)
+        is_word = spec in flag.meta.words.values()
+        if is_auto or is_word or kind.is_open or str(spec) in TAKEN_OVER:
+            continue
+        registry.find(kind.name, str(spec), where=flag.spelling)
+
+
+def check_parsers(config: Config) -> None:
+    """Load the chosen parsers, so that a broken one is reported before anything starts."""
+    parsers = {
+        "tool_parser": (config.frontend.tool_call_parser, "--tool-call-parser"),
+        "reasoning_parser": (config.frontend.reasoning_parser, "--reasoning-parser"),
+    }
+    for kind, (name, flag) in parsers.items():
+        if name not in (*NO_CHOICE, NO_PARSER):
+            registry.load(kind, name, where=flag)

@@ -1,0 +1,153 @@
+"""How steps are made fast: --compilation-config, --enforce-eager and --cuda-graph-sizes as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail import registry
+from dovetail.config.config import Config, flags, nearest_fix
+from dovetail.config.sections.convert import from_value
+from dovetail.errors import ConfigError
+
+FLAG = "--compilation-config"
+SIZES_FLAG = "--cuda-graph-sizes"
+DEFAULT_LEVEL = 2
+SIZES_KEY, MOST_KEY, MODE_KEY = "cudagraph_capture_sizes", "max_capture_size", "cudagraph_mode"
+KEYS = ("level", "use_cudagraph", SIZES_KEY, MODE_KEY, MOST_KEY)
+PASSING: dict[str, tuple[Any, ...]] = {
+    "backend": ("", "inductor"),
+    "cache_dir": ("",),
+    "compile_sizes": ([],),
+    "cudagraph_copy_inputs": (False,),
+    "cudagraph_num_of_warmups": (0,),
+    "custom_ops": ([],),
+    "debug_dump_path": ("",),
+    "full_cuda_graph": (False, True),
+    "inductor_compile_config": ({}, {"enable_auto_functionalized_v2": False}),
+    "inductor_passes": ({},),
+    "local_cache_dir": (),
+    "splitting_ops": ([],),
+    "use_inductor": (True,),
+}
+"""Keys that are not supported -> their values that ask for nothing, or for what always happens."""
+MODES = {"none": False, "full": True, "full_decode_only": True}
+PARTS = ("piecewise", "full_and_piecewise")
+FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
+"""Words in the value of a level."""
+FIRST_SIZES = (1, 2, 4)
+FINE_STEP, FINE_ROWS, COARSE_STEP, MOST_ROWS = 8, 256, 16, 512
+CPU_ROWS = 64
+"""Above this many rows a CPU's products take so long that recording saves nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMaking:
+    """`graph_sizes` are numbers of rows, rising; none when `is_eager`."""
+
+    is_eager: bool
+    uses_fused_ops: bool
+    compiles: bool
+    graph_sizes: tuple[int, ...]
+
+
+def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
+    """Return what is done to make steps fast. Raises: ConfigError for what is not supported."""
+    settings = config.engine.compilation_config
+    for key, value in settings.items():
+        _check_key(key, value)
+    level = str(settings.get("level", DEFAULT_LEVEL))
+    does = registry.value_of("compilation_level", level, where=f"{FLAG}.level")
+    may_capture = CAPTURED in does and _may_capture(settings) and _captures_whole(settings)
+    sizes = _sizes(config, device, max_rows)
+    is_eager = config.model.enforce_eager or not may_capture
+    return StepMaking(
+        is_eager=is_eager,
+        uses_fused_ops=FUSED in does,
+        compiles=COMPILED in does and not config.model.enforce_eager,
+        graph_sizes=() if is_eager else sizes,
+    )
+
+
+def _check_key(key: str, value: Any) -> None:
+    """Raise ConfigError for an unknown key, and for one that asks for what is not supported."""
+    where = f"{FLAG}.{key}"
+    if key in KEYS or (key in PASSING and (value is None or value in PASSING[key])):
+        return
+    if key not in PASSING:
+        fix = nearest_fix(key, (*KEYS, *PASSING), f"keys are {', '.join(KEYS)}.")
+        raise ConfigError("there is no such key.", where=where, fix=fix)
+    raise ConfigError(
+        "this part of it is not supported yet.",
+        where=where,
+        fix=f"leave it out; {' and '.join(KEYS)} are read.",
+    )
+
+
+def default_sizes(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, every 8th number up to 256, every 16th up to 512, and `most` itself if it
+    lies below that; none is above `most`."""
+    fine = range(FINE_STEP, FINE_ROWS + 1, FINE_STEP)
+    coarse = range(FINE_ROWS + COARSE_STEP, MOST_ROWS + 1, COARSE_STEP)
+    return _up_to((*FIRST_SIZES, *fine, *coarse), min(most, MOST_ROWS))
+
+
+def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return the sizes below `most`, and `most`."""
+    return (*(size for size in sizes if size < most), most)
+
+
+def _sizes(config: Config, device: str, max_rows: int) -> tuple[int, ...]:
+    """Return the numbers of rows that are captured or recorded. Raises: ConfigError"""
+    given = _given_sizes(config)
+    limit = config.engine.compilation_config.get(MOST_KEY)
+    most = max_rows if limit is None else min(_number(limit, f"{FLAG}.{MOST_KEY}"), max_rows)
+    if not given:
+        return tuple(range(1, min(most, CPU_ROWS) + 1)) if device == "cpu" else default_sizes(most)
+    if len(given) == 1:
+        return _up_to((*FIRST_SIZES, *range(FINE_STEP, given[0], FINE_STEP)), min(given[0], most))
+    return tuple(sorted({min(size, most) for size in given}))
+
+
+def _given_sizes(config: Config) -> tuple[int, ...]:
+    """Return the sizes that were asked for. Raises: ConfigError when two flags disagree."""
+    by_flag = tuple(_number(size, SIZES_FLAG) for size in config.scheduler.cuda_graph_sizes)
+    where = f"{FLAG}.{SIZES_KEY}"
+    key = config.engine.compilation_config.get(SIZES_KEY) or ()
+    if not isinstance(key, list | tuple):
+        raise ConfigError("is not a list of sizes.", where=where, fix="give a list, as [1, 2, 4].")
+    by_key = tuple(_number(size, where) for size in key)
+    if by_flag and by_key and by_flag != by_key:
+        raise ConfigError(
+            f"asks for sizes other than those of {SIZES_FLAG}.", where=where, fix="leave one out."
+        )
+    return by_flag or by_key
+
+
+def _number(value: Any, where: str) -> int:
+    is_text = isinstance(value, str) and value.isascii() and value.isdecimal()
+    number = int(value) if is_text else value
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ConfigError(
+            f"{value!r} is not a number of requests.", where=where, fix="give whole numbers from 1."
+        )
+    return number
+
+
+def _captures_whole(settings: Mapping[str, Any]) -> bool:
+    """Return whether the mode lets steps be captured. Raises: ConfigError for one not built."""
+    mode = str(settings.get(MODE_KEY) or "full_decode_only").lower()
+    if mode in MODES:
+        return MODES[mode]
+    what = "steps are captured whole, not in pieces." if mode in PARTS else f"{mode} is not a mode."
+    raise ConfigError(what, where=f"{FLAG}.{MODE_KEY}", fix=f"use one of {', '.join(MODES)}.")
+
+
+def _may_capture(settings: Mapping[str, Any]) -> bool:
+    try:
+        return bool(from_value(flags()["enforce_eager"], settings.get("use_cudagraph", True)))
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, where=f"{FLAG}.use_cudagraph", fix="give true or false."
+        ) from error

@@ -1,0 +1,65 @@
+"""Host memory beside the device's: swapped caches, offloaded weights, and who may sleep.
+
+Knows no memory that is really there.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dovetail import registry
+from dovetail.config.config import Config
+from dovetail.errors import ConfigError
+from dovetail.interfaces.spec import Selection
+
+log = logging.getLogger(__name__)
+
+
+def swap_bytes(config: Config, device: str, scheduler: Selection, worker: Selection) -> int:
+    """Return the host memory for the caches of preempted requests.
+
+    Unasked there is none on a CPU, where the cache itself lies in host memory, or with plugins that
+    do not swap. Raises: ConfigError where they were asked to.
+    """
+    requested = int(config.cache.swap_space * 2**30)
+    unable = [one for one in (scheduler, worker) if not _has(one, "swap")]
+    if not config.is_given("swap_space"):
+        return 0 if unable or device == "cpu" else requested
+    if requested and unable:
+        raise ConfigError(
+            f"the {unable[0].kind} {unable[0].name} moves no caches to host memory.",
+            where="--swap-space",
+            fix="use 0, or leave the flag out.",
+        )
+    return requested
+
+
+def offload_bytes(config: Config, device: str) -> int:
+    """Return the bytes of weights that stay in host memory; none on a CPU, which has no other."""
+    requested = int(config.cache.cpu_offload_gb * 2**30)
+    if not requested:
+        return 0
+    if device == "cpu":
+        log.info("--cpu-offload-gb: a CPU's weights are in host memory already; none are copied.")
+        return 0
+    if not config.model.enforce_eager:
+        log.info("--cpu-offload-gb: weights come and go within a step, so none is captured.")
+    return requested
+
+
+def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:
+    """Return whether the engine may be told to sleep. Raises: ConfigError where it could not."""
+    if not config.model.enable_sleep_mode:
+        return False
+    for one in (executor, worker):
+        if not _has(one, "sleep"):
+            raise ConfigError(
+                f"the {one.kind} {one.name} cannot give its memory back while it runs.",
+                where="--enable-sleep-mode",
+                fix=f"leave the flag out, or choose another {one.kind}.",
+            )
+    return True
+
+
+def _has(selection: Selection, word: str) -> bool:
+    return word in registry.load_selection(selection).capabilities

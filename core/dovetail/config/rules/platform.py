@@ -1,0 +1,112 @@
+"""What this machine offers, read from device nodes and files; imports no torch.
+
+A guess good enough for defaults: the worker makes the final check with torch itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from importlib import util
+from pathlib import Path
+
+from dovetail.errors import ConfigError
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def pick_device(requested: str) -> str:
+    """Return "cuda" or "cpu" for "auto", else what was asked. Raises: ConfigError."""
+    reason = no_cuda_reason()
+    if requested == "auto":
+        return "cpu" if reason else "cuda"
+    if requested == "cuda" and reason:
+        raise ConfigError(f"{reason}.", where="--device", fix="use --device cpu.")
+    return requested
+
+
+def no_cuda_reason() -> str | None:
+    """Return why no NVIDIA GPU can be used, or None when one seems usable."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all GPUs"
+    nodes = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+    if not any(Path(node).exists() for node in nodes):
+        return "this machine has no NVIDIA driver"
+    if torch_cuda_version() is None:
+        return "the installed torch was built without CUDA"
+    return None
+
+
+def torch_cuda_version() -> str | None:
+    """Return the CUDA version torch was built for, read from its version file, or None."""
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"""^cuda\b[^=]*=\s*['"]([\d.]+)['"]""", text, re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def memory_limit_bytes() -> int | None:
+    """Return the memory the container may take; None: no such limit."""
+    return _number(_CGROUP / "memory.max")
+
+
+def available_bytes() -> int:
+    """Return the main memory this process may still take, container limits included."""
+    import psutil  # in the parent only, and only while resolving
+
+    free = int(psutil.virtual_memory().available)
+    limit, used = memory_limit_bytes(), _number(_CGROUP / "memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def usable_cores(processors: Iterable[int] = ()) -> int:
+    """Return the physical cores this process may use, container quotas included; at least 1.
+
+    `processors` are those it will be kept to, where that is less.
+    """
+    cores = {_siblings(cpu) for cpu in processors or usable_processors()}
+    return max(1, min(len(cores), quota_cores() or len(cores)))
+
+
+def usable_processors() -> set[int]:
+    """Return the processors (hardware threads) this process may use, by number."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
+
+
+def default_threads(device: str, processors: Iterable[int] = ()) -> int:
+    """Return the threads of a worker nobody set; 0 leaves torch's (OMP_NUM_THREADS, a GPU)."""
+    if device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+        return 0
+    return usable_cores(processors)
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return str(cpu)
+
+
+def quota_cores() -> int | None:
+    """Return how many cores' time the container may take, rounded down; None: no such limit."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

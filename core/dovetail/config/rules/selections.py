@@ -1,0 +1,285 @@
+"""Names to Selections: every plugin an engine uses, found and checked once, in the parent.
+
+Built-in plugins whose modules import torch are taken from their entry alone: this process must
+not load torch, and their classes are checked again where they are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from dovetail import registry
+from dovetail.config.config import Config, flags
+from dovetail.config.rules import demo, stat_loggers
+from dovetail.errors import ConfigError, PluginError, UnknownPlugin
+from dovetail.interfaces.quantization import QuantMethod
+from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
+
+log = logging.getLogger(__name__)
+
+_USE_TORCH = frozenset({"load_format", "logits_processor", "model", "quantization", "worker"})
+TAKEN_OVER = {
+    "vllm.core.scheduler.Scheduler": "continuous",
+    "vllm.v1.core.sched.scheduler.Scheduler": "continuous",
+}
+"""Class paths in taken-over command lines and dovetail's own names for them."""
+
+STRATEGY = "--safetensors-load-strategy"
+_READER_FLAGS = {
+    "safetensors_load_strategy": ("reading", "safetensors"),
+    "pt_load_map_location": ("map_location", "torch.save"),
+}
+"""Flags that are an option of some load formats: the option, and the files it is about."""
+LOADER_OPTIONS = "--model-loader-extra-config"
+BITSANDBYTES = "bitsandbytes"
+"""A quantization whose name is a load format too."""
+NO_CHOICE = (None, "", "auto")
+
+
+def select(
+    kind: str,
+    spec: str,
+    *,
+    query: Any = None,
+    options: Mapping[str, Any] | None = None,
+    where: str | None = None,
+) -> Selection:
+    """Return the Selection of a name or "auto". Raises: PluginError."""
+    if kind in _USE_TORCH and not options and _is_built_in(kind, spec):
+        return registry.defer(kind, spec, where=where)
+    return registry.choose(kind, spec, query=query, options=options, where=where)
+
+
+def _is_built_in(kind: str, spec: str) -> bool:
+    """Return whether the name can only mean one of dovetail's own plugins."""
+    offered = registry.entries(kind)
+    named = [entry for entry in offered if spec in (entry.name, entry.id)]
+    if spec == "auto" and not named:
+        named = offered
+    targets = {(entry.distribution, entry.target) for entry in named}
+    return len(targets) == 1 and named[0].distribution == registry.BUILT_IN
+
+
+def no_tokenizer(config: Config) -> Selection:
+    """Return what stands in for a tokenizer. Raises: ConfigError for flags that need one."""
+    for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
+        if config.value(name) and config.origins.get(name) != demo.ORIGIN:
+            raise ConfigError(
+                "a server without a tokenizer has no use for it.",
+                where=flags()[name].spelling,
+                fix="leave it or --skip-tokenizer-init out.",
+            )
+    target = "dovetail.engine.no_tokenizer:NoTokenizer"
+    return Selection(
+        kind="tokenizer", name=NO_TOKENIZER, target=target, distribution=registry.BUILT_IN
+    )
+
+
+def select_scheduler(config: Config) -> Selection:
+    """Return the scheduler; class paths of another server's scheduler mean dovetail's own."""
+    spec = TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
+    options = config.plugin.options_of("scheduler")
+    return select("scheduler", spec, where="--scheduler-cls", options=options)
+
+
+def select_model(config: Config, architecture: str) -> Selection:
+    """Return the model plugin: dovetail's own, else transformers' where it knows the class.
+
+    Raises: UnknownPlugin with the nearest names when neither does.
+    """
+    impl = registry.value_of("model_impl", config.model.model_impl)
+    is_own = architecture in registry.names("model") and architecture != "transformers"
+    options = config.plugin.options_of("model")
+    if impl == "dovetail" or (impl is None and is_own):
+        return select(
+            "model", architecture, where="the checkpoint's architectures", options=options
+        )
+    if transformers_knows(architecture):
+        return select("model", "transformers", where="--model-impl", options=options)
+    if impl == "transformers":
+        raise UnknownPlugin(
+            f"transformers has no model class {architecture}.",
+            where="--model-impl",
+            fix="use --model-impl auto, or check config.json's architectures.",
+        )
+    return select("model", architecture, where="the checkpoint's architectures", options=options)
+
+
+@cache
+def transformers_knows(architecture: str) -> bool:
+    """Return whether transformers maps this class to causal text generation, by its source."""
+    spec = util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return False
+    path = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
+    return path.is_file() and f'"{architecture}"' in path.read_text(encoding="utf-8")
+
+
+def select_quantization(config: Config, model: ModelSpec) -> Selection:
+    """Return the quantization: the checkpoint's own, the one asked for, or none. The load format
+    of a method's name asks for it as well.
+
+    Raises: ConfigError when the two differ, UnknownPlugin when there is no such method.
+    """
+    requested = config.model.quantization
+    stored = stored_quantization(model)
+    if requested in NO_CHOICE:
+        requested = BITSANDBYTES if config.load.load_format == BITSANDBYTES else None
+    if stored and requested and ":" not in requested and not _reads(requested, stored):
+        raise ConfigError(
+            f'the checkpoint is stored as "{stored}", not "{requested}".',
+            where="--quantization",
+            fix="leave the flag out.",
+        )
+    where = "--quantization" if requested else "quantization_config of the checkpoint"
+    options = config.plugin.options_of("quantization")
+    return select("quantization", requested or stored or "none", where=where, options=options)
+
+
+def _reads(requested: str, stored: str) -> bool:
+    """Return whether a method reads checkpoints that are stored as another, or as itself."""
+    if requested.partition("@")[0] == stored:
+        return True
+    plugin: type[QuantMethod] = registry.load("quantization", requested, where="--quantization")
+    return stored in plugin.stored_as
+
+
+def stored_quantization(model: ModelSpec) -> str | None:
+    """Return the checkpoint's own quantization method, or None. Raises: ConfigError."""
+    stored = model.hf_config.get("quantization_config")
+    if not stored:
+        return None
+    method = stored.get("quant_method") if isinstance(stored, dict) else None
+    if not isinstance(method, str):
+        raise ConfigError(
+            "quantization_config names no quant_method.", where=str(Path(model.path, "config.json"))
+        )
+    return method
+
+
+def select_load_format(config: Config) -> Selection:
+    """Return the load format with the options of the flags that can give them.
+
+    Raises: ConfigError for an option that the format does not have, naming the flag.
+    """
+    given = config.load.model_loader_extra_config
+    options = {**config.plugin.options_of("load_format"), **given}
+    name = config.load.safetensors_load_strategy
+    strategy = str(registry.value_of("safetensors_load_strategy", name, where=STRATEGY))
+    _lay_flag(options, config, "safetensors_load_strategy", strategy)
+    _lay_flag(options, config, "pt_load_map_location", _places(config))
+    try:
+        with _blaming("load_format", given, LOADER_OPTIONS):
+            return select(
+                "load_format", config.load.load_format, where="--load-format", options=options
+            )
+    except ConfigError as error:
+        for field, (option, files) in _READER_FLAGS.items():
+            if error.where == f"--plugin-options.load_format.{option}":
+                raise ConfigError(
+                    f'the load format "{config.load.load_format}" reads no {files} files.',
+                    where=flags()[field].spelling,
+                    fix="leave the flag out.",
+                ) from error
+        raise
+
+
+def _lay_flag(options: dict[str, Any], config: Config, field: str, value: Any) -> None:
+    """Lay a flag's value over the options of the load format, unless it is the default.
+
+    Mutates: options. Raises: ConfigError when the option is given as well and says otherwise.
+    """
+    option, _ = _READER_FLAGS[field]
+    if not config.is_given(field):
+        return
+    if options.get(option, value) != value:
+        raise ConfigError(
+            f"asks for {_told(value)}, but the option {option} of the load format for "
+            f"{_told(options[option])}.",
+            where=flags()[field].spelling,
+            fix="leave one of them out.",
+        )
+    if option in options or config.value(field) != flags()[field].default:
+        options[option] = value
+
+
+def _told(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _places(config: Config) -> dict[str, str]:
+    """Return where torch.save files are read to. Raises: ConfigError for what is not a device."""
+    places = dict(config.load.pt_load_map_location)
+    for stored, device in places.items():
+        if not isinstance(device, str):
+            raise ConfigError(
+                f"{device!r} is not a device.",
+                where=f"{flags()['pt_load_map_location'].spelling}.{stored}",
+                fix="give the name of one, such as cpu or cuda:0.",
+            )
+    return places
+
+
+@contextmanager
+def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]:
+    """Let errors about these options name the flag that gave them."""
+    try:
+        yield
+    except ConfigError as error:
+        for name in options:
+            if error.where == f"--plugin-options.{kind}.{name.replace('-', '_')}":
+                error.where = f"{flag}.{name}"
+        raise
+
+
+def select_executor(config: Config) -> Selection:
+    """Return the executor that is named, or the kind's default: there is one rank to run."""
+    spec = config.parallel.distributed_executor_backend
+    name = registry.KINDS["executor"].default if spec in NO_CHOICE else spec
+    options = config.plugin.options_of("executor")
+    return select("executor", str(name), where="--distributed-executor-backend", options=options)
+
+
+def select_worker(config: Config, device: str) -> Selection:
+    """Return the worker of the device's name, or the one asked for."""
+    spec = config.parallel.worker_cls
+    options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
+    name = device if spec in NO_CHOICE else spec
+    with _blaming("worker", config.engine.additional_config, "--additional-config"):
+        return select("worker", name, where="--worker-cls", options=options)
+
+
+def select_logits_processors(config: Config) -> tuple[Selection, ...]:
+    """Return dovetail's own processors, all installed ones, and those named by the flag.
+
+    An installed one that is broken is left out with a warning, as nobody asked for it.
+    """
+    options = config.plugin.options_of("logits_processor")
+    chosen: dict[str, Selection] = {}
+    for entry in registry.entries("logits_processor"):
+        try:
+            picked = select("logits_processor", entry.id, options=options.get(entry.name))
+        except PluginError as error:
+            log.warning("Logits processor %s is left out: %s", entry.id, error)
+            continue
+        chosen[picked.target] = picked
+    for spec in config.model.logits_processors:
+        picked = select("logits_processor", spec, where="--logits-processors")
+        chosen.setdefault(picked.target, picked)
+    return tuple(chosen.values())
+
+
+def select_stat_loggers(config: Config) -> tuple[Selection, ...]:
+    """Return the receivers of statistics and traces. Raises: ConfigError, PluginError"""
+    flags_about = {stat_loggers.TRACES: stat_loggers.TRACES_FLAG}
+    return tuple(
+        select("stat_logger", name, where=flags_about.get(name, "--stat-loggers"), options=options)
+        for name, options in stat_loggers.stat_loggers(config).items()
+    )

@@ -1,0 +1,103 @@
+"""Who receives the engine's numbers, with which options: log line, metrics, traces.
+
+Knows the names of dovetail's own stat loggers, since flags of their own are about them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from dovetail import registry
+from dovetail.config.config import Config
+from dovetail.errors import ConfigError
+
+LOG, METRICS, TRACES = "log", "prometheus", "otlp"
+TRACES_PATH = "/v1/traces"
+PROTOCOL = "http/protobuf"
+PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+TRACES_FLAG = "--otlp-traces-endpoint"
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
+
+
+def stat_loggers(config: Config) -> dict[str, dict[str, Any]]:
+    """Return name -> options of every receiver. Raises: ConfigError"""
+    section = config.observability
+    names = [n for n in section.stat_loggers if not (n == LOG and section.disable_log_stats)]
+    if section.otlp_traces_endpoint:
+        names.append(TRACES)
+    given = config.plugin.options_of("stat_logger")
+    options = {name: dict(given.get(name) or {}) for name in names}
+    if section.show_hidden_metrics_for_version:
+        _receiver(options, METRICS, "--show-hidden-metrics-for-version")["shows_hidden"] = True
+        _check_version(section.show_hidden_metrics_for_version)
+    if section.otlp_traces_endpoint:
+        options[TRACES]["endpoint"] = traces_url(section.otlp_traces_endpoint)
+    if section.collect_detailed_traces:
+        detail = _receiver(options, TRACES, "--collect-detailed-traces")
+        detail["detail"] = sorted(trace_parts(config))
+    return options
+
+
+def trace_parts(config: Config) -> set[str]:
+    """Return the parts whose time is added up for every request: "model", "worker"."""
+    names = config.observability.collect_detailed_traces
+    values = (registry.value_of("trace_module", name) for name in names)
+    return {part for parts in values for part in parts}
+
+
+def traces_url(endpoint: str) -> str:
+    """Return where spans are sent, for "host:port" or a URL. Raises: ConfigError"""
+    _check_protocol()
+    text = endpoint if "://" in endpoint else f"http://{endpoint}"
+    try:
+        url = urlsplit(text)
+        is_complete = bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        is_complete = False
+    if not is_complete:
+        raise ConfigError(
+            f"{endpoint!r} is not an address.", where=TRACES_FLAG, fix="write host:port, or a URL."
+        )
+    if url.scheme not in ("http", "https"):
+        raise ConfigError(
+            f"spans are sent by {PROTOCOL}, not by {url.scheme}.",
+            where=TRACES_FLAG,
+            fix="name the collector's HTTP port, as a rule http://HOST:4318.",
+        )
+    path = TRACES_PATH if url.path in ("", "/") else url.path
+    return url._replace(path=path).geturl()
+
+
+def _check_protocol() -> None:
+    for name in PROTOCOL_VARIABLES:
+        protocol = os.environ.get(name)
+        if protocol and protocol != PROTOCOL:
+            raise ConfigError(
+                f"asks for {protocol}, but spans are sent by {PROTOCOL}.",
+                where=name,
+                fix=f"unset it, and name the collector's HTTP port with {TRACES_FLAG}.",
+            )
+
+
+def _receiver(options: dict[str, dict[str, Any]], name: str, where: str) -> dict[str, Any]:
+    """Return the options of a receiver that a flag is about. Raises: ConfigError without it."""
+    if name in options:
+        return options[name]
+    fix = f"add {TRACES_FLAG}." if name == TRACES else f"add {name} to --stat-loggers."
+    raise ConfigError(f'the stat logger "{name}" is not in use.', where=where, fix=fix)
+
+
+def _check_version(text: str) -> None:
+    """Raise ConfigError unless the text is a version.
+
+    All metrics that are hidden were hidden at once, so every version shows them all.
+    """
+    if _VERSION.fullmatch(text) is None:
+        raise ConfigError(
+            f"{text!r} is not a version.",
+            where="--show-hidden-metrics-for-version",
+            fix="write it as X.Y.",
+        )

@@ -1,0 +1,177 @@
+"""FrontendConfig: the HTTP server. Knows no engine settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.config.sections.field import flag
+
+NO_PARSER = "none"
+"""The word that switches a parser off: without one, it is found in the chat template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """HTTP server."""
+
+    host: str | None = flag(
+        None, help="address to listen on", default_note="127.0.0.1, this machine only"
+    )
+    port: int = flag(8000, ge=0, le=65535, help="TCP port to listen on; 0 takes a free one")
+    api_key: tuple[str, ...] = flag(
+        (),
+        secret=True,
+        metavar="KEY",
+        help="keys, one of which every client must send",
+        default_note="none: everyone may ask",
+    )
+    root_path: str | None = flag(None, help="path under which a proxy offers this server")
+    api_server_count: int = flag(
+        1, ge=1, le=256, short="-asc", help="number of HTTP server processes"
+    )
+    disable_frontend_multiprocessing: bool = flag(
+        False, help="run HTTP server and engine in one process"
+    )
+    chat_template: str | None = flag(
+        None, help="chat template, as a file or as text", default_note="the model's own"
+    )
+    chat_template_content_format: str = flag(
+        "auto",
+        kind="chat_content_format",
+        help="whether templates see message content as text or as a list of parts",
+    )
+    response_role: str = flag("assistant", help="role written on answers")
+    enable_auto_tool_choice: bool = flag(
+        True,
+        help="let the model decide whether to call tools; the parser is --tool-call-parser's, auto "
+        "if none is named",
+    )
+    tool_call_parser: str | None = flag(
+        None,
+        kind="tool_parser",
+        words={NO_PARSER: NO_PARSER},
+        default_note="auto",
+        help="syntax in which the model writes tool calls; none leaves them in the text",
+    )
+    tool_parser_plugin: str | None = flag(
+        None, metavar="FILE", help="Python file that registers tool parsers"
+    )
+    tool_parser_strict: bool = flag(
+        False,
+        help="read only calls in the tool parser's own syntax; otherwise an answer that is nothing "
+        "but calls in JSON to tools of the request is calls too",
+    )
+    reasoning_parser: str | None = flag(
+        None,
+        kind="reasoning_parser",
+        words={NO_PARSER: NO_PARSER},
+        default_note="auto",
+        help="syntax in which the model marks its reasoning; none leaves it in the text",
+    )
+    reasoning_parser_plugin: str | None = flag(
+        None, metavar="FILE", help="Python file that registers reasoning parsers"
+    )
+    reasoning_field: str = flag(
+        "both",
+        kind="reasoning_field",
+        help="name under which chat answers carry the model's thinking",
+    )
+    allowed_origins: tuple[str, ...] = flag(
+        ("*",), metavar="ORIGIN", help="web origins that browsers may call from"
+    )
+    allowed_methods: tuple[str, ...] = flag(
+        ("*",), metavar="METHOD", help="HTTP methods that browsers may use from other origins"
+    )
+    allowed_headers: tuple[str, ...] = flag(
+        ("*",), metavar="HEADER", help="HTTP headers that browsers may send from other origins"
+    )
+    allow_credentials: bool = flag(False, help="let browsers send cookies from other origins")
+    disable_uvicorn_access_log: bool = flag(False, help="do not log each HTTP request")
+    uvicorn_log_level: str = flag(
+        "info", kind="uvicorn_log_level", help="least severe messages of the HTTP server"
+    )
+    disable_fastapi_docs: bool = flag(False, help="hide the API description pages")
+    enable_request_id_headers: bool = flag(False, help="send X-Request-Id with every answer")
+    enable_prompt_tokens_details: bool = flag(
+        False, help="say in usage how many prompt tokens came from the cache"
+    )
+    enable_force_include_usage: bool = flag(
+        False, help="report usage in every stream, asked for or not"
+    )
+    enable_server_load_tracking: bool = flag(
+        False, help="tell server_load, the requests that this process is answering, in /load"
+    )
+    return_tokens_as_token_ids: bool = flag(
+        False, help='write logprob tokens as "token_id:123" so that they are never ambiguous'
+    )
+    enable_log_requests: bool = flag(False, help="log every request as it comes")
+    enable_log_outputs: bool = flag(
+        False, help="log every answer as it ends; needs --enable-log-requests"
+    )
+    log_error_stack: bool = flag(False, help="log the traceback behind every error answer")
+    max_log_len: int | None = flag(
+        None,
+        ge=0,
+        unit="characters",
+        help="most characters of a prompt or an answer per log line",
+        default_note="no limit",
+    )
+    shutdown_timeout: float = flag(
+        30.0,
+        ge=0,
+        le=86400,
+        unit="seconds",
+        help="how long running requests may go on after SIGTERM",
+    )
+    max_body_bytes: int = flag(
+        16 * 2**20, ge=1024, unit="bytes", help="largest request body that is read"
+    )
+    strict_request_fields: bool = flag(
+        False, help="answer unknown request fields with an error instead of a warning"
+    )
+    timeout_keep_alive: int = flag(
+        5, ge=0, le=86400, unit="seconds", help="how long an idle connection stays open"
+    )
+    uds: str | None = flag(
+        None, metavar="PATH", help="Unix socket to listen on instead of host and port"
+    )
+    ssl_keyfile: str | None = flag(None, metavar="FILE", help="private key for TLS")
+    ssl_certfile: str | None = flag(None, metavar="FILE", help="certificate for TLS")
+    ssl_ca_certs: str | None = flag(
+        None, metavar="FILE", help="authorities whose client certificates are accepted"
+    )
+    ssl_cert_reqs: int = flag(
+        0, ge=0, le=2, help="whether clients need a certificate: 0 no, 1 if they have one, 2 yes"
+    )
+    enable_ssl_refresh: bool = flag(False, help="read the TLS files again when they change")
+    middleware: tuple[str, ...] = flag(
+        (),
+        kind="middleware",
+        metavar="PATH",
+        help="ASGI middleware by import path: a class, or an async function of request and next",
+    )
+    h11_max_incomplete_event_size: int = flag(
+        4 * 2**20, ge=1024, unit="bytes", help="largest head of a request"
+    )
+    h11_max_header_count: int = flag(256, ge=1, help="most headers of a request")
+    trust_request_chat_template: bool = flag(
+        False, help="use the chat template that a request brings"
+    )
+    exclude_tools_when_tool_choice_none: bool = flag(
+        False, help="leave tools out of the prompt where tool_choice is none"
+    )
+    enable_dev_endpoints: bool = flag(
+        False, help="offer /reset_prefix_cache and /server_info, for those who develop and measure"
+    )
+    keep_alive_on_engine_death: bool = flag(
+        False, help="go on answering, with errors, when the engine has died, instead of ending"
+    )
+    enable_tokenizer_info_endpoint: bool = flag(
+        False, help="offer /get_tokenizer_info, which tells the chat template too"
+    )
+    tool_server: tuple[str, ...] = flag(
+        (),
+        kind="tool_server",
+        metavar="HOST:PORT",
+        help="servers of MCP (at /mcp) whose tools the model may call in the Responses API",
+    )

@@ -1,0 +1,39 @@
+"""LoadConfig: where weights come from and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.sections.field import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """Reading weights."""
+
+    load_format: str = flag("auto", kind="load_format", help="file format of the weights")
+    download_dir: str | None = flag(
+        None, help="folder for files fetched from the hub", default_note="the hub's cache"
+    )
+    ignore_patterns: tuple[str, ...] = flag(
+        ("original/**/*",), help="glob patterns of weight files to leave out", metavar="GLOB"
+    )
+    model_loader_extra_config: Mapping[str, Any] = flag(
+        {}, help="options of the chosen load format"
+    )
+    use_tqdm_on_load: bool = flag(True, help="show a progress bar while weights load")
+    safetensors_load_strategy: str = flag(
+        "lazy",
+        kind="safetensors_load_strategy",
+        help="whether safetensors files are mapped (lazy) or read whole (eager)",
+    )
+    pt_load_map_location: Mapping[str, Any] = flag(
+        {"*": "cpu"},
+        key="*",
+        metavar="DEVICE|JSON",
+        help="device onto which torch.save files are read, for all tensors or by the device that "
+        "the file says they were on; as in torch.load, devices that are not named stay as they are",
+        default_note="cpu",
+    )

@@ -1,0 +1,162 @@
+"""ModelConfig: which checkpoint is served and how its own settings are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.sections.field import flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Model, tokenizer and their defaults."""
+
+    model: str | None = flag(
+        None,
+        help="checkpoint folder, or a hub id such as Qwen/Qwen3-0.6B",
+        default_note="the bundled demo model",
+    )
+    served_model_name: tuple[str, ...] = flag(
+        (),
+        help="names that clients may ask for; the first is the one reported",
+        metavar="NAME",
+        default_note="the model as given",
+    )
+    tokenizer: str | None = flag(
+        None, help="folder or hub id of another tokenizer", default_note="the model's own"
+    )
+    tokenizer_mode: str = flag(
+        "auto", kind="tokenizer", help="which tokenizer implementation reads the files"
+    )
+    model_impl: str = flag(
+        "auto", kind="model_impl", help="whose code runs the model: dovetail's or transformers'"
+    )
+    dtype: str = flag(
+        "auto",
+        kind="dtype",
+        help="number type of weights and activations; on a CPU activations are float32",
+    )
+    quantization: str | None = flag(
+        None,
+        kind="quantization",
+        short="-q",
+        help="how the weights are stored",
+        default_note="as the checkpoint says",
+    )
+    max_model_len: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        words={"auto": None},
+        help="longest prompt plus answer",
+        default_note="the checkpoint's own length",
+    )
+    allow_long_max_model_len: bool = flag(
+        False, help="accept a max-model-len above the checkpoint's own length, at your own risk"
+    )
+    revision: str | None = flag(None, help="branch, tag or commit of the model on the hub")
+    tokenizer_revision: str | None = flag(
+        None, help="branch, tag or commit of the tokenizer", default_note="the model's"
+    )
+    seed: int | None = flag(
+        None,
+        ge=0,
+        le=2**63 - 1,
+        help="seed of made-up weights, and of requests that bring none: each gets its own from "
+        "this one and its place in the order of arrival",
+        default_note="a new one at each start",
+    )
+    trust_remote_code: bool = flag(False, help="run code that comes with a checkpoint")
+    config_format: str = flag("auto", kind="config_format", help="layout of the model's settings")
+    hf_overrides: Mapping[str, Any] = flag(
+        {}, help="values that replace entries of config.json, nested keys merged"
+    )
+    generation_config: str = flag(
+        "auto",
+        kind="generation_config_source",
+        help="where default sampling settings come from: the model's folder (auto), "
+        "another folder, or nowhere (dovetail)",
+    )
+    override_generation_config: Mapping[str, Any] = flag(
+        {}, help="default sampling settings that win over the file"
+    )
+    enforce_eager: bool = flag(
+        False, help="run every step's operators one by one; never repeat a recorded step"
+    )
+    max_logprobs: int = flag(
+        20, ge=-1, help="most logprobs per token a request may ask for; -1 lifts the limit"
+    )
+    logits_processors: tuple[str, ...] = flag(
+        (),
+        kind="logits_processor",
+        help="further logits processors to load beside the installed ones",
+        metavar="NAME",
+    )
+    logprobs_mode: str = flag(
+        "raw_logprobs",
+        kind="logprobs_mode",
+        help="what is reported as logprobs: before (raw) or after (processed) processors, "
+        "penalties, temperature and filters, as logprobs or as logits; prompts are always raw",
+    )
+    logits_processor_pattern: str | None = flag(
+        None,
+        help="pattern of the logits processors that requests may name",
+        default_note="none",
+    )
+    hf_config_path: str | None = flag(
+        None,
+        metavar="FOLDER",
+        help="folder or hub id whose config.json is read instead of the model's own",
+    )
+    hf_token: str | None = flag(
+        None,
+        secret=True,
+        metavar="TOKEN",
+        bare="",
+        help="token for gated models on the hub; without a value a saved login must be there. "
+        "Other users see command lines, so HF_TOKEN is the safer place",
+        default_note="HF_TOKEN, or a login that the hub's client has saved",
+    )
+    code_revision: str | None = flag(
+        None, help="commit of the code that comes with a checkpoint, which is never run"
+    )
+    rope_theta: float | None = flag(
+        None, ge=1, help="base of the rotary embedding", default_note="the checkpoint's"
+    )
+    rope_scaling: Mapping[str, Any] = flag(
+        {},
+        kind="rope_type",
+        help="how the rotary embedding is stretched; replaces the checkpoint's own way",
+        default_note="the checkpoint's",
+    )
+    disable_sliding_window: bool = flag(
+        False, help="attend to everything and allow no more tokens than the sliding window has"
+    )
+    runner: str = flag("auto", kind="runner", help="what the model is run for")
+    convert: str = flag(
+        "auto",
+        kind="convert",
+        help="convert a generative model into a pooling model: embed, classify or reward",
+    )
+    pooler_config: Mapping[str, Any] = flag(
+        {}, kind="pooling_type", help="how a row of hidden states becomes one vector"
+    )
+    skip_tokenizer_init: bool = flag(
+        False,
+        help="load no tokenizer: prompts and answers are token ids, chats and stop strings are "
+        "refused",
+    )
+    enable_prompt_embeds: bool = flag(False, help="accept embeddings in place of a prompt")
+    enable_sleep_mode: bool = flag(
+        False,
+        help="let the engine give its memory back and take it again while it runs: POST /sleep and "
+        "/wake_up (with --enable-dev-endpoints), LLM.sleep and LLM.wake_up",
+    )
+    override_attention_dtype: str | None = flag(
+        None, kind="dtype", help="number type in which attention computes", default_note="dtype"
+    )
+    io_processor_plugin: str | None = flag(
+        None, kind="io_processor", help="plugin that turns other data into prompts and answers back"
+    )

@@ -1,0 +1,42 @@
+"""Plugin names that people know and dovetail does not have, each with the feature it waits for.
+
+A name here is not an entry: it cannot be chosen. A test refuses names that stand in both.
+"""
+
+from __future__ import annotations
+
+from dovetail.unsupported import what
+
+UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
+    "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
+    "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
+    "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas"),
+    "device": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
+    "drafter": {"draft_model": "draft_model"},
+    "executor": {
+        "external_launcher": "worker_processes",
+        "mp": "worker_processes",
+        "ray": "ray",
+    },
+    "expert_placement": dict.fromkeys(("linear", "round_robin"), "expert_parallel"),
+    "kv_cache_dtype": {"fp8_inc": "hpu"},
+    "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), "lora"),
+    "mamba_cache_dtype": dict.fromkeys(("auto", "float32"), "mamba_layers"),
+    "mm_cache": dict.fromkeys(("lru", "shm"), "media"),
+    "mm_encoder_tp_mode": dict.fromkeys(("data", "weights"), "media"),
+    "modality": dict.fromkeys(("audio", "image", "video"), "media"),
+    "model_impl": {"terratorch": "terratorch"},
+    "pooling_type": {"mean": "pooling"},
+    "runner": {"draft": "draft_model", "pooling": "pooling"},
+    "spec_acceptance_method": {"typical_acceptance_sampler": "typical_acceptance"},
+    "tokenizer": {"custom": "custom_tokenizer"},
+    "tokenizer_pool": {"ray": "tokenizer_pool"},
+    "tool_server": {"demo": "demo_tools"},
+}
+"""Kind -> name -> feature."""
+
+
+def why_unsupported(kind: str, name: str) -> str | None:
+    """Return why a known name cannot be chosen, or None for a name that nobody knows."""
+    feature = UNSUPPORTED_NAMES.get(kind, {}).get(name)
+    return None if feature is None else what(feature)

@@ -1,0 +1,129 @@
+"""What dovetail does not do: one row for each feature that people know from other servers.
+
+A flag, a plugin name, an environment variable, a path or a body field that asks for a feature
+names its row, so that all of them give the same sentence. To add a feature, delete its row; a
+test then lists everything that named it. Knows nothing of those who point here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A feature that is missing. `what` says so in small words without a full stop, as it may
+    follow a colon; `fix`, if any, is what to do instead, to follow a semicolon."""
+
+    what: str
+    fix: str = ""
+
+
+FEATURES: dict[str, Unsupported] = {
+    # Models and what is asked of them.
+    "lora": Unsupported(
+        "LoRA adapters are not supported yet", "merge the adapter into the checkpoint"
+    ),
+    "prompt_adapters": Unsupported("prompt adapters are not supported"),
+    "embeddings": Unsupported("embeddings are not supported yet"),
+    "classification": Unsupported("classification is not supported yet"),
+    "scoring": Unsupported("scores and rerankings are not supported yet"),
+    "pooling": Unsupported("pooling models are not supported yet"),
+    "media": Unsupported("images, sound and video in prompts are not supported yet"),
+    "transcription": Unsupported("transcription and translation of audio are not supported yet"),
+    "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),
+    "prompt_embeds": Unsupported(
+        "prompts as embeddings are not supported", "send text or token ids"
+    ),
+    "io_processors": Unsupported(
+        "plugins that convert other data into prompts are not supported", "send text or token ids"
+    ),
+    "mamba_layers": Unsupported("models with Mamba layers are not supported yet"),
+    "latent_attention": Unsupported("models with latent attention are not supported yet"),
+    "shared_kv_layers": Unsupported("models whose layers share a KV cache are not supported yet"),
+    "remote_code": Unsupported(
+        "dovetail never runs code that comes with a checkpoint",
+        "give the architecture as a model plugin (dotted path)",
+    ),
+    "model_scope": Unsupported("models come from a folder or from the Hugging Face hub"),
+    "s3": Unsupported("loading from S3 is not supported"),
+    # Devices and how a model is divided over them.
+    "hpu": Unsupported("Gaudi devices (HPU) are not supported"),
+    "neuron": Unsupported("AWS Neuron devices are not supported"),
+    "openvino": Unsupported("OpenVINO is not supported"),
+    "rocm": Unsupported("ROCm is not supported"),
+    "tpu": Unsupported("TPUs are not supported"),
+    "xpu": Unsupported("Intel XPUs are not supported"),
+    "tensor_parallel": Unsupported("tensor parallelism is not supported yet"),
+    "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
+    "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),
+    "expert_parallel": Unsupported("expert parallelism is not supported yet"),
+    "dual_batch": Unsupported(
+        "dual batch overlap needs several devices, which are not supported yet"
+    ),
+    "worker_processes": Unsupported(
+        "several worker processes are not supported yet; one runs in the engine process (uni)"
+    ),
+    "ray": Unsupported("Ray is not supported"),
+    "replicas": Unsupported(
+        "data parallelism is not supported yet; one engine serves the model",
+        "start several servers on their own ports behind a load balancer",
+    ),
+    "kv_transfer": Unsupported("KV cache transfer between engines is not supported yet"),
+    "worker_methods": Unsupported(
+        "extending the worker class is not supported",
+        "write a worker plugin and name it with --worker-cls",
+    ),
+    # How steps are computed.
+    "attention_dtype": Unsupported("attention in another type than --dtype is not supported"),
+    "xformers": Unsupported("dovetail has its own kernels; use auto"),
+    "kernel_choice": Unsupported(
+        "the kernels that it selects are not supported",
+        "--attention-backend and --quantization choose among those that are",
+    ),
+    "disabled_kernels": Unsupported(
+        "kernels cannot be disabled by name", "DOVETAIL_CPU_ISA=none runs on torch"
+    ),
+    "flash_attn_version": Unsupported("the newest flash-attn that is installed is used"),
+    "cuda_runtime": Unsupported("dovetail uses the CUDA runtime of torch"),
+    "draft_model": Unsupported("draft models are not supported yet"),
+    "typical_acceptance": Unsupported(
+        "drafts are accepted by rejection sampling, which leaves the answers' distribution as it is"
+    ),
+    "beam_search": Unsupported("beam search is not supported"),
+    "request_processors": Unsupported(
+        "a request cannot name code to run", "load processors at start with --logits-processors"
+    ),
+    "processor_threads": Unsupported("logits processors run one after another"),
+    # Around the engine.
+    "tokenizer_pool": Unsupported("the server tokenizes prompts itself"),
+    "custom_tokenizer": Unsupported("name the class with --tokenizer-mode package.module:Class"),
+    "demo_tools": Unsupported("no tools come with the server; name servers of MCP by HOST:PORT"),
+    "profiling": Unsupported("the torch profiler cannot be started from outside yet"),
+    "function_trace": Unsupported("function calls are not recorded"),
+    "grammar_cache": Unsupported("compiled grammars are not cached on disk"),
+    "fork": Unsupported("processes are always spawned, never forked"),
+    # What a request asks for.
+    "predicted_outputs": Unsupported("predicted outputs are not supported"),
+    "web_search": Unsupported("there is no web search here"),
+    "conversations": Unsupported("conversations are not kept here", "use previous_response_id"),
+    "stored_prompts": Unsupported("prompts are not kept here", "send the text itself"),
+    "response_logprobs": Unsupported("logprobs are given by /v1/chat/completions alone"),
+}
+"""Feature -> what is missing, and what to do instead."""
+
+
+def what(feature: str) -> str:
+    """Return what is missing, to follow a colon. Raises: KeyError for a feature without a row."""
+    return FEATURES[feature].what
+
+
+def sentence(feature: str) -> str:
+    """Return what is missing as a sentence. Raises: KeyError for a feature without a row."""
+    return f"{what(feature)}."
+
+
+def remedy(feature: str, first: str) -> str:
+    """Return a fix: `first`, which undoes what asked for the feature, and the row's own advice."""
+    fix = FEATURES[feature].fix
+    return f"{first}; {fix}." if fix else f"{first}."
