@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from dovetail.config.engine import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.gather import Gatherer
-from dovetail.engine.input import PreparedRequest, Prompt
-from dovetail.engine.outputs import GenerationResult
-from dovetail.engine.sync_engine import SyncEngine
+from dovetail.engine.client.gather import Gatherer
+from dovetail.engine.client.input import PreparedRequest, Prompt
+from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.errors import RequestError
 from dovetail.guided.table import GuideTable, guide_table
 from dovetail.interfaces.form import Form

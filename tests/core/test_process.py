@@ -18,7 +18,7 @@ import pytest
 
 from dovetail import process
 from dovetail.config.frontend import FrontendConfig
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.server import fleet
@@ -273,7 +273,7 @@ def test_an_engine_and_an_api_process_run_no_code_of_the_working_folder(
 API_PARENT = """
 import asyncio, socket, sys
 from dovetail.config.frontend import FrontendConfig
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.server import fleet
 from dovetail.server.parsers import ParserChoice
 from dovetail.testing.fake_engine import fake_spec

@@ -26,7 +26,7 @@ from dovetail.config.model_path import DEMO_PATH
 from dovetail.config.observers import stat_loggers
 from dovetail.config.resolve import resolve
 from dovetail.config.selections import check_choices, load_plugin_files
-from dovetail.engine.prefix_hash import ALGORITHMS
+from dovetail.engine.kv.prefix_hash import ALGORITHMS
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.spec import EngineSpec

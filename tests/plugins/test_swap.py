@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.swap import HostBlocks
+from dovetail.engine.kv.host_blocks import HostBlocks
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import StepStats
 from dovetail.runner import swap

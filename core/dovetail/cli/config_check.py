@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.asked import asked
     from dovetail.config.resolve import resolve
     from dovetail.config.show import DEMO
-    from dovetail.engine.transport import make_socket_folder
+    from dovetail.engine.ipc.transport import make_socket_folder
     from dovetail.server.checks import check_frontend
     from dovetail.server.listen import listening, url_of
     from dovetail.server.preview import look_ahead

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail import registry
-from dovetail.engine import kv_groups
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.drafting import Drafting
-from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.kv import kv_groups
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
 from dovetail.engine.rest import Rest

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from dovetail.engine.core import EngineCore, StepOutput
+from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
@@ -38,7 +39,6 @@ from dovetail.engine.messages import (
     Updates,
     WakeUp,
 )
-from dovetail.engine.transport import EngineEnd
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats

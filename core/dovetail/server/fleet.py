@@ -16,7 +16,7 @@ import msgspec
 from dovetail.config.chat_template import load_template
 from dovetail.config.engine import Config
 from dovetail.config.frontend import FrontendConfig
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.process import Child, spawn

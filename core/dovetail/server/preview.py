@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.config.chat_template import load_template
 from dovetail.config.engine import Config
 from dovetail.config.show import DEFAULT, MODEL
-from dovetail.engine.input import load_tokenizer
+from dovetail.engine.client.input import load_tokenizer
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.listen import DEFAULT_HOST

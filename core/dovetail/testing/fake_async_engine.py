@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.engine.input import InputProcessor
-from dovetail.engine.outputs import CompletionDelta, RequestMetrics, RequestOutput
-from dovetail.engine.stop import TextWatch
+from dovetail.engine.client.input import InputProcessor
+from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
+from dovetail.engine.client.stop import TextWatch
 from dovetail.errors import EngineDead
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engine.kv_cache import KVCacheManager
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import NO_ROW, RUNNING, Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dovetail.engine.drafting import MAX_REST_TOKENS, Drafting
-from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.request import RUNNING, WAITING, Request
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.drafter import Drafter

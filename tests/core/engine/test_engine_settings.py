@@ -17,10 +17,10 @@ import psutil
 import pytest
 import uvloop
 
-from dovetail.engine import transport
-from dovetail.engine.async_engine import AsyncEngine
-from dovetail.engine.client import EngineProcess
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.core import EngineCore
+from dovetail.engine.ipc import transport
 from dovetail.errors import ConfigError, EngineDead, Overloaded
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec

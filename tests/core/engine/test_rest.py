@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
-from dovetail.engine.outputs import RequestOutput
 from dovetail.engine.rest import TAGS
 from dovetail.errors import EngineAsleep, RequestError
 from dovetail.interfaces.sampling_params import SamplingParams

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
-from dovetail.engine import kv_groups
-from dovetail.engine.block_pool import NULL_BLOCK, BlockPool
-from dovetail.engine.prefix_hash import PrefixHasher
-from dovetail.engine.swap import Copies, HostBlocks
+from dovetail.engine.kv import kv_groups
+from dovetail.engine.kv.block_pool import NULL_BLOCK, BlockPool
+from dovetail.engine.kv.host_blocks import Copies, HostBlocks
+from dovetail.engine.kv.prefix_hash import PrefixHasher
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.spec import CacheSpec
 from dovetail.interfaces.step import KVLayout

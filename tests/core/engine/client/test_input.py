@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.engine.fanout import child_seed, root_seed
-from dovetail.engine.input import InputProcessor, load_tokenizer
+from dovetail.engine.client.fanout import child_seed, root_seed
+from dovetail.engine.client.input import InputProcessor, load_tokenizer
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info

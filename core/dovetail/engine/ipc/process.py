@@ -1,4 +1,4 @@
-"""The engine process, started by `client.EngineProcess`.
+"""The engine process, started by `client.host.EngineProcess`.
 
 Takes its Boot message and runs an engine as described there. Knows nothing of steps.
 """
@@ -9,8 +9,8 @@ import signal
 import sys
 
 from dovetail import process
+from dovetail.engine.ipc.transport import ZmqEngineEnd
 from dovetail.engine.messages import Boot
-from dovetail.engine.transport import ZmqEngineEnd
 from dovetail.interfaces.spec import EngineSpec
 
 SWITCH_S = 5e-4

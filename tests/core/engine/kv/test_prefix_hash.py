@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from dovetail.engine import prefix_hash
-from dovetail.engine.prefix_hash import ALGORITHMS, PrefixHasher
+from dovetail.engine.kv import prefix_hash
+from dovetail.engine.kv.prefix_hash import ALGORITHMS, PrefixHasher
 from dovetail.engine.request import Request
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams

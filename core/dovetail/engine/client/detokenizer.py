@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.engine.stop import StopMatcher, TextWatch
+from dovetail.engine.client.stop import StopMatcher, TextWatch
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 

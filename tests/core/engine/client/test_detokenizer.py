@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engine.detokenizer import Detokenizer
+from dovetail.engine.client.detokenizer import Detokenizer
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import BOS, EOS, ByteTokenizer
 

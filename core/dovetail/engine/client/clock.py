@@ -5,8 +5,8 @@ All times are monotonic seconds, which the processes of one machine share. Knows
 
 from __future__ import annotations
 
+from dovetail.engine.client.outputs import RequestMetrics
 from dovetail.engine.messages import RequestUpdate
-from dovetail.engine.outputs import RequestMetrics
 from dovetail.interfaces.stats import RequestTimes
 
 

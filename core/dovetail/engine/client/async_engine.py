@@ -13,9 +13,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-from dovetail.engine.client import EngineHost, EngineProcess, EngineThread, closed, error_of
-from dovetail.engine.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
-from dovetail.engine.mailbox import Mailbox
+from dovetail.engine.client.host import EngineHost, EngineProcess, EngineThread, closed, error_of
+from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
+from dovetail.engine.client.mailbox import Mailbox
+from dovetail.engine.client.output import OutputProcessor, Processed
+from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
@@ -36,11 +40,7 @@ from dovetail.engine.messages import (
     Updates,
     WakeUp,
 )
-from dovetail.engine.output import OutputProcessor, Processed
-from dovetail.engine.outputs import RequestOutput
 from dovetail.engine.rest import asleep_error
-from dovetail.engine.stop import TextWatch
-from dovetail.engine.transport import ClientEnd, ZmqClientEnd
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.sampling_params import SamplingParams

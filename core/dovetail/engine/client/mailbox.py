@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dovetail.engine.outputs import RequestOutput, merge
+from dovetail.engine.client.outputs import RequestOutput, merge
 from dovetail.errors import DovetailError
 
 

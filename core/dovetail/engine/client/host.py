@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dovetail import errors, process
-from dovetail.engine.messages import Boot, Shutdown, StartFailed, ToEngine
-from dovetail.engine.transport import (
+from dovetail.engine.ipc.transport import (
     ClientEnd,
     MemoryLink,
     ZmqClientEnd,
     address_in,
     make_socket_folder,
 )
+from dovetail.engine.messages import Boot, Shutdown, StartFailed, ToEngine
 from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.spec import EngineSpec
 
@@ -55,7 +55,7 @@ class EngineProcess:
         boot = Boot(spec=spec, address=self.address)
         try:
             self._child = process.spawn(
-                "dovetail.engine.process", boot, leftovers=[str(self._folder)]
+                "dovetail.engine.ipc.process", boot, leftovers=[str(self._folder)]
             )
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.input import InputProcessor, PreparedRequest
-from dovetail.engine.logprobs import LOGPROB_FLOOR, shaped
+from dovetail.engine.client.input import InputProcessor, PreparedRequest
+from dovetail.engine.client.logprobs import LOGPROB_FLOOR, shaped
+from dovetail.engine.client.output import OutputProcessor, Processed
+from dovetail.engine.client.outputs import CompletionDelta, RequestOutput, merge
 from dovetail.engine.messages import RequestUpdate, Timings
-from dovetail.engine.output import OutputProcessor, Processed
-from dovetail.engine.outputs import CompletionDelta, RequestOutput, merge
 from dovetail.errors import RequestError, RequestFault
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.step import TokenLogprobs

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.engine.clock import RequestClock
-from dovetail.engine.detokenizer import Detokenizer
-from dovetail.engine.input import PreparedRequest
-from dovetail.engine.logprobs import shaped
-from dovetail.engine.messages import RequestUpdate
-from dovetail.engine.outputs import (
+from dovetail.engine.client.clock import RequestClock
+from dovetail.engine.client.detokenizer import Detokenizer
+from dovetail.engine.client.input import PreparedRequest
+from dovetail.engine.client.logprobs import shaped
+from dovetail.engine.client.outputs import (
     CompletionDelta,
     PromptLogprobs,
     RequestOutput,
 )
-from dovetail.engine.stop import TextWatch
+from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.messages import RequestUpdate
 from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
 from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
 from dovetail.interfaces.step import TokenLogprobs

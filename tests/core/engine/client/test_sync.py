@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.engine.gather import Gatherer
-from dovetail.engine.sync_engine import SyncEngine
+from dovetail.engine.client.gather import Gatherer
+from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
 from dovetail.testing.fake_engine import EOS, fake_spec

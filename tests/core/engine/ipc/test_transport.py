@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from dovetail.engine import transport
+from dovetail.engine.ipc import transport
+from dovetail.engine.ipc.transport import MemoryLink, ZmqClientEnd, ZmqEngineEnd
 from dovetail.engine.messages import (
     AddRequests,
     EngineRequest,
@@ -25,7 +26,6 @@ from dovetail.engine.messages import (
     ToEngine,
     Updates,
 )
-from dovetail.engine.transport import MemoryLink, ZmqClientEnd, ZmqEngineEnd
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.engine.input import PreparedRequest
-from dovetail.engine.logprobs import cumulative
-from dovetail.engine.outputs import (
+from dovetail.engine.client.input import PreparedRequest
+from dovetail.engine.client.logprobs import cumulative
+from dovetail.engine.client.outputs import (
     Completion,
     CompletionDelta,
     GenerationResult,

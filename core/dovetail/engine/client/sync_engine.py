@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
+from dovetail.engine.client.output import OutputProcessor
+from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
-from dovetail.engine.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
-from dovetail.engine.output import OutputProcessor
-from dovetail.engine.outputs import RequestOutput
 from dovetail.errors import DovetailError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec

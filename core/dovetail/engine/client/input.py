@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail import registry
-from dovetail.engine.fanout import child_params, child_seed, root_seed
+from dovetail.engine.client.fanout import child_params, child_seed, root_seed
+from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.engine.messages import EngineRequest
-from dovetail.engine.no_tokenizer import text_refused
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.sampling_params import SamplingParams

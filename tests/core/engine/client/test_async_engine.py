@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.async_engine import AsyncEngine
-from dovetail.engine.client import EngineProcess
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.host import EngineProcess
 from dovetail.errors import ConfigError, EngineDead, Overloaded, RequestError, RequestFault
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams

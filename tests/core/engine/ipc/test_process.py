@@ -15,19 +15,19 @@ import msgspec
 import psutil
 import pytest
 
-from dovetail.engine.async_engine import AsyncEngine
-from dovetail.engine.client import EngineProcess
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.messages import Boot
 from dovetail.errors import EngineDead
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import fake_spec
 
-CORE = Path(__file__).resolve().parents[3] / "core"
+CORE = Path(__file__).resolve().parents[4] / "core"
 
 PARENT = """
 import asyncio, sys
-from dovetail.engine.async_engine import AsyncEngine
-from dovetail.engine.client import EngineProcess
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.host import EngineProcess
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import fake_spec
 
@@ -219,7 +219,7 @@ def test_several_api_processes_share_an_engine() -> None:
 ATTACHED = """
 import asyncio, sys
 import msgspec
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.testing.fake_engine import fake_spec
 
