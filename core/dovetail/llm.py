@@ -230,19 +230,19 @@ class LLM(AbstractContextManager["LLM"]):
         from the checkpoint again when it wakes up. Raises: RequestError
         """
         self._engine.settle()
-        self._engine.core.rest.sleep(level)
+        self._engine.core.sleep_mode.sleep(level)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Take the memory of "weights", "kv_cache" (none named: both) again.
 
         Raises: RequestError, ConfigError
         """
-        self._engine.core.rest.wake_up(tags)
+        self._engine.core.sleep_mode.wake_up(tags)
 
     @property
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep."""
-        return bool(self._engine.core.rest.asleep)
+        return bool(self._engine.core.sleep_mode.asleep)
 
     def close(self) -> None:
         """Give the model's memory back. May be called twice."""

@@ -23,7 +23,7 @@ from dovetail.engine.kv import kv_groups
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
-from dovetail.engine.rest import Rest
+from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.step_stats import StepCounter
 from dovetail.errors import RequestError
 from dovetail.interfaces.executor import Executor, PendingStep
@@ -111,8 +111,10 @@ class EngineCore:
             watch.lap("create KV cache and warm up")
             self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
             self._scheduler = _build_scheduler(spec, self.cache)
-            self.rest = Rest(self._executor, self.cache.forget_all, can_sleep=spec.can_sleep)
-            self._counter = StepCounter(self.cache, lambda: self.rest.level)
+            self.sleep_mode = SleepMode(
+                self._executor, self.cache.forget_all, can_sleep=spec.can_sleep
+            )
+            self._counter = StepCounter(self.cache, lambda: self.sleep_mode.level)
             self._drafting: Drafting | None = None
             if spec.drafting is not None:
                 self._drafting = Drafting(spec.drafting, spec.run.model, self._counter)
@@ -141,7 +143,7 @@ class EngineCore:
 
         A request that is held to a form waits until the form is loaded; others pass it.
         """
-        refusal = self.rest.refusal()
+        refusal = self.sleep_mode.refusal()
         if refusal is not None:
             self._updates.append(_refusal(message.request_id, refusal))
         elif message.sampling.guide is not None:

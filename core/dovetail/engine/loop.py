@@ -17,11 +17,11 @@ from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
-    AskRest,
     ClientGone,
     Dead,
     EngineRequest,
     FromEngine,
+    GetSleepStatus,
     Goodbye,
     Hello,
     Phase,
@@ -31,9 +31,9 @@ from dovetail.engine.messages import (
     Ready,
     RequestUpdate,
     ResetPrefixCache,
-    RestState,
     Shutdown,
     Sleep,
+    SleepStatus,
     StartFailed,
     ToEngine,
     Updates,
@@ -190,8 +190,8 @@ class EngineLoop:
                 self._go_to_bed(client, message)
             case WakeUp(ask_id=ask_id, tags=tags):
                 self._wake_up(client, ask_id, tags)
-            case AskRest(ask_id=ask_id):
-                self._send(client, self._rest_state(ask_id))
+            case GetSleepStatus(ask_id=ask_id):
+                self._send(client, self._sleep_status(ask_id))
             case Hello():
                 self._greet(client)
             case Goodbye():
@@ -211,9 +211,9 @@ class EngineLoop:
     def _go_to_bed(self, client: bytes, message: Sleep) -> None:
         """Let requests end before the engine sleeps. Mutates: self"""
         try:
-            self._core.rest.doze(message.level)
+            self._core.sleep_mode.doze(message.level)
         except RequestError as error:
-            self._send(client, self._rest_state(message.ask_id, error))
+            self._send(client, self._sleep_status(message.ask_id, error))
             return
         if not message.waits:
             self._core.abort_all()
@@ -224,39 +224,39 @@ class EngineLoop:
         for client, message in self._take_bedtime():
             error: DovetailError | None = None
             try:
-                self._core.rest.sleep(message.level)
+                self._core.sleep_mode.sleep(message.level)
             except (RequestError, ConfigError) as caught:
                 error = caught
-            self._tell_rest(client, message.ask_id, error)
+            self._tell_sleep(client, message.ask_id, error)
 
     def _wake_up(self, client: bytes, ask_id: int, tags: Sequence[str]) -> None:
         for other, message in self._take_bedtime():
             woken = RequestError("the engine was woken up before it slept.", status=409)
-            self._send(other, self._rest_state(message.ask_id, woken))
+            self._send(other, self._sleep_status(message.ask_id, woken))
         error: DovetailError | None = None
         try:
-            self._core.rest.wake_up(tags)
+            self._core.sleep_mode.wake_up(tags)
         except (RequestError, ConfigError) as caught:
             error = caught
-        self._tell_rest(client, ask_id, error)
+        self._tell_sleep(client, ask_id, error)
 
     def _take_bedtime(self) -> list[tuple[bytes, Sleep]]:
         bedtime, self._bedtime = self._bedtime, []
         return bedtime
 
-    def _tell_rest(self, client: bytes, ask_id: int, error: DovetailError | None) -> None:
+    def _tell_sleep(self, client: bytes, ask_id: int, error: DovetailError | None) -> None:
         """Answer one client and tell the others, with the engine's numbers."""
         for name in list(self._clients):
             is_asker = name == client
-            state = self._rest_state(ask_id, error) if is_asker else self._rest_state(0)
+            state = self._sleep_status(ask_id, error) if is_asker else self._sleep_status(0)
             self._send(name, state)
         self._publish(StepOutput(updates=[], stats=self._core.stats()))
 
-    def _rest_state(self, ask_id: int, error: DovetailError | None = None) -> RestState:
-        asleep = self._core.rest.asleep
+    def _sleep_status(self, ask_id: int, error: DovetailError | None = None) -> SleepStatus:
+        asleep = self._core.sleep_mode.asleep
         if error is None:
-            return RestState(asleep=asleep, ask_id=ask_id)
-        return RestState(
+            return SleepStatus(asleep=asleep, ask_id=ask_id)
+        return SleepStatus(
             asleep=asleep,
             ask_id=ask_id,
             fault=error.what,
@@ -278,8 +278,8 @@ class EngineLoop:
             num_blocks=layout.num_blocks, block_tokens=layout.block_tokens, pid=os.getpid()
         )
         self._send(client, ready)
-        if self._core.rest.asleep:
-            self._send(client, self._rest_state(0))
+        if self._core.sleep_mode.asleep:
+            self._send(client, self._sleep_status(0))
 
     def _forget(self, client: bytes) -> None:
         """End what a client that has left still has running."""

@@ -95,7 +95,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
     """Ask the engine to give its memory back, once its requests have ended: by themselves if it
-    `waits`, else now. Answered, as WakeUp and AskRest are, with RestState."""
+    `waits`, else now. Answered, as WakeUp and GetSleepStatus are, with SleepStatus."""
 
     ask_id: int
     level: int
@@ -109,7 +109,7 @@ class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake_up"):
     tags: tuple[str, ...] = ()
 
 
-class AskRest(msgspec.Struct, frozen=True, kw_only=True, tag="ask_rest"):
+class GetSleepStatus(msgspec.Struct, frozen=True, kw_only=True, tag="ask_rest"):
     """Ask whether the engine sleeps."""
 
     ask_id: int
@@ -137,7 +137,7 @@ ToEngine = (
     | ResetPrefixCache
     | Sleep
     | WakeUp
-    | AskRest
+    | GetSleepStatus
     | Goodbye
     | ClientGone
     | Shutdown
@@ -187,7 +187,9 @@ class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset"):
     """From now on no prefix is found that was cached before."""
 
 
-class RestState(msgspec.Struct, frozen=True, kw_only=True, tag="rest", omit_defaults=True):
+class SleepStatus(
+    msgspec.Struct, frozen=True, kw_only=True, tag="sleep_status", omit_defaults=True
+):
     """What of the engine sleeps: nothing while it is awake. Every client is told of changes.
 
     `ask_id` is the question that this answers (0: none), `fault` why what it asked was not done.
@@ -207,4 +209,4 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     reason: str
 
 
-FromEngine = Phase | Ready | StartFailed | Updates | Pong | PrefixCacheReset | RestState | Dead
+FromEngine = Phase | Ready | StartFailed | Updates | Pong | PrefixCacheReset | SleepStatus | Dead

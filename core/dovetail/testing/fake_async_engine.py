@@ -198,7 +198,7 @@ class FakeAsyncEngine:
         self.num_resets = 0
         self.reset_fault: Exception | None = None
         self.asleep: tuple[str, ...] = ()
-        self.rests: list[tuple[object, ...]] = []
+        self.sleep_calls: list[tuple[object, ...]] = []
         self.guides = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
         self._input = InputProcessor(self.spec, self.tokenizer)
@@ -227,12 +227,12 @@ class FakeAsyncEngine:
 
     async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
         """Note the wish and sleep."""
-        self.rests.append(("sleep", level, waits))
+        self.sleep_calls.append(("sleep", level, waits))
         self.asleep = ("weights", "kv_cache")
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Note the wish and wake up what it names."""
-        self.rests.append(("wake_up", *tags))
+        self.sleep_calls.append(("wake_up", *tags))
         self.asleep = tuple(tag for tag in self.asleep if tags and tag not in tags)
 
     async def is_sleeping(self) -> bool:

@@ -23,10 +23,10 @@ from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
-    AskRest,
     ClientGone,
     Dead,
     FromEngine,
+    GetSleepStatus,
     Hello,
     Phase,
     Ping,
@@ -34,13 +34,13 @@ from dovetail.engine.messages import (
     PrefixCacheReset,
     Ready,
     ResetPrefixCache,
-    RestState,
     Sleep,
+    SleepStatus,
     StartFailed,
     Updates,
     WakeUp,
 )
-from dovetail.engine.rest import asleep_error
+from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -92,7 +92,7 @@ class AsyncEngine:
         self._is_shut_down = False
         self._ticker: asyncio.Task[None] | None = None
         self._resets: deque[asyncio.Future[None]] = deque()
-        self._rests: dict[int, asyncio.Future[RestState]] = {}
+        self._rests: dict[int, asyncio.Future[SleepStatus]] = {}
         self.asleep: tuple[str, ...] = ()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
@@ -284,20 +284,20 @@ class AsyncEngine:
 
         Raises: RequestError, EngineDead
         """
-        await self._ask_rest(Sleep(ask_id=next(self._asks), level=level, waits=waits))
+        await self._ask_sleep(Sleep(ask_id=next(self._asks), level=level, waits=waits))
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Have the engine take the memory of "weights", "kv_cache" (none named: both) again.
 
         Raises: RequestError, EngineDead
         """
-        await self._ask_rest(WakeUp(ask_id=next(self._asks), tags=tuple(tags)))
+        await self._ask_sleep(WakeUp(ask_id=next(self._asks), tags=tuple(tags)))
 
     async def is_sleeping(self) -> bool:
         """Return whether any of the engine sleeps. Raises: EngineDead"""
-        return bool((await self._ask_rest(AskRest(ask_id=next(self._asks)))).asleep)
+        return bool((await self._ask_sleep(GetSleepStatus(ask_id=next(self._asks)))).asleep)
 
-    async def _ask_rest(self, message: Sleep | WakeUp | AskRest) -> RestState:
+    async def _ask_sleep(self, message: Sleep | WakeUp | GetSleepStatus) -> SleepStatus:
         self._verify_open()
         answer = self._rests[message.ask_id] = self._loop.create_future()
         try:
@@ -338,7 +338,7 @@ class AsyncEngine:
                 done = self._resets.popleft()
                 if not done.done():
                     done.set_result(None)
-            case RestState():
+            case SleepStatus():
                 self.asleep = message.asleep
                 asked = self._rests.get(message.ask_id)
                 if asked is not None and not asked.done():

@@ -54,7 +54,7 @@ class SyncEngine:
         cache_salt: str = "",
     ) -> PreparedRequest:
         """Return a checked request that is not yet under way. Raises: RequestError"""
-        refusal = self.core.rest.refusal()
+        refusal = self.core.sleep_mode.refusal()
         if refusal is not None:
             raise refusal
         serial = next(self._serials)

@@ -13,7 +13,7 @@ import pytest
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
-from dovetail.engine.rest import TAGS
+from dovetail.engine.sleep_mode import TAGS
 from dovetail.errors import EngineAsleep, RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -33,47 +33,47 @@ def core_with(**options: Any) -> tuple[EngineCore, FakeExecutor]:
 
 def test_both_fall_asleep_and_wake_up_one_by_one() -> None:
     core, executor = core_with()
-    rest = core.rest
-    rest.wake_up()
-    rest.sleep(2)
-    rest.sleep(2)
-    assert (rest.level, rest.asleep) == (2, TAGS)
+    mode = core.sleep_mode
+    mode.wake_up()
+    mode.sleep(2)
+    mode.sleep(2)
+    assert (mode.level, mode.asleep) == (2, TAGS)
     assert core.stats().sleep_level == 2
     with pytest.raises(RequestError, match="level 2") as caught:
-        rest.sleep(1)
+        mode.sleep(1)
     assert caught.value.status == 409
-    rest.wake_up(["weights"])
-    assert (rest.level, rest.asleep) == (2, ("kv_cache",))
-    assert rest.refusal() is not None
-    rest.wake_up()
-    assert (rest.level, rest.asleep, rest.refusal()) == (0, (), None)
-    assert executor.rests == [("sleep", 2), ("wake_up", "weights"), ("wake_up", "kv_cache")]
+    mode.wake_up(["weights"])
+    assert (mode.level, mode.asleep) == (2, ("kv_cache",))
+    assert mode.refusal() is not None
+    mode.wake_up()
+    assert (mode.level, mode.asleep, mode.refusal()) == (0, (), None)
+    assert executor.sleep_calls == [("sleep", 2), ("wake_up", "weights"), ("wake_up", "kv_cache")]
 
 
 def test_what_cannot_be_is_refused() -> None:
-    rest = core_with()[0].rest
+    mode = core_with()[0].sleep_mode
     with pytest.raises(RequestError, match="level 3"):
-        rest.sleep(3)
+        mode.sleep(3)
     with pytest.raises(RequestError, match='"pillow"'):
-        rest.wake_up(["pillow"])
-    unable = EngineCore(spec_with(can_sleep=False)).rest
+        mode.wake_up(["pillow"])
+    unable = EngineCore(spec_with(can_sleep=False)).sleep_mode
     for call in (lambda: unable.sleep(1), unable.wake_up):
         with pytest.raises(RequestError) as caught:
             call()
         assert "--enable-sleep-mode" in str(caught.value)
-    assert rest.refusal() is unable.refusal() is None
+    assert mode.refusal() is unable.refusal() is None
 
 
 def test_a_fault_changes_nothing() -> None:
-    rest = core_with(rest_fault="sleep")[0].rest
+    mode = core_with(sleep_fault="sleep")[0].sleep_mode
     with pytest.raises(RequestError, match="no room"):
-        rest.sleep(1)
-    assert (rest.asleep, rest.refusal()) == ((), None)
-    rest = core_with(rest_fault="wake_up")[0].rest
-    rest.sleep(1)
+        mode.sleep(1)
+    assert (mode.asleep, mode.refusal()) == ((), None)
+    mode = core_with(sleep_fault="wake_up")[0].sleep_mode
+    mode.sleep(1)
     with pytest.raises(RequestError, match="no room"):
-        rest.wake_up()
-    assert rest.asleep == TAGS
+        mode.wake_up()
+    assert mode.asleep == TAGS
 
 
 def test_prefixes_are_forgotten() -> None:
@@ -82,7 +82,7 @@ def test_prefixes_are_forgotten() -> None:
     taken = pool.take(1)
     pool.publish(0, taken[0], b"x")
     pool.release(taken)
-    core.rest.sleep(1)
+    core.sleep_mode.sleep(1)
     assert pool.find(0, b"x") == 0
 
 

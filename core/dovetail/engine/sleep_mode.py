@@ -1,4 +1,4 @@
-"""Rest: whether an engine is awake, and the two ways between awake and asleep.
+"""SleepMode: whether an engine is awake, and the two ways between awake and asleep.
 
 Weights and KV cache fall asleep together and may be woken one by one; requests are taken while both
 are awake. An engine that is to sleep takes no new ones, and sleeps when the last has ended. Knows
@@ -21,8 +21,8 @@ LEVELS = (1, 2)
 WAKE_FIX = "wake it up: POST /wake_up, or LLM.wake_up()."
 
 
-class Rest:
-    """The rest of one engine. `level` is 0 while it is awake, `asleep` says what is not there."""
+class SleepMode:
+    """The sleep of one engine. `level` is 0 while it is awake, `asleep` says what is not there."""
 
     def __init__(
         self, executor: Executor, forget_prefixes: Callable[[], None], *, can_sleep: bool
