@@ -235,7 +235,7 @@ class LLM(AbstractContextManager["LLM"]):
     def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Take the memory of "weights", "kv_cache" (none named: both) again.
 
-        Raises: RequestError, ConfigError
+        Raises: RequestError
         """
         self._engine.core.sleep_mode.wake_up(tags)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
-from dovetail.errors import EngineAsleep, RequestError
+from dovetail.errors import ConfigError, EngineAsleep, RequestError
 from dovetail.interfaces.executor import Executor
 
 logger = logging.getLogger(__name__)
@@ -32,17 +33,86 @@ class SleepMode:
         self._executor = executor
         self._forget_prefixes = forget_prefixes
         self._can_sleep = can_sleep
-        self._is_dozing = False
+        self._pending_sleeps: list[tuple[int, Future[None]]] = []
 
     def refusal(self) -> EngineAsleep | None:
         """Return why no request is taken now, or None."""
-        if not self._is_dozing and not self.asleep:
+        if not self._pending_sleeps and not self.asleep:
             return None
         return asleep_error("is asleep" if self.asleep else "is about to sleep")
 
-    def doze(self, level: int) -> None:
-        """Take no more requests. Raises: RequestError for a sleep that cannot be. Mutates: self"""
-        self._check_allowed()
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the engine is to sleep once nothing runs."""
+        return bool(self._pending_sleeps)
+
+    def begin_sleep(self, level: int) -> Future[None]:
+        """Take no more requests, and sleep when `fall_asleep` is called; the result tells when.
+
+        Raises: RequestError for a sleep that cannot be. Mutates: self
+        """
+        self._verify_level(level)
+        done: Future[None] = Future()
+        self._pending_sleeps.append((level, done))
+        return done
+
+    def fall_asleep(self) -> None:
+        """Sleep as the first wants it who waits for that; nothing may run. Mutates: as `sleep`"""
+        for level, done in self._take_pending():
+            try:
+                self.sleep(level)
+            except (RequestError, ConfigError) as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+    def sleep(self, level: int) -> None:
+        """Release the memory; nothing may run. Does nothing when it is released already.
+
+        Raises: RequestError; then the engine is awake. Mutates: self, the prefix index
+        """
+        self._verify_level(level)
+        if not self.asleep:
+            self._executor.sleep(level)
+            self._forget_prefixes()
+            self.level, self.asleep = level, TAGS
+            logger.info("the engine sleeps at level %d", level)
+
+    def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Take the memory of `tags` again (none: of all). What is awake stays so, and a sleep that
+        has not come yet does not come.
+
+        Raises: RequestError for an unknown tag, and for memory that cannot be had: it still sleeps.
+        Mutates: self
+        """
+        self._verify_allowed()
+        for tag in tags:
+            if tag not in TAGS:
+                raise RequestError(
+                    f'there is no "{tag}" to wake up.', where="tags", fix=f"use {', '.join(TAGS)}."
+                )
+        for _, done in self._take_pending():
+            done.set_exception(RequestError("the engine was woken up before it slept.", status=409))
+        for tag in (tag for tag in self.asleep if not tags or tag in tags):
+            self._wake_up(tag)
+        if not self.asleep:
+            self.level = 0
+
+    def _wake_up(self, tag: str) -> None:
+        try:
+            self._executor.wake_up((tag,))
+        except ConfigError as error:  # a checkpoint that has gone; waking up may be tried again
+            raise RequestError(error.what, where=error.where, fix=error.fix, status=503) from error
+        self.asleep = tuple(other for other in self.asleep if other != tag)
+        logger.info("%s woke up", tag)
+
+    def _take_pending(self) -> list[tuple[int, Future[None]]]:
+        pending, self._pending_sleeps = self._pending_sleeps, []
+        return pending
+
+    def _verify_level(self, level: int) -> None:
+        """Raise RequestError when the engine cannot go to sleep at this level now."""
+        self._verify_allowed()
         if level not in LEVELS:
             raise RequestError(f"there is no level {level}.", where="level", fix="use 1 or 2.")
         if self.asleep and (level, self.asleep) != (self.level, TAGS):
@@ -52,48 +122,8 @@ class SleepMode:
                 fix="wake it up first.",
                 status=409,
             )
-        self._is_dozing = True
 
-    def stay_awake(self) -> None:
-        """Take requests again after a doze. Mutates: self"""
-        self._is_dozing = False
-
-    def sleep(self, level: int) -> None:
-        """Give the memory back; nothing may run. Does nothing when it is given back already.
-
-        Raises: RequestError; then the engine is awake. Mutates: self, the prefix index
-        """
-        self.doze(level)
-        try:
-            if not self.asleep:
-                self._executor.sleep(level)
-                self._forget_prefixes()
-                self.level, self.asleep = level, TAGS
-                logger.info("the engine sleeps at level %d", level)
-        finally:
-            self._is_dozing = False
-
-    def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Take the memory of `tags` again (none: of all). What is awake stays so.
-
-        Raises: RequestError for an unknown tag; what the executor raised, then what could not be
-        had still sleeps. Mutates: self
-        """
-        self._check_allowed()
-        for tag in tags:
-            if tag not in TAGS:
-                raise RequestError(
-                    f'there is no "{tag}" to wake up.', where="tags", fix=f"use {', '.join(TAGS)}."
-                )
-        self._is_dozing = False
-        for tag in (tag for tag in self.asleep if not tags or tag in tags):
-            self._executor.wake_up((tag,))
-            self.asleep = tuple(other for other in self.asleep if other != tag)
-            logger.info("%s woke up", tag)
-        if not self.asleep:
-            self.level = 0
-
-    def _check_allowed(self) -> None:
+    def _verify_allowed(self) -> None:
         if not self._can_sleep:
             raise RequestError(
                 "sleep mode is off.", fix="start the server with --enable-sleep-mode."

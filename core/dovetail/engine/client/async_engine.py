@@ -9,16 +9,17 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from dovetail.engine.client.host import EngineHost, EngineProcess, EngineThread, closed, error_of
+from dovetail.engine.client.calls import Calls
+from dovetail.engine.client.host import EngineHost, EngineProcess, EngineThread, closed
 from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
 from dovetail.engine.client.mailbox import Mailbox
 from dovetail.engine.client.output import OutputProcessor, Processed
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.faults import error_of
 from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
 from dovetail.engine.messages import (
     Abort,
@@ -28,12 +29,12 @@ from dovetail.engine.messages import (
     FromEngine,
     GetSleepStatus,
     Hello,
+    Operation,
     Phase,
     Ping,
-    Pong,
-    PrefixCacheReset,
     Ready,
     ResetPrefixCache,
+    Return,
     Sleep,
     SleepStatus,
     StartFailed,
@@ -52,6 +53,8 @@ from dovetail.observability.stats import StatLoggers
 from dovetail.registry import hooks
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 PING_PERIOD_S = 1.0
 FLUSH_PERIOD_S = 5.0
@@ -84,15 +87,13 @@ class AsyncEngine:
         self._mailboxes: dict[int, Mailbox] = {}
         self._keys: dict[str, set[int]] = {}
         self._serials = itertools.count()
-        self._asks = itertools.count(1)
         self._counts = (0, 0)
         self._num_steps = 0
         self._heard_s = time.monotonic()
         self._is_draining = False
         self._is_shut_down = False
-        self._ticker: asyncio.Task[None] | None = None
-        self._resets: deque[asyncio.Future[None]] = deque()
-        self._rests: dict[int, asyncio.Future[SleepStatus]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calls = Calls(end.send)
         self.asleep: tuple[str, ...] = ()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
@@ -145,7 +146,7 @@ class AsyncEngine:
         self._input = InputProcessor(self.spec, self.tokenizer, name=self._end.name)
         self._output = OutputProcessor(self.tokenizer)
         await self._ready
-        self._ticker = self._loop.create_task(self._tick())
+        self._tasks = [self._loop.create_task(self._tick()), self._loop.create_task(self._ping())]
 
     @property
     def address(self) -> str | None:
@@ -262,52 +263,39 @@ class AsyncEngine:
         for key in tuple(self._keys.get(request_id, ())):
             self._abort_in_engine(self._output.unfinished_ids(key))
 
+    async def call(self, operation: Operation[Result], timeout_s: float | None = None) -> Result:
+        """Have the engine do something beside generating; return what comes of it.
+
+        Raises: what the engine raised; EngineDead; Overloaded while draining and after `timeout_s`
+        """
+        self._verify_open()
+        return await self._calls.call(operation, timeout_s)
+
     async def reset_prefix_cache(self) -> None:
         """Have the engine find no prefix that it has cached so far.
 
         Raises: EngineDead; Overloaded when it does not answer within `reply_timeout_s`.
         """
-        self._verify_open()
-        done = self._loop.create_future()
-        self._resets.append(done)  # the engine answers in the order it was asked
-        self._end.send(ResetPrefixCache())
-        limit_s = self.spec.reply_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                await done
-        except TimeoutError:
-            raise Overloaded(f"the engine gave no answer within {limit_s:g} s.") from None
+        await self.call(ResetPrefixCache(), self.spec.reply_timeout_s)
 
     async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
-        """Have the engine give its memory back, in whatever time that takes; new requests are
-        refused, those under way end now or, if it `waits`, by themselves.
+        """Have the engine release its memory, in whatever time that takes; new requests are
+        refused, those under way end now or, if it `waits`, once they have finished.
 
         Raises: RequestError, EngineDead
         """
-        await self._ask_sleep(Sleep(ask_id=next(self._asks), level=level, waits=waits))
+        await self.call(Sleep(level=level, waits=waits))
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Have the engine take the memory of "weights", "kv_cache" (none named: both) again.
 
         Raises: RequestError, EngineDead
         """
-        await self._ask_sleep(WakeUp(ask_id=next(self._asks), tags=tuple(tags)))
+        await self.call(WakeUp(tuple(tags)))
 
     async def is_sleeping(self) -> bool:
         """Return whether any of the engine sleeps. Raises: EngineDead"""
-        return bool((await self._ask_sleep(GetSleepStatus(ask_id=next(self._asks)))).asleep)
-
-    async def _ask_sleep(self, message: Sleep | WakeUp | GetSleepStatus) -> SleepStatus:
-        self._verify_open()
-        answer = self._rests[message.ask_id] = self._loop.create_future()
-        try:
-            self._end.send(message)
-            state = await answer
-        finally:
-            self._rests.pop(message.ask_id, None)
-        if state.fault is not None:
-            raise RequestError(state.fault, where=state.where, fix=state.fix, status=state.status)
-        return state
+        return bool((await self.call(GetSleepStatus())).asleep)
 
     def client_gone(self, name: str) -> None:
         """Tell the engine that the API process of this name has died."""
@@ -331,26 +319,18 @@ class AsyncEngine:
                     self._counts = (step.num_running, step.num_waiting)
                     if self._host is not None:  # of several API processes one counts the steps
                         self._stats.step(step)
-            case Pong():
-                self._num_steps = message.num_steps
-                self._counts = (message.num_running, message.num_waiting)
-            case PrefixCacheReset():
-                done = self._resets.popleft()
-                if not done.done():
-                    done.set_result(None)
-            case SleepStatus():
-                self.asleep = message.asleep
-                asked = self._rests.get(message.ask_id)
-                if asked is not None and not asked.done():
-                    asked.set_result(message)
+            case Return():
+                self._calls.take(message)
+            case SleepStatus(asleep):
+                self.asleep = asleep
             case Phase(name, duration_s):
                 self.phases.append(message)
                 logger.info("engine start-up: %s took %.2f s", name, duration_s)
             case Ready():
                 if not self._ready.done():
                     self._ready.set_result(message)
-            case StartFailed():
-                self._fail_start(error_of(message))
+            case StartFailed(fault):
+                self._fail_start(error_of(fault))
             case Dead(reason):
                 self._die(reason)
 
@@ -412,24 +392,29 @@ class AsyncEngine:
             return
         logger.error("the engine is dead: %s", reason)
         self._end_all(EngineDead(reason))
-        waiting: list[asyncio.Future[Any]] = [*self._resets, *self._rests.values()]
-        for done in waiting:
-            if not done.done():
-                done.set_exception(EngineDead(reason))
+        self._calls.fail(EngineDead(reason))
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
 
     async def _tick(self) -> None:
-        """Ask for signs of life, and let stat loggers write now and then."""
+        """Look after the step that the engine is in, and let stat loggers write now and then."""
         flushed_s = time.monotonic()
         while self.is_alive:
             self._check_step()  # event loops deliver what has come before timers run out
-            try:
-                self._end.send(Ping())
-            except EngineDead as error:
-                self._die(error.what)
             if time.monotonic() - flushed_s >= FLUSH_PERIOD_S:
                 flushed_s = time.monotonic()
                 self._stats.flush()
+            await asyncio.sleep(PING_PERIOD_S)
+
+    async def _ping(self) -> None:
+        """Ask for a sign of life, again and again; an engine in a long step answers after it."""
+        while self.is_alive:
+            try:
+                status = await self._calls.call(Ping())
+            except EngineDead as error:
+                self._die(error.what)
+                return
+            self._num_steps = status.num_steps
+            self._counts = (status.num_running, status.num_waiting)
             await asyncio.sleep(PING_PERIOD_S)
 
     def _check_step(self) -> None:
@@ -457,9 +442,11 @@ class AsyncEngine:
         if self._is_shut_down:
             return
         self._is_shut_down = True
-        if self._ticker is not None:
-            self._ticker.cancel()
-        self._end_all(EngineDead("the engine was shut down."))
+        for task in self._tasks:
+            task.cancel()
+        gone = EngineDead("the engine was shut down.")
+        self._end_all(gone)
+        self._calls.fail(gone)
         if self.guides is not None:
             await self.guides.close()
         if self._host is not None:

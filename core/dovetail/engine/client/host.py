@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from dovetail import errors, process
+from dovetail import process
 from dovetail.engine.ipc.transport import (
     ClientEnd,
     MemoryLink,
@@ -21,8 +21,8 @@ from dovetail.engine.ipc.transport import (
     address_in,
     make_socket_folder,
 )
-from dovetail.engine.messages import Boot, Shutdown, StartFailed, ToEngine
-from dovetail.errors import DovetailError, EngineDead
+from dovetail.engine.messages import Boot, Shutdown, ToEngine
+from dovetail.errors import EngineDead
 from dovetail.interfaces.spec import EngineSpec
 
 logger = logging.getLogger(__name__)
@@ -151,16 +151,6 @@ def say_shutdown(end: ClientEnd) -> None:
         end.send(message)
     except EngineDead:
         logger.debug("no shutdown message: the engine is gone")
-
-
-def error_of(failure: StartFailed) -> DovetailError:
-    """Return the exception that ended the start-up, as the engine raised it."""
-    error_class = getattr(errors, failure.kind, None) if failure.kind else None
-    if isinstance(error_class, type) and issubclass(error_class, DovetailError):
-        return error_class(failure.what, where=failure.where, fix=failure.fix)
-    return EngineDead(
-        f"the engine could not start: {failure.what}", fix="see the engine's log lines above."
-    )
 
 
 async def closed(host: EngineHost, timeout_s: float) -> None:

@@ -17,12 +17,14 @@ from dovetail.engine.ipc import transport
 from dovetail.engine.ipc.transport import MemoryLink, ZmqClientEnd, ZmqEngineEnd
 from dovetail.engine.messages import (
     AddRequests,
+    Call,
     EngineRequest,
+    EngineStatus,
     FromEngine,
     Goodbye,
     Hello,
     Ping,
-    Pong,
+    Return,
     ToEngine,
     Updates,
 )
@@ -82,12 +84,13 @@ def test_messages_go_both_ways_in_order(address: str) -> None:
         received = receive(engine, 2)
         assert [message for _, message in received] == [Hello(), sent]
         name = received[0][0]
-        pongs = [Pong(num_steps=i, num_running=0, num_waiting=0) for i in range(500)]
-        assert all(engine.send(name, pong) for pong in pongs)
+        status = EngineStatus(num_steps=7, num_running=0, num_waiting=0)
+        returns = [Return(i, status) for i in range(500)]
+        assert all(engine.send(name, message) for message in returns)
         async with asyncio.timeout(5):
             while len(heard) < 500:
                 await asyncio.sleep(0.001)
-        assert heard == pongs
+        assert heard == returns
         client.close()
         client.close()
         assert [message for _, message in receive(engine, 1)] == [Goodbye()]
@@ -116,8 +119,8 @@ def test_a_message_sent_while_another_arrives_is_not_missed(address: str) -> Non
         client.attach(asyncio.get_running_loop(), heard.append, lambda reason: None)
         async with asyncio.timeout(10):
             for i in range(300):
-                client.send(Ping())
-                client.send(Ping())
+                client.send(Call(2 * i, Ping()))
+                client.send(Call(2 * i + 1, Ping()))
                 while len(heard) < 2 * (i + 1):
                     await asyncio.sleep(0)
         stop.set()
