@@ -394,7 +394,7 @@ def test_async_scheduling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     submit = UniExecutor.submit
 
     def noted(self: UniExecutor, plan: StepPlan) -> PendingStep:
-        unread.append(len(llm._engine.core._flights))
+        unread.append(len(llm._engine.core._pending_steps))
         return submit(self, plan)
 
     monkeypatch.setattr(UniExecutor, "submit", noted)

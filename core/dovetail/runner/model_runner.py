@@ -39,10 +39,10 @@ from dovetail.runner import verify, warm_up
 from dovetail.runner.batch import Batch, Expected, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, Moment, calls_of
-from dovetail.runner.flight import Flight, Flights
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers, small_layout
 from dovetail.runner.loader import build_plugin, load_model
+from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.prompt_logprobs import PromptFinish, PromptLogprobs, nothing_told
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import row_result, row_results
@@ -97,7 +97,7 @@ class ModelRunner:
         self.device = device
         self._calls = calls or calls_of(device)
         self._is_ahead = run.async_steps and self._calls.runs_ahead
-        self._flights = Flights()
+        self._pending_steps = PendingSteps()
         self._last_ended: Moment | None = None
         self._graphs: GraphManager | None = None
         self._backend: AttentionBackend = build_plugin(run.attention)
@@ -277,7 +277,7 @@ class ModelRunner:
 
     def release(self) -> None:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
-        self._flights.land_all_but(0)
+        self._pending_steps.resolve_all_but(0)
         self._graphs, self._last_ended, self._host = None, None, None
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler
 
@@ -298,23 +298,23 @@ class ModelRunner:
         return self.begin(plan).result()
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> Flight:
+    def begin(self, plan: StepPlan) -> PendingStep:
         """Hand a step to the device. Where the run asks for steps ahead and the device can, the one
         before may still be unread; its draws are read first if this step needs to know them.
 
         Mutates: rows, KV cache, sampling state
         """
-        self._flights.land_all_but(1 if self._is_ahead else 0)
+        self._pending_steps.resolve_all_but(1 if self._is_ahead else 0)
         if self._host is not None:
             self._host.swap_out(plan.swapped_out)
             self._host.swap_in(plan.swapped_in)
         self._update_rows(plan)
-        if self._flights and self._must_know(plan):
-            self._flights.land_all_but(0)
+        if self._pending_steps and self._must_know(plan):
+            self._pending_steps.resolve_all_but(0)
         if not plan.rows:
-            return self._flights.start(lambda: StepResult(step_id=plan.step_id, rows=()))
+            return self._pending_steps.start(lambda: StepResult(step_id=plan.step_id, rows=()))
         step = self._begin(plan)
-        return self._flights.start(lambda: self._read(step))
+        return self._pending_steps.start(lambda: self._read(step))
 
     def _must_know(self, plan: StepPlan) -> bool:
         """Return whether the host must know all tokens before the step: one of its rows has a

@@ -83,10 +83,10 @@ def run_ahead(runner: ModelRunner, requests: Sequence[DriveRequest]) -> Tokens:
     told: list[tuple[StepPlan, StepResult]] = []
     before = None
     for plan in plans:
-        flight = runner.begin(plan)
+        step = runner.begin(plan)
         if before is not None:
             told.append((before[0], before[1].result()))
-        before = (plan, flight)
+        before = (plan, step)
     assert before is not None
     told.append((before[0], before[1].result()))
     return tokens(collect(told))
@@ -198,9 +198,9 @@ def test_the_host_is_ahead() -> None:
     plans = list(Driver(runner._layout).plans(asks(1)))
     first = runner.begin(plans[0])
     second = runner.begin(plans[1])
-    assert len(runner._flights) == 2
+    assert len(runner._pending_steps) == 2
     assert runner._batch.output_ids(0)[:] == [UNKNOWN, UNKNOWN]
-    drawn = [flight.result().rows[0].token_ids for flight in (first, second)]
+    drawn = [step.result().rows[0].token_ids for step in (first, second)]
     whole = run(made(HostDevice()), asks(1))["0"]
     assert drawn == [(whole[0],), (whole[1],)]
     assert first.result().idle_s == 0.0 and second.result().forward_s > 0.0
