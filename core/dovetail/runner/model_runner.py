@@ -40,13 +40,13 @@ from dovetail.runner.batch import Batch, Expected, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
 from dovetail.runner.device import DeviceCalls, Moment, calls_of
 from dovetail.runner.graphs import GraphManager
+from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers, small_layout
 from dovetail.runner.loader import build_plugin, load_model
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.prompt_logprobs import PromptFinish, PromptLogprobs, nothing_told
 from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import row_result, row_results
-from dovetail.runner.swap import HostBlocks
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.runner.trial import trials
 from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
@@ -138,7 +138,7 @@ class ModelRunner:
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
         host = (layout, self._layers, self._caches, self._backend)
-        self._host = HostBlocks(*host) if layout.num_host_blocks else None
+        self._host = HostBlockStorage(*host) if layout.num_host_blocks else None
         self._groups = group_of_layers(layout)
         self._batch = Batch(
             run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens

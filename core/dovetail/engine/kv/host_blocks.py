@@ -1,4 +1,4 @@
-"""HostBlocks: which blocks of host memory hold what preempted requests had cached.
+"""HostBlockAccounting: which blocks of host memory hold what preempted requests had cached.
 
 Numbers only, as in the block pool: host block ids, their owners and a free list. A plan's copies to
 the host come before its copies from there, so a host block given back by a plan that reads it may
@@ -31,7 +31,7 @@ class Swapped:
         return [block for table in self.tables for block in table if block is not None]
 
 
-class HostBlocks:
+class HostBlockAccounting:
     """Host blocks 0 .. num_blocks - 1."""
 
     def __init__(self, num_blocks: int) -> None:

@@ -1,6 +1,6 @@
 """KVCacheManager: which blocks each request owns, and which of its tokens are already cached.
 
-Implements interfaces.scheduler.KVCache over a BlockPool and, for preempted requests, HostBlocks.
+Implements interfaces.scheduler.KVCache over a BlockPool and, for preempted requests, host blocks.
 Every group's block table of a request has the same length; a windowed group has the null block
 where tokens fell out of its window. Knows no tensor and no schedule.
 """
@@ -14,7 +14,7 @@ from itertools import islice
 
 from dovetail.engine.kv import kv_groups
 from dovetail.engine.kv.block_pool import NULL_BLOCK, BlockPool
-from dovetail.engine.kv.host_blocks import Copies, HostBlocks
+from dovetail.engine.kv.host_blocks import Copies, HostBlockAccounting
 from dovetail.engine.kv.prefix_hash import PrefixHasher
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.spec import CacheSpec
@@ -56,7 +56,7 @@ class KVCacheManager:
         self._pool = BlockPool(layout.num_blocks, len(layout.groups))
         self._holdings: dict[str, _Holding] = {}
         self._nothing: Blocks = ((),) * len(layout.groups)
-        self.host = HostBlocks(layout.num_host_blocks)
+        self.host = HostBlockAccounting(layout.num_host_blocks)
         self.num_swaps = 0
         self.num_swapped_in_tokens = 0
 

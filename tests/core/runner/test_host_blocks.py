@@ -10,9 +10,9 @@ import torch
 
 from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
-from dovetail.runner import swap
+from dovetail.runner import host_blocks
+from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv
-from dovetail.runner.swap import HostBlocks
 from dovetail.testing.reference import ReferenceAttention
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 20, 30
@@ -29,7 +29,7 @@ class BlockFirst(ReferenceAttention):
 
 def rig(
     backend: ReferenceAttention, dtype: str, head_size: int
-) -> tuple[HostBlocks, dict[str, torch.Tensor]]:
+) -> tuple[HostBlockStorage, dict[str, torch.Tensor]]:
     """Return host blocks and the caches of three layers, two of which share memory, filled."""
     layers = [
         KVLayer(name=name, num_kv_heads=2, head_size=head_size, dtype=dtype) for name in "abc"
@@ -46,7 +46,7 @@ def rig(
     caches = allocate_kv(layout, layers, backend, torch.device("cpu"))
     for cache in caches.values():
         cache.view(torch.uint8).random_(0, 256)
-    return HostBlocks(layout, layers, caches, backend), caches
+    return HostBlockStorage(layout, layers, caches, backend), caches
 
 
 @pytest.mark.parametrize("piece_blocks", [1, 3, 100])
@@ -61,8 +61,8 @@ def test_blocks_come_back_as_they_went(
 ) -> None:
     made = backend(NoOptions())
     block_bytes = 4 * 2 * 2 * head_size * (4 if dtype == "float32" else 1)
-    monkeypatch.setattr(swap, "PIECE_BYTES", piece_blocks * 2 * block_bytes)
-    monkeypatch.setattr(swap, "SLAB_BYTES", 7 * 2 * block_bytes)
+    monkeypatch.setattr(host_blocks, "PIECE_BYTES", piece_blocks * 2 * block_bytes)
+    monkeypatch.setattr(host_blocks, "SLAB_BYTES", 7 * 2 * block_bytes)
     host, caches = rig(made, dtype, head_size)
     axis = 0 if backend is BlockFirst else 1
     before = {name: cache.view(torch.uint8).clone() for name, cache in caches.items()}
@@ -87,6 +87,6 @@ def test_a_layout_without_layers_or_copies_does_nothing() -> None:
         KVLayout(groups=(), num_tensors=0, num_blocks=2, block_tokens=4, block_bytes=0),
         num_host_blocks=3,
     )
-    host = HostBlocks(layout, [], {}, ReferenceAttention(NoOptions()))
+    host = HostBlockStorage(layout, [], {}, ReferenceAttention(NoOptions()))
     host.swap_out(())
     host.swap_in(())

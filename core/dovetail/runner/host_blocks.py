@@ -1,4 +1,4 @@
-"""HostBlocks: host memory that takes KV blocks of preempted requests, and gives them back.
+"""HostBlockStorage: host memory that takes KV blocks of preempted requests, and gives them back.
 
 A host block holds what one block id names in every KV tensor, tensor after tensor. Blocks are
 gathered on the device into a piece of at most `PIECE_BYTES` and copied from there, so that a copy
@@ -30,7 +30,7 @@ SLAB_BYTES = 256 << 20
 Pairs = Sequence[tuple[int, int]]
 
 
-class HostBlocks:
+class HostBlockStorage:
     """The host blocks of one rank. `caches` are the layers' KV tensors, by name."""
 
     def __init__(
