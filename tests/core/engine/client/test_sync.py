@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.engine.client.gather import Gatherer
+from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
@@ -12,13 +12,13 @@ from dovetail.testing.fake_engine import EOS, fake_spec
 def test_submit_step_gather() -> None:
     engine = SyncEngine(fake_spec(options={"script": "grüße"}))
     prepared = engine.prepare("hi", SamplingParams(max_tokens=20, logprobs=1))
-    gatherer = Gatherer(prepared, "hi")
+    collector = RequestCollector(prepared, "hi")
     key = engine.submit(prepared)
     while engine.has_work:
         for owner, output in engine.step().outputs:
             assert owner == key
-            gatherer.add(output)
-    result = gatherer.result()
+            collector.add(output)
+    result = collector.result()
     completion = result.outputs[0]
     assert (completion.text, completion.finish_reason) == ("grüße", "stop")
     assert completion.token_ids == (*"grüße".encode(), EOS)

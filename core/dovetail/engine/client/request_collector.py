@@ -1,4 +1,4 @@
-"""Gatherer: a request's deltas joined into one result, for callers that want the whole."""
+"""RequestCollector: a request's deltas joined into one result, for callers that want the whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.engine.client.outputs import (
 from dovetail.errors import DovetailError
 
 
-class Gatherer:
+class RequestCollector:
     """Collects one request. `prompt` is its text, where there was one."""
 
     def __init__(self, prepared: PreparedRequest, prompt: str | None) -> None:
