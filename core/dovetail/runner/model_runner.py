@@ -372,9 +372,9 @@ class ModelRunner:
             self._batch.add_row(new)
             self._prompt_logprobs.add_row(new)
             self._sampler.add_row(self._row_tokens(new), new.seed)
-            foreign = self._batch.mend_row(new.row, self.run.model.vocab_size)
+            foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
             if foreign is not None:
-                self._sampler.condemn(new.row, f"token id {foreign} is outside the vocabulary")
+                self._sampler.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
 
     def _row_tokens(self, new: NewRow) -> RowTokens:
         return RowTokens(
@@ -490,7 +490,7 @@ class ModelRunner:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
         inputs = step.inputs
-        found = verify.draw_along(
+        found = verify.verify_drafts(
             self._sampler, self._batch, inputs, sampling, lambda: self._model.logits(hidden)
         )
         drawn, (prompt, faults) = dict(zip(sampling.tolist(), found, strict=True)), step.prompt()
