@@ -186,7 +186,7 @@ def test_the_standard_library_is_left_to_the_interpreter() -> None:
     assert not [p for p in paths if Path(p, "os.py").exists() or p.endswith("lib-dynload")]
 
 
-def test_a_cut_lifeline_ends_a_child_and_grace_is_bounded(mates: Path) -> None:
+def test_a_closed_parent_pipe_ends_a_child_and_grace_is_bounded(mates: Path) -> None:
     child = process.spawn("errand", {"do": "sleep"})
     begun_s = time.monotonic()
     assert child.end(LIMIT_S) == process.EXIT_PARENT_GONE

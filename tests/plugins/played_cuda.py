@@ -279,7 +279,7 @@ class PlayedWorker(CudaWorker):
         return []
 
     def _open_device(self) -> torch.device:
-        self.memory = SimpleNamespace(give_back=lambda: None)
+        self.memory = SimpleNamespace(release=lambda: None)
         return CUDA
 
     def load(self) -> None:

@@ -1,4 +1,4 @@
-"""Sleep: the memory behind tensors goes away and comes back, while the tensors stay what they are.
+"""Offloaded memory: what lies behind tensors is released and restored; the tensors stay.
 
 On a CPU the pages of the memory are given back to the system: addresses stay, so nothing that
 remembers one (a recorded step, say) has to be made again, and what is kept lies in a temporary file
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 MADV_DONTNEED = 4
 
 
-class Away(ABC):
-    """Memory that has been put away. `num_bytes` were given back."""
+class OffloadedMemory(ABC):
+    """Memory that has been released. `num_bytes` went back to the system or the device."""
 
     num_bytes: int
 
     @abstractmethod
-    def bring_back(self) -> None:
+    def restore(self) -> None:
         """Take the memory again, filled as it was if it was kept. May be tried again when it fails.
 
         Raises: RequestError when there is too little. Mutates: the tensors' content
@@ -44,15 +44,15 @@ class Away(ABC):
         """Drop what is kept: the memory will not come back. May be called twice."""
 
 
-def put_away(tensors: Iterable[torch.Tensor], *, keeps: bool) -> Away:
-    """Give the memory of tensors back; `keeps`: what it holds is not lost.
+def offload(tensors: Iterable[torch.Tensor], *, keeps: bool) -> OffloadedMemory:
+    """Release the memory of tensors; `keeps`: what it holds is not lost.
 
     Raises: RequestError when what it holds cannot be kept; then nothing has changed.
     """
     storages = _storages(tensors)
     if all(storage.device.type == "cpu" for storage in storages):
-        return PagesAway(storages, keeps=keeps)
-    return StoragesAway(storages, keeps=keeps)
+        return OffloadedPages(storages, keeps=keeps)
+    return OffloadedStorages(storages, keeps=keeps)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
@@ -65,14 +65,14 @@ def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
     return list(found.values())
 
 
-class PagesAway(Away):
+class OffloadedPages(OffloadedMemory):
     """Whole pages of host memory, given back to the system."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], *, keeps: bool) -> None:
         self._storages = storages  # their addresses must stay theirs
         self._spans = [_whole_pages(storage) for storage in storages]
         self._file = self._written() if keeps else None
-        self.num_bytes = sum(size for address, size in self._spans if _give_back(address, size))
+        self.num_bytes = sum(size for address, size in self._spans if _release(address, size))
 
     def _written(self) -> BinaryIO:
         file = tempfile.TemporaryFile(prefix="dovetail-", buffering=0)  # noqa: SIM115  (kept open)
@@ -88,7 +88,7 @@ class PagesAway(Away):
             ) from error
         return file
 
-    def bring_back(self) -> None:
+    def restore(self) -> None:
         """Read what was kept; pages come back as they are touched."""
         if self._file is None:
             return
@@ -115,7 +115,7 @@ def _bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * size).from_address(address)
 
 
-def _give_back(address: int, size: int) -> bool:
+def _release(address: int, size: int) -> bool:
     """Return whether the system took pages back. It keeps those that are locked, say."""
     if not size:
         return False
@@ -139,7 +139,7 @@ def _read(file: BinaryIO, room: memoryview) -> None:
         room = room[count:]
 
 
-class StoragesAway(Away):
+class OffloadedStorages(OffloadedMemory):
     """Storages of a device with memory of its own, resized to nothing."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], *, keeps: bool) -> None:
@@ -158,7 +158,7 @@ class StoragesAway(Away):
         for storage in storages:
             storage.resize_(0)
 
-    def bring_back(self) -> None:
+    def restore(self) -> None:
         """Take the memory and copy what was kept."""
         while self._missing:
             storage, size = self._missing[-1]

@@ -1,6 +1,6 @@
-"""Sleeper: a runner's weights and KV cache fall asleep together and wake up one by one.
+"""RunnerSleep: a runner's weights and KV cache fall asleep together and wake up one by one.
 
-The cache and all that belongs to rows is let go and made again; weights are put away in place at
+The cache and all that belongs to rows is let go and made again; weights are offloaded in place at
 level 1 and read from the checkpoint again at level 2. Once both are there the runner warms up as it
 did at its start, which captures and measures what it needs to. Knows no engine and no request.
 """
@@ -11,37 +11,35 @@ from collections.abc import Callable
 
 from dovetail.interfaces.step import KVLayout
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.runner.sleep import Away, put_away
+from dovetail.runner.offloaded_memory import OffloadedMemory, offload
 
 
-class Sleeper:
-    """The sleep of one runner that has been allocated. `give_back` returns free memory."""
+class RunnerSleep:
+    """The sleep of one runner that has been allocated. `release` returns free memory."""
 
-    def __init__(
-        self, runner: ModelRunner, layout: KVLayout, give_back: Callable[[], None]
-    ) -> None:
+    def __init__(self, runner: ModelRunner, layout: KVLayout, release: Callable[[], None]) -> None:
         self._runner = runner
         self._layout = layout
-        self._give_back = give_back
-        self._weights: Away | None = None
+        self._release = release
+        self._weights: OffloadedMemory | None = None
         self._level = 0
         self._has_cache = True
 
     def sleep(self, level: int) -> None:
-        """Give the memory back. Raises: RequestError when weights cannot be kept: then nothing
+        """Release the memory. Raises: RequestError when weights cannot be kept: then nothing
         sleeps. Mutates: the runner"""
-        self._weights = put_away(self._runner.weights(), keeps=level == 1)
+        self._weights = offload(self._runner.weights(), keeps=level == 1)
         self._level = level
         self._runner.release()
         self._has_cache = False
-        self._give_back()
+        self._release()
 
     def wake_up_weights(self) -> None:
         """Have the weights again. Raises: RequestError, ConfigError. Mutates: the runner"""
         if self._weights is None:
             return
         if self._level == 1:
-            self._weights.bring_back()
+            self._weights.restore()
         else:
             self._runner.load()
         self._weights = None

@@ -159,8 +159,8 @@ def _signal(children: list[Child], number: int) -> None:
 
 
 def _end(children: list[Child]) -> None:
-    """Cut every lifeline, which ends the children at once."""
+    """Close every parent pipe, which ends the children at once."""
     for child in children:
-        child.cut_lifeline()
+        child.close_parent_pipe()
     for child in children:
         child.end(GRACE_S)

@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 PING_PERIOD_S = 1.0
 FLUSH_PERIOD_S = 5.0
 STOP_WAIT_S = 5.0
-# An engine that is still loading hears nothing; its lifeline is cut after this time.
+# An engine that is still loading hears nothing; the pipe from its parent is closed after this time.
 ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
 # Longer prompts are tokenized in a thread, so that other requests' streams keep flowing.

@@ -84,7 +84,7 @@ class EngineProcess:
         """End the child, by force after `timeout_s`. Blocks; may be called twice."""
         self.end.close()
         if self._child.wait(timeout_s) is None:
-            logger.info("the engine process is busy after %.1f s; its lifeline is cut", timeout_s)
+            logger.info("the engine process is busy after %.1f s; it is ended at once", timeout_s)
         self._tidy()
         self._child.end(KILL_WAIT_S)
         atexit.unregister(self._tidy)
@@ -92,8 +92,8 @@ class EngineProcess:
             self._watcher.join(timeout_s)
 
     def _tidy(self) -> None:
-        """Cut the lifeline, which ends the child at once, and remove the socket."""
-        self._child.cut_lifeline()
+        """Close the parent pipe, which ends the child at once, and remove the socket."""
+        self._child.close_parent_pipe()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
