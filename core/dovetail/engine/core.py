@@ -213,12 +213,7 @@ class EngineCore:
             self._admit_prepared()
         plan = self._scheduler.plan()
         if plan.rows:
-            self._note_plan(plan, started_s)
-            participants = self._participants(plan)
-            self._pending_steps.append(
-                _PendingStep(plan, participants, self._executor, is_busy=self._is_busy)
-            )
-            self._is_busy = True
+            self._submit(plan, started_s)
             if len(self._pending_steps) < self._depth:
                 return StepOutput(updates=self._take_updates())
         if not self._pending_steps:
@@ -262,19 +257,22 @@ class EngineCore:
         self._pending_steps.clear()
         self._executor.shutdown()
 
-    def _note_plan(self, plan: StepPlan, now_s: float) -> None:
-        """Record which requests take a row."""
+    def _submit(self, plan: StepPlan, now_s: float) -> None:
+        """Hand a step over, and note which requests take a row by it. Mutates: self"""
         for row in plan.new_rows:
             live = self._live[row.request_id]
             if live.scheduled_s:
                 self._counter.preemptions += 1
             else:
                 live.scheduled_s = now_s
+        participants = self._participants(plan) if self.spec.times_steps else ()
+        self._pending_steps.append(
+            _PendingStep(plan, participants, self._executor, is_busy=self._is_busy)
+        )
+        self._is_busy = True
 
     def _participants(self, plan: StepPlan) -> tuple[_Live, ...]:
-        """Return the requests in a step just planned, if their steps are timed."""
-        if not self.spec.times_steps:
-            return ()
+        """Return the requests in a step just planned."""
         rows = {row.row for row in plan.rows}
         return tuple(live for live in self._live.values() if live.request.row in rows)
 
