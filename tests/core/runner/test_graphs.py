@@ -19,7 +19,8 @@ from dovetail.runner import graphs
 from dovetail.runner.batch import UNKNOWN, Batch
 from dovetail.runner.device import DeviceCalls, HostDevice
 from dovetail.runner.graphs import captured_keys, contexts
-from dovetail.runner.model_runner import GRAPH_BYTES, ModelRunner
+from dovetail.runner.measure import GRAPH_BYTES
+from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.staging import Staging
 from dovetail.testing.drive import DriveOutput, Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
