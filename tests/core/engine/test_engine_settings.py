@@ -72,6 +72,25 @@ def test_an_idle_engine_and_one_in_many_short_steps_live_on() -> None:
     asyncio.run(main())
 
 
+def test_a_step_is_timed_from_when_work_began() -> None:
+    async def main() -> None:
+        async with running(spec_with(options={"delay_s": 0.02}, step_timeout_s=5.0)) as engine:
+            engine._heard_s -= 60  # as if it had been idle, and not been asked, for so long
+            task = asyncio.create_task(finish(engine, 5))
+            while not engine.load()[1]:
+                await asyncio.sleep(0)
+            assert engine.heartbeat_age_s() > 59
+            engine._check_step()
+            assert engine.is_alive
+            engine._busy_since_s -= 60
+            engine._check_step()
+            assert not engine.is_alive
+            with pytest.raises(EngineDead):
+                await task
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_held_up_event_loop_is_not_the_engines_fault(loop: Any) -> None:
     spec = spec_with(options={"delay_s": 0.01}, step_timeout_s=0.5)

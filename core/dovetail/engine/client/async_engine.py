@@ -89,7 +89,7 @@ class AsyncEngine:
         self._serials = itertools.count()
         self._counts = (0, 0)
         self._num_steps = 0
-        self._heard_s = time.monotonic()
+        self._heard_s = self._busy_since_s = time.monotonic()
         self._is_draining = False
         self._is_shut_down = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -227,6 +227,8 @@ class AsyncEngine:
         """Send a request to the engine; return where its outputs will arrive."""
         mailbox = self._mailboxes[key] = Mailbox()
         self._keys.setdefault(prepared.request_id, set()).add(key)
+        if not len(self._output):
+            self._busy_since_s = time.monotonic()
         self._output.add(key, prepared, CALLER.get(), watch)
         try:
             self._end.send(AddRequests(prepared.requests))
@@ -422,7 +424,7 @@ class AsyncEngine:
         limit_s = self.spec.step_timeout_s
         if limit_s is None or sum(self.load()) == 0:
             return
-        age_s = self.heartbeat_age_s()
+        age_s = time.monotonic() - max(self._heard_s, self._busy_since_s)
         if age_s > limit_s:
             self._die(f"a step has taken {age_s:.0f} s, --engine-step-timeout is {limit_s:g} s.")
 
