@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.input import InputProcessor, load_tokenizer
 from dovetail.engine.core import EngineCore
-from dovetail.engine.input import InputProcessor, load_tokenizer
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import RowResult, StepPlan, StepResult

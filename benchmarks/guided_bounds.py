@@ -22,7 +22,7 @@ import psutil
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import RequestError, RequestFault
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.form import Literal

@@ -8,8 +8,8 @@ from __future__ import annotations
 import statistics
 import time
 
-from dovetail.engine.kv_cache import KVCacheManager
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import CacheSpec, ScheduleSpec

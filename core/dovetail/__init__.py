@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
-    from dovetail.engine.async_engine import AsyncEngine
+    from dovetail.engine.client.async_engine import AsyncEngine
     from dovetail.interfaces.sampling_params import SamplingParams
     from dovetail.llm import LLM
     from dovetail.registry import register
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__", "register"]
 
 _HOMES = {
-    "AsyncEngine": "dovetail.engine.async_engine",
+    "AsyncEngine": "dovetail.engine.client.async_engine",
     "LLM": "dovetail.llm",
     "SamplingParams": "dovetail.interfaces.sampling_params",
     "register": "dovetail.registry",

@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.gather import Gatherer
-from dovetail.engine.input import PreparedRequest, Prompt
-from dovetail.engine.outputs import GenerationResult
-from dovetail.engine.sync_engine import SyncEngine
+from dovetail.engine.client.input import PreparedRequest, Prompt
+from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.request_collector import RequestCollector
+from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.errors import RequestError
 from dovetail.guided.table import GuideTable, guide_table
 from dovetail.interfaces.form import Form
@@ -191,35 +191,35 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> list[GenerationResult]:
         """Run prepared requests to their end; a Ctrl-C ends them all and leaves the LLM usable."""
         engine = self._engine
-        gatherers = {
-            engine.submit(request): Gatherer(request, text)
+        collectors = {
+            engine.submit(request): RequestCollector(request, text)
             for request, text in zip(prepared, texts, strict=True)
         }
-        unfinished = set(gatherers)
+        unfinished = set(collectors)
         try:
-            with tqdm(total=len(gatherers), desc="generate", disable=not shows_progress) as bar:
+            with tqdm(total=len(collectors), desc="generate", disable=not shows_progress) as bar:
                 progress = _Progress(bar)
                 while unfinished:
-                    ended = self._step(gatherers, progress)
+                    ended = self._step(collectors, progress)
                     unfinished -= ended
                     bar.update(len(ended))
         finally:
             for key in unfinished:
                 engine.abort(key)
             engine.settle()
-        return [gatherer.result() for gatherer in gatherers.values()]
+        return [collector.result() for collector in collectors.values()]
 
-    def _step(self, gatherers: Mapping[int, Gatherer], progress: _Progress) -> set[int]:
+    def _step(self, collectors: Mapping[int, RequestCollector], progress: _Progress) -> set[int]:
         """Run one step; return the keys of the requests it ended."""
         step = self._engine.step()
         ended = set()
         for key, output in step.outputs:
-            gatherers[key].add(output)
+            collectors[key].add(output)
             progress.add(sum(len(delta.token_ids) for delta in output.deltas))
             if output.is_finished:
                 ended.add(key)
         for key, error in step.errors:
-            gatherers[key].fail(error)
+            collectors[key].fail(error)
             ended.add(key)
         return ended
 
@@ -230,19 +230,19 @@ class LLM(AbstractContextManager["LLM"]):
         from the checkpoint again when it wakes up. Raises: RequestError
         """
         self._engine.settle()
-        self._engine.core.rest.sleep(level)
+        self._engine.core.sleep_mode.sleep(level)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Take the memory of "weights", "kv_cache" (none named: both) again.
 
-        Raises: RequestError, ConfigError
+        Raises: RequestError
         """
-        self._engine.core.rest.wake_up(tags)
+        self._engine.core.sleep_mode.wake_up(tags)
 
     @property
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep."""
-        return bool(self._engine.core.rest.asleep)
+        return bool(self._engine.core.sleep_mode.asleep)
 
     def close(self) -> None:
         """Give the model's memory back. May be called twice."""

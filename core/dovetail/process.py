@@ -1,7 +1,7 @@
 """Child processes: how one is started, told what to do, and ended with its parent.
 
 A child is `python -P -m dovetail.process MODULE`. It reads one boot message from standard input
-(8 bytes of length, then msgpack), watches that pipe from then on, its lifeline, and only then
+(8 bytes of length, then msgpack), watches that pipe from then on, the parent pipe, and only then
 imports MODULE and calls its `main()`, which takes the message by `read_boot`. The end of the pipe
 means that the parent is gone or wants the child gone: the child ends, whatever it is doing.
 Knows nothing of what children do.
@@ -78,14 +78,14 @@ class Child:
         """Send a signal; a child that has ended is fine."""
         self._process.send_signal(number)
 
-    def cut_lifeline(self) -> None:
+    def close_parent_pipe(self) -> None:
         """Tell the child to end at once. May be called twice."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def end(self, grace_s: float) -> int:
-        """End the child and return its status: by its lifeline, killed after `grace_s`. Blocks."""
-        self.cut_lifeline()
+        """End the child by the parent pipe, killed after `grace_s`; return its status. Blocks."""
+        self.close_parent_pipe()
         try:
             self.wait(grace_s)
         finally:  # whatever happens meanwhile, Ctrl-C too, it does not stay
@@ -246,7 +246,9 @@ def _read_exactly(descriptor: int, size: int) -> bytes:
 
 def end_with_parent(envelope: Envelope) -> None:
     """End this process when the parent ends, by the pipe and, on Linux, by a signal too."""
-    threading.Thread(target=_watch_parent, args=(envelope,), name="lifeline", daemon=True).start()
+    threading.Thread(
+        target=_watch_parent, args=(envelope,), name="parent-pipe", daemon=True
+    ).start()
     if envelope.uses_death_signal and sys.platform == "linux":
         if envelope.leftovers:
             kill_later_with_parent()

@@ -18,7 +18,7 @@ import pytest
 
 from dovetail import process
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.server import fleet
@@ -186,7 +186,7 @@ def test_the_standard_library_is_left_to_the_interpreter() -> None:
     assert not [p for p in paths if Path(p, "os.py").exists() or p.endswith("lib-dynload")]
 
 
-def test_a_cut_lifeline_ends_a_child_and_grace_is_bounded(mates: Path) -> None:
+def test_a_closed_parent_pipe_ends_a_child_and_grace_is_bounded(mates: Path) -> None:
     child = process.spawn("errand", {"do": "sleep"})
     begun_s = time.monotonic()
     assert child.end(LIMIT_S) == process.EXIT_PARENT_GONE
@@ -273,7 +273,7 @@ def test_an_engine_and_an_api_process_run_no_code_of_the_working_folder(
 API_PARENT = """
 import asyncio, socket, sys
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.server import fleet
 from dovetail.server.parsers import ParserChoice
 from dovetail.testing.fake_engine import fake_spec

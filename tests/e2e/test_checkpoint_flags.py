@@ -12,7 +12,7 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.outputs import GenerationResult
+from dovetail.engine.client.outputs import GenerationResult
 from dovetail.errors import ConfigError
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
 

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from dovetail import registry
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.engine.async_engine import AsyncEngine
-from dovetail.engine.client import EngineProcess
-from dovetail.engine.outputs import join_deltas
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.host import EngineProcess
+from dovetail.engine.client.outputs import join_deltas
 from dovetail.errors import EngineDead
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec

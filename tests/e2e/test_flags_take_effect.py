@@ -23,10 +23,11 @@ from dovetail.config import resolve as resolving
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.checks import check_choices, load_plugin_files
+from dovetail.config.rules.checks import check_choices
+from dovetail.config.rules.checks import load_plugin_files
 from dovetail.config.rules.demo import with_demo_fields
 from dovetail.config.rules.stat_loggers import stat_loggers
-from dovetail.engine.prefix_hash import ALGORITHMS
+from dovetail.engine.kv.prefix_hash import ALGORITHMS
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.spec import EngineSpec
@@ -396,7 +397,7 @@ def test_async_scheduling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     submit = UniExecutor.submit
 
     def noted(self: UniExecutor, plan: StepPlan) -> PendingStep:
-        unread.append(len(llm._engine.core._flights))
+        unread.append(len(llm._engine.core._pending_steps))
         return submit(self, plan)
 
     monkeypatch.setattr(UniExecutor, "submit", noted)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
-from dovetail.engine.outputs import GenerationResult
 from dovetail.testing.tiny_models import FAMILIES, VOCAB_SIZE, write_tiny_checkpoint
 
 TOLERANCE = 1e-4

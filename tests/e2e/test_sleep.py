@@ -127,7 +127,7 @@ def test_a_checkpoint_that_has_gone_leaves_the_engine_asleep(folder: Path) -> No
         wanted = tokens(llm)
         llm.sleep(2)
         weights.rename(hidden)
-        with pytest.raises(ConfigError):
+        with pytest.raises(RequestError):
             llm.wake_up()
         assert llm.is_sleeping
         hidden.rename(weights)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
-from dovetail.engine.outputs import GenerationResult
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec

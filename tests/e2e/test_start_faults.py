@@ -344,7 +344,7 @@ FAULTS: dict[str, Fault] = {
         starts_engine=True,
         uses_torch=True,
         code=1,
-        meanwhile=killing("dovetail.engine.process"),
+        meanwhile=killing("dovetail.engine.ipc.process"),
     ),
     "engine killed while loading": Fault(
         args=flags("--port", "0"),
@@ -353,7 +353,7 @@ FAULTS: dict[str, Fault] = {
         starts_engine=True,
         uses_torch=True,
         code=1,
-        meanwhile=killing("dovetail.engine.process", after_s=0.5),
+        meanwhile=killing("dovetail.engine.ipc.process", after_s=0.5),
     ),
     "API process killed while starting": Fault(
         args=flags("--api-server-count", "2"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING, Request
 from dovetail.errors import BrokenPlugin, RequestError
 from dovetail.interfaces.sampling_params import SamplingParams

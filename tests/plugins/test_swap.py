@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.swap import HostBlocks
+from dovetail.engine.kv.host_blocks import HostBlockAccounting
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import StepStats
-from dovetail.runner import swap
+from dovetail.runner import host_blocks
 from dovetail.testing.simulate import SimReport, SimSettings, Simulation, simulate
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
@@ -83,7 +83,7 @@ def test_nothing_is_computed_twice_while_the_host_has_room() -> None:
 
 
 def test_host_blocks_are_taken_whole_or_not_at_all() -> None:
-    host = HostBlocks(5)
+    host = HostBlockAccounting(5)
     assert host.put("a", [[7, 8], [0, 9]], 6) == ((7, 0), (8, 1), (9, 2))
     assert host.put("b", [[1, 2, 3]], 9) is None
     assert host.put("b", [[1, 2]], 6) == ((1, 3), (2, 4))
@@ -174,7 +174,7 @@ def test_swap_space(folder: Path, async_scheduling: bool) -> None:
 
 def test_what_comes_back_is_what_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves the test above: without the copies answers do change."""
-    monkeypatch.setattr(swap.HostBlocks, "swap_in", lambda self, pairs: None)
+    monkeypatch.setattr(host_blocks.HostBlockStorage, "swap_in", lambda self, pairs: None)
     wanted, _ = answers(folder, 400)
     assert answers(folder, 30, swap_space=0.01)[0] != wanted
 

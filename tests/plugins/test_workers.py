@@ -59,7 +59,7 @@ class _Memory:
     def __init__(self) -> None:
         self.measured: list[int] = []
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         pass
 
     def free_and_total(self) -> tuple[int, int]:

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.engine.input import InputProcessor
-from dovetail.engine.outputs import CompletionDelta, RequestMetrics, RequestOutput
-from dovetail.engine.stop import TextWatch
+from dovetail.engine.client.input import InputProcessor
+from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
+from dovetail.engine.client.stop import TextWatch
 from dovetail.errors import EngineDead
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -198,7 +198,7 @@ class FakeAsyncEngine:
         self.num_resets = 0
         self.reset_fault: Exception | None = None
         self.asleep: tuple[str, ...] = ()
-        self.rests: list[tuple[object, ...]] = []
+        self.sleep_calls: list[tuple[object, ...]] = []
         self.guides = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
         self._input = InputProcessor(self.spec, self.tokenizer)
@@ -227,12 +227,12 @@ class FakeAsyncEngine:
 
     async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
         """Note the wish and sleep."""
-        self.rests.append(("sleep", level, waits))
+        self.sleep_calls.append(("sleep", level, waits))
         self.asleep = ("weights", "kv_cache")
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Note the wish and wake up what it names."""
-        self.rests.append(("wake_up", *tags))
+        self.sleep_calls.append(("wake_up", *tags))
         self.asleep = tuple(tag for tag in self.asleep if tags and tag not in tags)
 
     async def is_sleeping(self) -> bool:

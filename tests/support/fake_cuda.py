@@ -279,7 +279,7 @@ class FakeCudaWorker(CudaWorker):
         return []
 
     def _open_device(self) -> torch.device:
-        self.memory = SimpleNamespace(give_back=lambda: None)  # type: ignore[assignment]
+        self.memory = SimpleNamespace(release=lambda: None)  # type: ignore[assignment]
         return CUDA
 
     def load(self) -> None:

@@ -72,7 +72,9 @@ class Behind:
         return self
 
     def __exit__(self, *reason: object) -> None:
-        self._child.send_signal(signal.SIGTERM)  # it ends in order; without its lifeline, at once
+        self._child.send_signal(
+            signal.SIGTERM
+        )  # it ends in order; without its parent's pipe, at once
         try:
             self._child.wait(END_LIMIT_S)
         finally:

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.report.show import DEMO
     from dovetail.config.resolve import resolve
-    from dovetail.engine.transport import make_socket_folder
+    from dovetail.engine.ipc.transport import make_socket_folder
     from dovetail.server.checks import check_frontend
     from dovetail.server.listen import listening, url_of
     from dovetail.server.preview import look_ahead

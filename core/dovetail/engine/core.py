@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail import registry
-from dovetail.engine import kv_groups
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.drafting import Drafting
-from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.kv import kv_groups
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
-from dovetail.engine.rest import Rest
+from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.step_stats import StepCounter
 from dovetail.errors import RequestError
 from dovetail.interfaces.executor import Executor, PendingStep
@@ -63,29 +63,29 @@ class _Live:
         self.has_token = False
 
 
-class _Flight:
-    """A step handed over; its times are added to its riders when it has landed."""
+class _PendingStep:
+    """A step handed over; its result brings its participants' times."""
 
-    __slots__ = ("_pending", "_riders", "_submitted_s", "is_busy", "plan", "wait_s")
+    __slots__ = ("_participants", "_pending", "_submitted_s", "is_busy", "plan", "wait_s")
 
     def __init__(
-        self, plan: StepPlan, riders: tuple[_Live, ...], executor: Executor, *, is_busy: bool
+        self, plan: StepPlan, participants: tuple[_Live, ...], executor: Executor, *, is_busy: bool
     ) -> None:
         self.plan = plan
         self.is_busy = is_busy
         self.wait_s = 0.0
-        self._riders = riders
+        self._participants = participants
         self._submitted_s = time.monotonic()
         self._pending: PendingStep = executor.submit(plan)
 
     def result(self) -> StepResult:
-        """Wait for the step's result. Mutates: the riders' times"""
+        """Wait for the step's result. Mutates: the participants' times"""
         asked_s = time.monotonic()
         result = self._pending.result()
         now_s = time.monotonic()
         self.wait_s = now_s - asked_s
         execute_s = now_s - self._submitted_s
-        for live in self._riders:
+        for live in self._participants:
             live.forward_s += result.forward_s
             live.execute_s += execute_s
         return result
@@ -111,8 +111,10 @@ class EngineCore:
             watch.lap("create KV cache and warm up")
             self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
             self._scheduler = _build_scheduler(spec, self.cache)
-            self.rest = Rest(self._executor, self.cache.forget_all, can_sleep=spec.can_sleep)
-            self._counter = StepCounter(self.cache, lambda: self.rest.level)
+            self.sleep_mode = SleepMode(
+                self._executor, self.cache.forget_all, can_sleep=spec.can_sleep
+            )
+            self._counter = StepCounter(self.cache, lambda: self.sleep_mode.level)
             self._drafting: Drafting | None = None
             if spec.drafting is not None:
                 self._drafting = Drafting(spec.drafting, spec.run.model, self._counter)
@@ -120,7 +122,7 @@ class EngineCore:
             self._executor.shutdown()
             raise
         self._depth = 2 if spec.schedule.async_steps else 1
-        self._flights: deque[_Flight] = deque()
+        self._pending_steps: deque[_PendingStep] = deque()
         self._live: dict[str, _Live] = {}
         self._preparing: dict[str, tuple[EngineRequest, Future[None]]] = {}
         self._updates: list[RequestUpdate] = []
@@ -130,7 +132,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Return whether a step has anything to do or to tell."""
-        return bool(self._live or self._flights or self._updates or self._preparing)
+        return bool(self._live or self._pending_steps or self._updates or self._preparing)
 
     def counts(self) -> tuple[int, int]:
         """Return (running, waiting)."""
@@ -141,7 +143,7 @@ class EngineCore:
 
         A request that is held to a form waits until the form is loaded; others pass it.
         """
-        refusal = self.rest.refusal()
+        refusal = self.sleep_mode.refusal()
         if refusal is not None:
             self._updates.append(_refusal(message.request_id, refusal))
         elif message.sampling.guide is not None:
@@ -211,16 +213,13 @@ class EngineCore:
             self._admit_prepared()
         plan = self._scheduler.plan()
         if plan.rows:
-            self._note_plan(plan, started_s)
-            riders = self._riders(plan)
-            self._flights.append(_Flight(plan, riders, self._executor, is_busy=self._is_busy))
-            self._is_busy = True
-            if len(self._flights) < self._depth:
+            self._submit(plan, started_s)
+            if len(self._pending_steps) < self._depth:
                 return StepOutput(updates=self._take_updates())
-        if not self._flights:
+        if not self._pending_steps:
             return self._stalled()
-        flight = self._flights.popleft()
-        plan, result = flight.plan, flight.result()
+        step = self._pending_steps.popleft()
+        plan, result = step.plan, step.result()
         self._is_busy = bool(self._live)
         changed = self._scheduler.update(plan, result)
         if self._drafting is not None:
@@ -231,7 +230,7 @@ class EngineCore:
         if self.spec.checks_invariants:
             self.cache.check_invariants()
         self._stalled_since_s = None
-        stats = self._stats(flight, result, time.monotonic() - started_s)
+        stats = self._stats(step, result, time.monotonic() - started_s)
         return StepOutput(updates=self._take_updates(), stats=stats)
 
     def reset_prefix_cache(self) -> None:
@@ -255,22 +254,25 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Give workers and memory back. May be called twice."""
-        self._flights.clear()
+        self._pending_steps.clear()
         self._executor.shutdown()
 
-    def _note_plan(self, plan: StepPlan, now_s: float) -> None:
-        """Record which requests take a row."""
+    def _submit(self, plan: StepPlan, now_s: float) -> None:
+        """Hand a step over, and note which requests take a row by it. Mutates: self"""
         for row in plan.new_rows:
             live = self._live[row.request_id]
             if live.scheduled_s:
                 self._counter.preemptions += 1
             else:
                 live.scheduled_s = now_s
+        participants = self._participants(plan) if self.spec.times_steps else ()
+        self._pending_steps.append(
+            _PendingStep(plan, participants, self._executor, is_busy=self._is_busy)
+        )
+        self._is_busy = True
 
-    def _riders(self, plan: StepPlan) -> tuple[_Live, ...]:
-        """Return the requests in a step just planned, if their steps are timed."""
-        if not self.spec.times_steps:
-            return ()
+    def _participants(self, plan: StepPlan) -> tuple[_Live, ...]:
+        """Return the requests in a step just planned."""
         rows = {row.row for row in plan.rows}
         return tuple(live for live in self._live.values() if live.request.row in rows)
 
@@ -297,14 +299,14 @@ class EngineCore:
         updates, self._updates = self._updates, []
         return updates
 
-    def _stats(self, flight: _Flight, result: StepResult, step_s: float) -> StepStats:
+    def _stats(self, step: _PendingStep, result: StepResult, step_s: float) -> StepStats:
         return self._counter.take(
             self._scheduler.counts(),
-            step_tokens=flight.plan.num_tokens,
+            step_tokens=step.plan.num_tokens,
             result=result,
             step_s=step_s,
-            wait_s=flight.wait_s,
-            is_busy=flight.is_busy,
+            wait_s=step.wait_s,
+            is_busy=step.is_busy,
         )
 
     def _stalled(self) -> StepOutput:

@@ -20,11 +20,11 @@ from dovetail.interfaces.spec import DraftSpec, ModelSpec
 logger = logging.getLogger(__name__)
 
 FREE_MISSES = 3
-MAX_REST_TOKENS = 16
+MAX_PAUSE_TOKENS = 16
 
 
-class _Trust:
-    """How far a request's drafts are trusted.
+class _AdaptiveDraftLength:
+    """How long a request's drafts may be, by how many of their tokens came true so far.
 
     Starts at the longest draft. A draft of which nothing came true is a miss and halves the length
     (at least 1); after the fourth miss in a row nothing is drafted for one token, after the fifth
@@ -32,16 +32,16 @@ class _Trust:
     the misses. `max_tokens` 0: the drafter failed for this request, it is not asked again.
     """
 
-    __slots__ = ("max_tokens", "num_accepted", "num_drafted", "num_misses", "rests_until")
+    __slots__ = ("max_tokens", "num_accepted", "num_drafted", "num_misses", "paused_until")
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.num_drafted = 0
         self.num_accepted = 0
         self.num_misses = 0
-        self.rests_until = 0
+        self.paused_until = 0
 
-    def learn(self, num_accepted: int, num_tokens: int, longest: int) -> None:
+    def record(self, num_accepted: int, num_tokens: int, longest: int) -> None:
         """Take in a draft's outcome. Mutates: self"""
         if num_accepted:
             self.num_misses = 0
@@ -49,8 +49,8 @@ class _Trust:
             return
         self.num_misses += 1
         self.max_tokens = max(1, self.max_tokens // 2)
-        num_rest = min(self.num_misses - FREE_MISSES, MAX_REST_TOKENS)
-        self.rests_until = num_tokens + max(0, num_rest)
+        num_paused = min(self.num_misses - FREE_MISSES, MAX_PAUSE_TOKENS)
+        self.paused_until = num_tokens + max(0, num_paused)
 
 
 class Drafting:
@@ -61,7 +61,7 @@ class Drafting:
         self._pause_above = spec.pause_above_requests
         self._vocab_size = model.vocab_size
         self._counter = counter
-        self._trusts: dict[str, _Trust] = {}
+        self._lengths: dict[str, _AdaptiveDraftLength] = {}
         plugin: Any = registry.load_selection(spec.drafter)
         options = registry.build_options(spec.drafter)
         self._drafter: Drafter = plugin(options, model, spec.max_tokens)
@@ -73,41 +73,41 @@ class Drafting:
         """
         is_paused = self._pause_above is not None and num_unfinished > self._pause_above
         for request in requests:
-            trust = self._trusts.get(request.request_id)
-            if trust is None:
-                trust = self._trusts[request.request_id] = _Trust(self._max_tokens)
-            elif request.num_draft_tokens > trust.num_drafted:
-                self._learn(request, trust)
+            length = self._lengths.get(request.request_id)
+            if length is None:
+                length = self._lengths[request.request_id] = _AdaptiveDraftLength(self._max_tokens)
+            elif request.num_draft_tokens > length.num_drafted:
+                self._record(request, length)
             request.draft_ids = ()
-            is_asked = trust.max_tokens > 0 and request.num_tokens >= trust.rests_until
+            is_asked = length.max_tokens > 0 and request.num_tokens >= length.paused_until
             if is_asked and not is_paused and request.status == RUNNING:
-                request.draft_ids = self._guess(request, trust)
+                request.draft_ids = self._guess(request, length)
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a request. Mutates: self"""
-        if self._trusts.pop(request_id, None) is None:
+        if self._lengths.pop(request_id, None) is None:
             return
         try:
             self._drafter.forget(request_id)
         except Exception:
             logger.exception("the drafter failed to forget request %s", request_id)
 
-    def _learn(self, request: RequestState, trust: _Trust) -> None:
-        num_drafted = request.num_draft_tokens - trust.num_drafted
-        num_accepted = request.num_accepted_tokens - trust.num_accepted
-        trust.num_drafted, trust.num_accepted = (
+    def _record(self, request: RequestState, length: _AdaptiveDraftLength) -> None:
+        num_drafted = request.num_draft_tokens - length.num_drafted
+        num_accepted = request.num_accepted_tokens - length.num_accepted
+        length.num_drafted, length.num_accepted = (
             request.num_draft_tokens,
             request.num_accepted_tokens,
         )
         self._counter.drafts += 1
         self._counter.draft_tokens += num_drafted
         self._counter.accepted_tokens += num_accepted
-        if trust.max_tokens:
-            trust.learn(num_accepted, request.num_tokens, self._max_tokens)
+        if length.max_tokens:
+            length.record(num_accepted, request.num_tokens, self._max_tokens)
 
-    def _guess(self, request: RequestState, trust: _Trust) -> tuple[int, ...]:
-        """Return the drafter's guesses; none, now and later, when it fails. Mutates: trust"""
-        limit = trust.max_tokens
+    def _guess(self, request: RequestState, length: _AdaptiveDraftLength) -> tuple[int, ...]:
+        """Return the drafter's guesses; none, now and later, when it fails. Mutates: length"""
+        limit = length.max_tokens
         try:
             guesses = tuple(
                 self._drafter.propose(request.request_id, request.token_ids, limit)[:limit]
@@ -117,6 +117,6 @@ class Drafting:
             fault = "an id outside the vocabulary"
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
-        trust.max_tokens = 0
+        length.max_tokens = 0
         logger.error("the drafter is not asked again for %s: %s", request.request_id, fault)
         return ()

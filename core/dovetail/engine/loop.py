@@ -11,34 +11,41 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, assert_never
 
 from dovetail.engine.core import EngineCore, StepOutput
+from dovetail.engine.faults import fault_of
+from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
-    AskRest,
+    AnyOperation,
+    AnyResult,
+    Call,
     ClientGone,
     Dead,
     EngineRequest,
+    EngineStatus,
     FromEngine,
+    GetSleepStatus,
     Goodbye,
     Hello,
     Phase,
     Ping,
-    Pong,
-    PrefixCacheReset,
     Ready,
     RequestUpdate,
     ResetPrefixCache,
-    RestState,
+    Return,
     Shutdown,
     Sleep,
+    SleepStatus,
     StartFailed,
     ToEngine,
     Updates,
     WakeUp,
 )
-from dovetail.engine.transport import EngineEnd
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
@@ -62,6 +69,15 @@ class _Client:
         self.request_ids: set[str] = set()
         self.stats: list[StepStats] = []
         self.told_s = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingCall:
+    """A call that the engine has begun; the client is told once `done` is."""
+
+    client: bytes
+    call_id: int
+    done: Future[AnyResult]
 
 
 def run(spec: EngineSpec, end: EngineEnd) -> int:
@@ -114,15 +130,27 @@ def _tell(end: EngineEnd, clients: Sequence[bytes], message: FromEngine) -> None
 
 
 def _start_failure(error: Exception) -> StartFailed:
-    if isinstance(error, DovetailError):
-        kind = type(error).__name__
-        return StartFailed(kind=kind, what=error.what, where=error.where, fix=error.fix)
-    logger.error("the engine could not start", exc_info=error)
-    return StartFailed(kind="", what=_reason(error))
+    if not isinstance(error, DovetailError):
+        logger.error("the engine could not start", exc_info=error)
+        error = EngineDead(
+            f"the engine could not start: {_reason(error)}",
+            fix="see the engine's log lines above.",
+        )
+    return StartFailed(fault_of(error))
 
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}"
+
+
+def _return(call: _PendingCall) -> Return:
+    """Return what tells a client of a call that is done. Raises: what is not for the caller."""
+    error = call.done.exception()
+    if error is None:
+        return Return(call.call_id, call.done.result())
+    if isinstance(error, RequestError | ConfigError):
+        return Return(call.call_id, fault=fault_of(error))
+    raise error
 
 
 class EngineLoop:
@@ -133,7 +161,8 @@ class EngineLoop:
         self._end = end
         self._clients: dict[bytes, _Client] = {}
         self._owners: dict[str, bytes] = {}
-        self._bedtime: list[tuple[bytes, Sleep]] = []
+        self._pending_calls: list[_PendingCall] = []
+        self._told_asleep = core.sleep_mode.asleep
         self._is_stopping = False
         self._is_stalled = False
         self._idle_since_s: float | None = None
@@ -148,22 +177,26 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until told to stop. Raises: EngineDead and whatever ends the engine."""
         while not self._is_stopping:
-            for client, message in self._end.receive(self._patience_s()):
+            for client, message in self._end.receive(self._poll_timeout_s()):
                 self._handle(client, message)
+            if self._pending_calls:
+                self._return_finished()
             if self._worker_death is not None:
                 raise EngineDead(self._worker_death)
             if self._core.has_work:
                 self._idle_since_s = None
                 self._publish(self._core.step())
-            elif self._bedtime:
-                self._fall_asleep()
+            elif self._core.sleep_mode.is_pending:
+                self._core.sleep_mode.fall_asleep()
+                self._tell_sleep()
             else:
                 self._idle()
 
-    def _patience_s(self) -> float:
-        if not self._core.has_work:
-            return 0.0 if self._bedtime else IDLE_WAKE_S
-        return STALL_WAIT_S if self._is_stalled else 0.0
+    def _poll_timeout_s(self) -> float:
+        """Return how long to wait for messages while there is nothing else to do."""
+        if self._core.has_work:
+            return STALL_WAIT_S if self._is_stalled else 0.0
+        return STALL_WAIT_S if self._pending_calls else IDLE_WAKE_S
 
     def _idle(self) -> None:
         """Look after the executor; check the books once the engine has been idle for a while."""
@@ -181,17 +214,8 @@ class EngineLoop:
                 self._add(client, requests)
             case Abort(request_ids):
                 self._core.abort(request_ids)
-            case Ping():
-                self._send(client, self._pong())
-            case ResetPrefixCache():
-                self._core.reset_prefix_cache()
-                self._send(client, PrefixCacheReset())
-            case Sleep():
-                self._go_to_bed(client, message)
-            case WakeUp(ask_id=ask_id, tags=tags):
-                self._wake_up(client, ask_id, tags)
-            case AskRest(ask_id=ask_id):
-                self._send(client, self._rest_state(ask_id))
+            case Call():
+                self._call(client, message)
             case Hello():
                 self._greet(client)
             case Goodbye():
@@ -208,66 +232,67 @@ class EngineLoop:
             self._owners[request.request_id] = client
             self._core.add(request)
 
-    def _go_to_bed(self, client: bytes, message: Sleep) -> None:
-        """Let requests end before the engine sleeps. Mutates: self"""
+    def _call(self, client: bytes, call: Call) -> None:
+        """Do what a client calls for; it hears of it once that is done. Mutates: self"""
+        done: Future[AnyResult] = Future()
         try:
-            self._core.rest.doze(message.level)
-        except RequestError as error:
-            self._send(client, self._rest_state(message.ask_id, error))
+            result = self._perform(call.operation)
+        except (RequestError, ConfigError) as error:
+            done.set_exception(error)
+        else:
+            if isinstance(result, Future):
+                done = result
+            else:
+                done.set_result(result)
+        self._pending_calls.append(_PendingCall(client, call.id, done))
+        self._tell_sleep()
+
+    def _perform(self, operation: AnyOperation) -> AnyResult | Future[Any]:
+        """Return the result, now or as a future that this thread looks at between steps.
+
+        Raises: RequestError and ConfigError, which are the caller's; others end the engine.
+        Mutates: self
+        """
+        match operation:
+            case Ping():
+                return self._status()
+            case ResetPrefixCache():
+                self._core.reset_prefix_cache()
+            case Sleep():
+                done = self._core.sleep_mode.begin_sleep(operation.level)
+                if not operation.waits:
+                    self._core.abort_all()
+                return done
+            case WakeUp(tags):
+                self._core.sleep_mode.wake_up(tags)
+            case GetSleepStatus():
+                return SleepStatus(self._core.sleep_mode.asleep)
+            case _:
+                assert_never(operation)
+        return None
+
+    def _return_finished(self) -> None:
+        """Tell clients of their calls that are done, in the order of the calls. Mutates: self"""
+        calls, self._pending_calls = self._pending_calls, []
+        for call in calls:
+            if call.done.done():
+                self._send(call.client, _return(call))
+            else:
+                self._pending_calls.append(call)
+
+    def _tell_sleep(self) -> None:
+        """Tell every client what sleeps, with the engine's numbers, when that has changed."""
+        asleep = self._core.sleep_mode.asleep
+        if asleep == self._told_asleep:
             return
-        if not message.waits:
-            self._core.abort_all()
-        self._bedtime.append((client, message))
-
-    def _fall_asleep(self) -> None:
-        """Sleep as the first who asked wants it; say so to all. Mutates: self"""
-        for client, message in self._take_bedtime():
-            error: DovetailError | None = None
-            try:
-                self._core.rest.sleep(message.level)
-            except (RequestError, ConfigError) as caught:
-                error = caught
-            self._tell_rest(client, message.ask_id, error)
-
-    def _wake_up(self, client: bytes, ask_id: int, tags: Sequence[str]) -> None:
-        for other, message in self._take_bedtime():
-            woken = RequestError("the engine was woken up before it slept.", status=409)
-            self._send(other, self._rest_state(message.ask_id, woken))
-        error: DovetailError | None = None
-        try:
-            self._core.rest.wake_up(tags)
-        except (RequestError, ConfigError) as caught:
-            error = caught
-        self._tell_rest(client, ask_id, error)
-
-    def _take_bedtime(self) -> list[tuple[bytes, Sleep]]:
-        bedtime, self._bedtime = self._bedtime, []
-        return bedtime
-
-    def _tell_rest(self, client: bytes, ask_id: int, error: DovetailError | None) -> None:
-        """Answer one client and tell the others, with the engine's numbers."""
+        self._told_asleep = asleep
         for name in list(self._clients):
-            is_asker = name == client
-            state = self._rest_state(ask_id, error) if is_asker else self._rest_state(0)
-            self._send(name, state)
+            self._send(name, SleepStatus(asleep))
         self._publish(StepOutput(updates=[], stats=self._core.stats()))
 
-    def _rest_state(self, ask_id: int, error: DovetailError | None = None) -> RestState:
-        asleep = self._core.rest.asleep
-        if error is None:
-            return RestState(asleep=asleep, ask_id=ask_id)
-        return RestState(
-            asleep=asleep,
-            ask_id=ask_id,
-            fault=error.what,
-            where=error.where,
-            fix=error.fix,
-            status=error.status if isinstance(error, RequestError) else 503,
-        )
-
-    def _pong(self) -> Pong:
+    def _status(self) -> EngineStatus:
         num_running, num_waiting = self._core.counts()
-        return Pong(
+        return EngineStatus(
             num_steps=self._core.num_steps, num_running=num_running, num_waiting=num_waiting
         )
 
@@ -278,8 +303,8 @@ class EngineLoop:
             num_blocks=layout.num_blocks, block_tokens=layout.block_tokens, pid=os.getpid()
         )
         self._send(client, ready)
-        if self._core.rest.asleep:
-            self._send(client, self._rest_state(0))
+        if self._core.sleep_mode.asleep:
+            self._send(client, SleepStatus(self._core.sleep_mode.asleep))
 
     def _forget(self, client: bytes) -> None:
         """End what a client that has left still has running."""
@@ -290,6 +315,7 @@ class EngineLoop:
             logger.info("an API process left; its %d requests end", len(known.request_ids))
         for request_id in known.request_ids:
             self._owners.pop(request_id, None)
+        self._pending_calls = [call for call in self._pending_calls if call.client != client]
         self._core.abort(tuple(known.request_ids))
 
     def _send(self, client: bytes, message: FromEngine) -> None:

@@ -1,9 +1,13 @@
 """What crosses between API processes and the engine process, as tagged msgspec structs.
 
-Encoded as msgpack; the tag says which message it is. Knows neither sockets nor requests' states.
+Encoded as msgpack; the tag says which message it is. Generation is a stream (`AddRequests`, then
+`Updates`); whatever else is asked of an engine is a `Call`, ended by a `Return`. Knows neither
+sockets nor requests' states.
 """
 
 from __future__ import annotations
+
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -11,6 +15,8 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import TokenLogprobs
+
+Result = TypeVar("Result")
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,34 +91,83 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: tuple[str, ...]
 
 
-class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Ask for a sign of life."""
+class Operation(msgspec.Struct, Generic[Result], frozen=True):
+    """Something that an engine can be called to do; its fields are the arguments.
+
+    `Result` is what a call of it returns. A new one is a struct here, named in `AnyOperation` (and
+    its result in `AnyResult`), and an arm of `EngineLoop._perform`.
+    """
 
 
-class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
-    """Ask that no cached prefix be used again; answered with PrefixCacheReset."""
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
+    """A sign of life. `num_steps` moves while there is work."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
 
 
-class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
-    """Ask the engine to give its memory back, once its requests have ended: by themselves if it
-    `waits`, else now. Answered, as WakeUp and AskRest are, with RestState."""
+class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):
+    """What of the engine sleeps: nothing while it is awake."""
 
-    ask_id: int
+    asleep: tuple[str, ...] = ()
+
+
+class Ping(Operation[EngineStatus], frozen=True, tag="ping"):
+    """Give a sign of life."""
+
+
+class ResetPrefixCache(Operation[None], frozen=True, tag="reset_prefix_cache"):
+    """From now on find no prefix that was cached before."""
+
+
+class Sleep(Operation[None], frozen=True, kw_only=True, tag="sleep"):
+    """Release memory once no request is left: `waits` lets those under way finish, else they end
+    now. Returns when the engine sleeps."""
+
     level: int
     waits: bool = False
 
 
-class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake_up"):
-    """Ask the engine to take the memory of these tags again (none: of all)."""
+class WakeUp(Operation[None], frozen=True, tag="wake_up"):
+    """Take the memory of these tags again (none: of all)."""
 
-    ask_id: int
     tags: tuple[str, ...] = ()
 
 
-class AskRest(msgspec.Struct, frozen=True, kw_only=True, tag="ask_rest"):
-    """Ask whether the engine sleeps."""
+class GetSleepStatus(Operation[SleepStatus], frozen=True, tag="get_sleep_status"):
+    """Tell what sleeps."""
 
-    ask_id: int
+
+AnyOperation = Ping | ResetPrefixCache | Sleep | WakeUp | GetSleepStatus
+AnyResult = EngineStatus | SleepStatus | None
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A DovetailError as it travels (`engine.faults`). `kind` is the name of its class."""
+
+    kind: str
+    what: str
+    where: str | None = None
+    fix: str | None = None
+    code: str | None = None
+    status: int | None = None
+    retry_after_s: float | None = None
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Ask the engine to do something. `id` is unique among the client's calls."""
+
+    id: int
+    operation: AnyOperation
+
+
+class Return(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
+    """The end of the client's call of this id: its result, or why it was not done."""
+
+    id: int
+    result: AnyResult = None
+    fault: Fault | None = None
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
@@ -129,19 +184,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process now."""
 
 
-ToEngine = (
-    Hello
-    | AddRequests
-    | Abort
-    | Ping
-    | ResetPrefixCache
-    | Sleep
-    | WakeUp
-    | AskRest
-    | Goodbye
-    | ClientGone
-    | Shutdown
-)
+ToEngine = Hello | AddRequests | Abort | Call | Goodbye | ClientGone | Shutdown
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
@@ -159,13 +202,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     pid: int
 
 
-class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """Start-up ended with a DovetailError (`kind` is its class name), or a fault (`kind` empty)."""
+class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """Start-up ended with an error."""
 
-    kind: str
-    what: str
-    where: str | None = None
-    fix: str | None = None
+    fault: Fault
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
@@ -175,36 +215,10 @@ class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
     stats: tuple[StepStats, ...] = ()
 
 
-class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
-    """A sign of life. `num_steps` moves while there is work."""
-
-    num_steps: int
-    num_running: int
-    num_waiting: int
-
-
-class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset"):
-    """From now on no prefix is found that was cached before."""
-
-
-class RestState(msgspec.Struct, frozen=True, kw_only=True, tag="rest", omit_defaults=True):
-    """What of the engine sleeps: nothing while it is awake. Every client is told of changes.
-
-    `ask_id` is the question that this answers (0: none), `fault` why what it asked was not done.
-    """
-
-    asleep: tuple[str, ...] = ()
-    ask_id: int = 0
-    fault: str | None = None
-    where: str | None = None
-    fix: str | None = None
-    status: int = 400
-
-
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
     """The engine ends because of a fault of the whole."""
 
     reason: str
 
 
-FromEngine = Phase | Ready | StartFailed | Updates | Pong | PrefixCacheReset | RestState | Dead
+FromEngine = Phase | Ready | StartFailed | Updates | Return | SleepStatus | Dead

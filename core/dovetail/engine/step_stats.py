@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import StepResult
 

@@ -143,7 +143,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     as the executor finds room for. `host_bytes` of host memory take what
     preempted requests had cached. With `keeps_windows` layers with a sliding window keep what lies
     behind it, as all others do.
-    `hash_algorithm` is the name understood by `engine.prefix_hash`.
+    `hash_algorithm` is the name understood by `engine.kv.prefix_hash`.
     """
 
     block_tokens: int

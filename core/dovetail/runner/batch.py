@@ -51,12 +51,13 @@ class StepInputs:
 class Expected:
     """Tokens that a step draws and the host is told later: where they go. Shapes: all [S]
 
-    `lives` are the rows' lives when the step began: one that has ended takes no token any more.
+    `epochs` are the rows' epochs when the step began: a row that has begun another since then,
+    because it was freed or taken, takes no token any more.
     """
 
     rows: np.ndarray
     positions: np.ndarray
-    lives: np.ndarray
+    epochs: np.ndarray
 
 
 class Batch:
@@ -71,7 +72,7 @@ class Batch:
         self.lengths = np.zeros(max_rows, dtype=np.int64)
         self.num_prompt = np.zeros(max_rows, dtype=np.int64)
         self.num_rows = max_rows
-        self._lives = np.zeros(max_rows, dtype=np.int64)
+        self._epochs = np.zeros(max_rows, dtype=np.int64)
         max_blocks = -(-width // block_tokens)
         self.tables = [BlockTable(max_rows, max_blocks, block_tokens) for _ in range(num_groups)]
 
@@ -81,11 +82,11 @@ class Batch:
         self.tokens[new.row, :count] = new.token_ids
         self.lengths[new.row] = count
         self.num_prompt[new.row] = new.num_prompt_tokens
-        self._lives[new.row] += 1
+        self._epochs[new.row] += 1
         for table, blocks in zip(self.tables, new.blocks, strict=True):
             table.fill_row(new.row, blocks)
 
-    def mend_row(self, row: int, vocab_size: int) -> int | None:
+    def sanitize_row(self, row: int, vocab_size: int) -> int | None:
         """Replace ids outside the vocabulary by 0, since one would stop the whole step.
 
         Returns the first such id. Mutates: self
@@ -101,7 +102,7 @@ class Batch:
     def free_row(self, row: int) -> None:
         """Empty a row. Mutates: self"""
         self.lengths[row] = 0
-        self._lives[row] += 1
+        self._epochs[row] += 1
         for table in self.tables:
             table.clear_row(row)
 
@@ -114,17 +115,17 @@ class Batch:
         """Make room for one token each that the host is told later. Shapes: [S]. Mutates: self"""
         positions = self.lengths[rows]
         self.append(rows, np.full(len(rows), UNKNOWN))
-        return Expected(rows=rows, positions=positions, lives=self._lives[rows])
+        return Expected(rows=rows, positions=positions, epochs=self._epochs[rows])
 
     def fill(self, expected: Expected, token_ids: Sequence[int]) -> None:
         """Write tokens that were expected, not those of rows that have ended. Mutates: self"""
-        lives = self.is_alive(expected)
-        places = expected.rows[lives], expected.positions[lives]
-        self.tokens[places] = np.asarray(token_ids, dtype=np.int32)[lives]
+        is_live = self.is_alive(expected)
+        places = expected.rows[is_live], expected.positions[is_live]
+        self.tokens[places] = np.asarray(token_ids, dtype=np.int32)[is_live]
 
     def is_alive(self, expected: Expected) -> np.ndarray:
         """Return which rows are still the requests that they were. Shapes: [S] bool"""
-        alive: np.ndarray = self._lives[expected.rows] == expected.lives
+        alive: np.ndarray = self._epochs[expected.rows] == expected.epochs
         return alive
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,32 +31,27 @@ from dovetail.interfaces.step import (
     StepPlan,
     StepResult,
 )
-from dovetail.layers.attention import attention_layers, measuring
+from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.kv_scales import set_scales, tell_measured
-from dovetail.runner import verify, warm_up
-from dovetail.runner.batch import Batch, Expected, StepInputs
+from dovetail.layers.kv_scales import set_scales
+from dovetail.runner import measure, verify, warm_up
+from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
-from dovetail.runner.device import DeviceCalls, Moment, calls_of
-from dovetail.runner.flight import Flight, Flights
+from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.graphs import GraphManager
-from dovetail.runner.kv_alloc import allocate_kv, group_of_layers, small_layout
+from dovetail.runner.host_blocks import HostBlockStorage
+from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
 from dovetail.runner.loader import build_plugin, load_model
-from dovetail.runner.prompt_logprobs import PromptFinish, PromptLogprobs, nothing_told
+from dovetail.runner.measure import PeakOf
+from dovetail.runner.pending_steps import PendingStep, PendingSteps
+from dovetail.runner.prompt_logprobs import PromptLogprobs
 from dovetail.runner.recorded import RecordedForward
-from dovetail.runner.results import row_result, row_results
-from dovetail.runner.swap import HostBlocks
+from dovetail.runner.results import verified_results
+from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.runner.trial import trials
-from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
-
-WARM_UP_TOKENS = 8
-ALIGNED_TOKENS = 64
-MEASURED_TOKENS = 256
-"""Random tokens that decide the scales of the KV cache, where those are to be measured."""
-GRAPH_BYTES = 8 << 20
-"""What the driver takes for one captured step beside the memory that all of them share."""
+from dovetail.sampling.sampler import PendingDraws, Sampler
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,21 +67,6 @@ class _Computed:
     drawn_rows: torch.Tensor | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Begun:
-    """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
-    `prompt` waits for the logprobs of prompts."""
-
-    step_id: int
-    inputs: StepInputs
-    begun: Moment
-    computed: Moment
-    rows: tuple[RowResult, ...] | None = None
-    drawn: tuple[np.ndarray, PendingDraws, Expected] | None = None
-    prompt: PromptFinish = nothing_told
-    ended: Moment | None = None
-
-
 class ModelRunner:
     """Call in this order: load, kv_layers, allocate, then step again and again; one thread."""
 
@@ -97,8 +77,7 @@ class ModelRunner:
         self.device = device
         self._calls = calls or calls_of(device)
         self._is_ahead = run.async_steps and self._calls.runs_ahead
-        self._flights = Flights()
-        self._last_ended: Moment | None = None
+        self._pending_steps = PendingSteps()
         self._graphs: GraphManager | None = None
         self._backend: AttentionBackend = build_plugin(run.attention)
         self.guides = GuideTable(run.guided) if run.guided is not None else None
@@ -138,7 +117,7 @@ class ModelRunner:
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
         host = (layout, self._layers, self._caches, self._backend)
-        self._host = HostBlocks(*host) if layout.num_host_blocks else None
+        self._host = HostBlockStorage(*host) if layout.num_host_blocks else None
         self._groups = group_of_layers(layout)
         self._batch = Batch(
             run.max_rows, run.max_model_tokens, len(layout.groups), layout.block_tokens
@@ -155,6 +134,8 @@ class ModelRunner:
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
         )
+        forcing = None if run.async_steps else self._guide_rows  # steps ahead count on one token
+        self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
 
     def _recorder(self) -> RecordedForward | None:
@@ -193,23 +174,17 @@ class ModelRunner:
 
         Scales of the KV cache that are to be measured are decided before.
         """
-        room = min(self._layout.num_blocks * self._layout.block_tokens, self.run.max_model_tokens)
-        most = min(self.run.max_step_tokens, room - 1)
-        if most < 1:
+        run, layout = self.run, self._layout
+        num_tokens = warm_up.most_tokens(layout, run)
+        if num_tokens < 1:
             return
-        if self.run.kv_steps is not None:
-            self._measure_scales(min(MEASURED_TOKENS, most), self.run.kv_steps)
-        count = min(WARM_UP_TOKENS, most)
-        self.step(warm_up.warm_up_prompt(self._layout, (0,) * count))
-        self.step(warm_up.second_step(self._layout, count))
-        self.step(warm_up.emptied(1))
-        if self._calls.runs_ahead and most >= ALIGNED_TOKENS:
-            # Triton compiles once more for numbers of tokens that 16 divides.
-            self.step(warm_up.warm_up_prompt(self._layout, (0,) * ALIGNED_TOKENS))
-            self.step(warm_up.emptied(1))
+        if run.kv_steps is not None:
+            measure.decide_scales(self._attention, run.kv_steps, self.step, layout, run)
+        for plan in warm_up.first_steps(layout, num_tokens, is_compiling=self._calls.runs_ahead):
+            self.step(plan)
         if self._calls.runs_ahead:
             self._warm_up_sampler()
-        self._last_ended = None
+        self._reader.forget_last()
         if self._compiled is not None:
             self._choose_forward(self._compiled)
         self.capture_graphs()
@@ -242,79 +217,45 @@ class ModelRunner:
             self._graphs.forget()
             self._graphs.capture()
 
-    def largest_step_bytes(self, peak_of: Callable[[Callable[[], object]], int]) -> int:
+    def largest_step_bytes(self, peak_of: PeakOf) -> int:
         """Return the memory that a largest step takes beside weights and cache, graphs included.
 
-        `peak_of` runs a function and returns the most memory that it had at once. The runner must
-        be allocated (again) afterwards.
+        The runner must be allocated (again) afterwards. Mutates: self
         """
-        run = self.run
-        longest = min(run.max_model_tokens, run.max_step_tokens + 1)
-        layout = small_layout(
-            self._layers,
-            self._backend,
-            block_tokens=run.block_tokens,
-            num_blocks=1 + -(-longest // run.block_tokens),
-        )
+        layout, plan = measure.largest_step(self._layers, self._backend, self.run)
         self.allocate(layout)
-        plan = warm_up.largest_plan(
-            layout,
-            max_rows=run.max_rows,
-            max_step_tokens=run.max_step_tokens,
-            max_model_tokens=run.max_model_tokens,
-        )
-        self.step(plan)  # what is made once and kept is there before anything is measured
-        peak = peak_of(lambda: self.step(plan))
-        compiled = self._compiled
-        if compiled is not None and compiled.compile(lambda: self.step(plan)):
-            peak = max(peak, peak_of(lambda: compiled.compile(lambda: self.step(plan))))
-        if self._graphs is not None and self._graphs.reason is None:
-            self._graphs.run_largest()
-            peak += peak_of(self._graphs.run_largest)
-            peak += GRAPH_BYTES * self._graphs.num_wanted
+        peak = measure.peak_bytes(lambda: self.step(plan), self._compiled, self._graphs, peak_of)
         self.release()
         return peak
 
     def release(self) -> None:
         """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
-        self._flights.land_all_but(0)
-        self._graphs, self._last_ended, self._host = None, None, None
-        del self._caches, self._batch, self._tensors, self._recorded, self._sampler
-
-    def _measure_scales(self, count: int, steps: tuple[float, float]) -> None:
-        """Decide the KV cache's scales by a prompt of random tokens, the same at every start.
-
-        Mutates: the attention layers
-        """
-        draw = torch.Generator().manual_seed(self.run.seed)
-        token_ids = torch.randint(self.run.model.vocab_size, (count,), generator=draw).tolist()
-        with measuring(self._attention, steps):
-            self.step(warm_up.warm_up_prompt(self._layout, tuple(token_ids)))
-        self.step(warm_up.emptied(1))
-        tell_measured(self._attention)
+        self._pending_steps.resolve_all_but(0)
+        self._graphs, self._host = None, None
+        del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one plan. Mutates: rows, KV cache, sampling state"""
         return self.begin(plan).result()
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> Flight:
+    def begin(self, plan: StepPlan) -> PendingStep:
         """Hand a step to the device. Where the run asks for steps ahead and the device can, the one
         before may still be unread; its draws are read first if this step needs to know them.
 
         Mutates: rows, KV cache, sampling state
         """
-        self._flights.land_all_but(1 if self._is_ahead else 0)
+        self._pending_steps.resolve_all_but(1 if self._is_ahead else 0)
         if self._host is not None:
             self._host.swap_out(plan.swapped_out)
             self._host.swap_in(plan.swapped_in)
         self._update_rows(plan)
-        if self._flights and self._must_know(plan):
-            self._flights.land_all_but(0)
+        if self._pending_steps and self._must_know(plan):
+            self._pending_steps.resolve_all_but(0)
         if not plan.rows:
-            return self._flights.start(lambda: StepResult(step_id=plan.step_id, rows=()))
+            return self._pending_steps.start(lambda: StepResult(step_id=plan.step_id, rows=()))
         step = self._begin(plan)
-        return self._flights.start(lambda: self._read(step))
+        return self._pending_steps.start(lambda: self._reader.read(step))
 
     def _must_know(self, plan: StepPlan) -> bool:
         """Return whether the host must know all tokens before the step: one of its rows has a
@@ -326,7 +267,7 @@ class ModelRunner:
             or "reads_rows" in self._model.capabilities
         )
 
-    def _begin(self, plan: StepPlan) -> _Begun:
+    def _begin(self, plan: StepPlan) -> BegunStep:
         """Queue the step's work. Mutates: rows, KV cache, sampling state"""
         begun = self._calls.mark()
         inputs = self._batch.gather(plan)
@@ -334,7 +275,9 @@ class ModelRunner:
             self._guide_rows.begin(inputs.rows[inputs.samples].tolist())
         sampling = np.flatnonzero(inputs.samples)
         made = self._forward(inputs, sampling)
-        step = _Begun(step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark())
+        step = BegunStep(
+            step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
+        )
         step.prompt = self._prompt_logprobs.begin(
             self._batch, inputs, made.hidden, self._model.logits
         )
@@ -346,22 +289,6 @@ class ModelRunner:
         step.ended = self._calls.mark()
         return step
 
-    @torch.inference_mode()
-    def _read(self, step: _Begun) -> StepResult:
-        """Wait for a step's draws and return its result. Mutates: rows"""
-        assert step.ended is not None, "a step is read once it has begun"
-        if step.rows is None:
-            step.rows = self._results(step)
-        step.ended.wait()
-        last, self._last_ended = self._last_ended, step.ended
-        return StepResult(
-            step_id=step.step_id,
-            rows=step.rows,
-            forward_s=step.computed.seconds_since(step.begun),
-            sample_s=step.ended.seconds_since(step.computed),
-            idle_s=0.0 if last is None else max(0.0, step.begun.seconds_since(last)),
-        )
-
     def _update_rows(self, plan: StepPlan) -> None:
         """Free rows, then fill the new ones. Mutates: self"""
         for row in plan.freed_rows:
@@ -372,9 +299,9 @@ class ModelRunner:
             self._batch.add_row(new)
             self._prompt_logprobs.add_row(new)
             self._sampler.add_row(self._row_tokens(new), new.seed)
-            foreign = self._batch.mend_row(new.row, self.run.model.vocab_size)
+            foreign = self._batch.sanitize_row(new.row, self.run.model.vocab_size)
             if foreign is not None:
-                self._sampler.condemn(new.row, f"token id {foreign} is outside the vocabulary")
+                self._sampler.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
 
     def _row_tokens(self, new: NewRow) -> RowTokens:
         return RowTokens(
@@ -436,39 +363,6 @@ class ModelRunner:
         with use_context(context):
             return forward(token_ids, positions)
 
-    def _results(self, step: _Begun) -> tuple[RowResult, ...]:
-        """Read what was drawn and put every row's result together. Mutates: self"""
-        steps, (prompt, faults) = step.inputs.steps, step.prompt()
-        if step.drawn is None:
-            return row_results(steps, [], Draws(token_ids=[]), prompt, faults)
-        sampling, pending, expected = step.drawn
-        draws = pending.collect()
-        self._batch.fill(expected, draws.token_ids)
-        forced = self._force(expected.rows, draws)
-        if len(sampling) == len(steps) and not (
-            draws.faults or draws.logprobs or prompt or faults or forced
-        ):
-            return tuple(
-                RowResult(row=one.row, token_ids=(token_id,))
-                for one, token_id in zip(steps, draws.token_ids, strict=True)
-            )
-        return row_results(steps, sampling.tolist(), draws, prompt, faults, forced)
-
-    def _force(self, rows: np.ndarray, draws: Draws) -> dict[int, tuple[int, ...]]:
-        """Add the tokens that rows' forms leave no choice about; return them by index of the draw.
-
-        Not with steps planned ahead: those count on one token. Mutates: self
-        """
-        if self._guide_rows is None or self.run.async_steps:
-            return {}
-        drew = {row: i for i, row in enumerate(rows.tolist()) if i not in draws.faults}
-        found = {}
-        for row, token_ids in self._guide_rows.forced(tuple(drew)).items():
-            self._batch.extend(row, token_ids)
-            self._sampler.note(row, token_ids)
-            found[drew[row]] = tuple(token_ids)
-        return found
-
     def _draw(self, made: _Computed, rows: np.ndarray) -> PendingDraws:
         """Begin to draw a token for each of the rows, and leave it on the device for the next step.
 
@@ -485,16 +379,11 @@ class ModelRunner:
         return pending
 
     def _verified(
-        self, step: _Begun, made: _Computed, sampling: np.ndarray
+        self, step: BegunStep, made: _Computed, sampling: np.ndarray
     ) -> tuple[RowResult, ...]:
         """Draw as far as drafts come true and put every row's result together. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
-        inputs = step.inputs
-        found = verify.draw_along(
-            self._sampler, self._batch, inputs, sampling, lambda: self._model.logits(hidden)
+        draws = verify.verify_drafts(
+            self._sampler, self._batch, step.inputs, sampling, lambda: self._model.logits(hidden)
         )
-        drawn, (prompt, faults) = dict(zip(sampling.tolist(), found, strict=True)), step.prompt()
-        return tuple(
-            row_result(one, drawn.get(i), prompt.get(i, ()), faults.get(i))
-            for i, one in enumerate(inputs.steps)
-        )
+        return verified_results(step.inputs.steps, sampling.tolist(), draws, *step.prompt())

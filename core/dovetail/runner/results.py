@@ -43,7 +43,22 @@ def row_results(
     return tuple(results)
 
 
-def row_result(
+def verified_results(
+    steps: Sequence[RowStep],
+    sampling: Sequence[int],
+    draws: Sequence[verify.RowDraws],
+    prompt: dict[int, tuple[TokenLogprobs, ...]],
+    prompt_faults: dict[int, str],
+) -> tuple[RowResult, ...]:
+    """Return one result per row of a step with drafts. `draws` are those of the rows `sampling`."""
+    drawn = dict(zip(sampling, draws, strict=True))
+    return tuple(
+        _verified(step, drawn.get(i), prompt.get(i, ()), prompt_faults.get(i))
+        for i, step in enumerate(steps)
+    )
+
+
+def _verified(
     step: RowStep,
     drawn: verify.RowDraws | None,
     prompt: tuple[TokenLogprobs, ...],

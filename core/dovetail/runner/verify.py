@@ -61,7 +61,7 @@ def drawn_positions(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
     return np.arange(len(firsts)) + firsts
 
 
-def draw_along(
+def verify_drafts(
     sampler: Sampler,
     batch: Batch,
     inputs: StepInputs,

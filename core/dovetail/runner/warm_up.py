@@ -5,11 +5,37 @@ Pure functions; know no device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayout, NewRow, RowStep, StepPlan
 
+WARM_UP_TOKENS = 8
+ALIGNED_TOKENS = 64
 LONGEST_ROUTE = SamplingParams(top_k=4, top_p=0.9, logprobs=1)
 """Of all ways to draw a token the one with the most operations and the most memory."""
+
+
+def most_tokens(layout: KVLayout, run: RunSpec) -> int:
+    """Return the longest prompt that may be computed in one step."""
+    cache_tokens = min(layout.num_blocks * layout.block_tokens, run.max_model_tokens)
+    return min(run.max_step_tokens, cache_tokens - 1)
+
+
+def first_steps(layout: KVLayout, num_tokens: int, *, is_compiling: bool) -> Iterator[StepPlan]:
+    """Yield the first steps of a runner, none over `num_tokens` long: a short prompt and two draws.
+
+    `is_compiling`: kernels are compiled as they are needed, and once more for numbers of tokens
+    that 16 divides.
+    """
+    count = min(WARM_UP_TOKENS, num_tokens)
+    yield warm_up_prompt(layout, (0,) * count)
+    yield second_step(layout, count)
+    yield emptied(1)
+    if is_compiling and num_tokens >= ALIGNED_TOKENS:
+        yield warm_up_prompt(layout, (0,) * ALIGNED_TOKENS)
+        yield emptied(1)
 
 
 def warm_up_prompt(layout: KVLayout, token_ids: tuple[int, ...]) -> StepPlan:

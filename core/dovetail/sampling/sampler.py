@@ -87,7 +87,7 @@ class Sampler:
             features |= bits.PENALISED
         self._params.fill(tokens.row, tokens.params, seed, features=features)
         if fault is not None:
-            self.condemn(tokens.row, fault)
+            self.mark_failed(tokens.row, fault)
 
     def remove_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
@@ -103,7 +103,7 @@ class Sampler:
         self._device.seen.note(row, token_ids)
         self._penalties.record([row] * len(token_ids), token_ids)
 
-    def condemn(self, row: int, fault: str) -> None:
+    def mark_failed(self, row: int, fault: str) -> None:
         """Remember a row's first fault: whatever it still draws is void. Mutates: self"""
         self._faults.setdefault(row, fault)
         self._params.features[row] |= bits.FAULTY
@@ -345,7 +345,7 @@ class Sampler:
         for i, fault in step.faults.items():
             token_ids[i] = 0
             if is_same is None or is_same[i]:
-                self.condemn(step.row_list[i], fault)
+                self.mark_failed(step.row_list[i], fault)
         return Draws(token_ids=token_ids, faults=step.faults)
 
     def _add_logprobs(self, told: torch.Tensor, step: DrawStep, draws: Draws) -> None:

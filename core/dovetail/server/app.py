@@ -47,7 +47,7 @@ from dovetail.server.streaming import ClientGone
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
-    from dovetail.engine.async_engine import AsyncEngine
+    from dovetail.engine.client.async_engine import AsyncEngine
 
 logger = logging.getLogger("dovetail.server")
 

@@ -9,7 +9,7 @@ import logging
 import socket
 
 from dovetail import process
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.observability import logging as log_setup
 from dovetail.server.app import build_app

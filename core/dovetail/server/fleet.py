@@ -16,7 +16,7 @@ import msgspec
 from dovetail.config.config import Config
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.process import Child, spawn
@@ -159,8 +159,8 @@ def _signal(children: list[Child], number: int) -> None:
 
 
 def _end(children: list[Child]) -> None:
-    """Cut every lifeline, which ends the children at once."""
+    """Close every parent pipe, which ends the children at once."""
     for child in children:
-        child.cut_lifeline()
+        child.close_parent_pipe()
     for child in children:
         child.end(GRACE_S)

@@ -22,7 +22,7 @@ from dovetail.server.tls import REFRESH_PERIOD_S, Tls, tls_of
 from dovetail.server.wire import bounded_http
 
 if TYPE_CHECKING:
-    from dovetail.engine.async_engine import AsyncEngine
+    from dovetail.engine.client.async_engine import AsyncEngine
     from dovetail.server.state import Server
 
 logger = logging.getLogger("dovetail.server")

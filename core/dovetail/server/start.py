@@ -16,7 +16,7 @@ from dovetail.server.listen import url_of
 from dovetail.server.phases import Phases
 
 if TYPE_CHECKING:
-    from dovetail.engine.async_engine import AsyncEngine
+    from dovetail.engine.client.async_engine import AsyncEngine
 
 logger = logging.getLogger("dovetail.server")
 
@@ -28,7 +28,7 @@ def max_queued(config: Config, spec: EngineSpec) -> int:
 
 async def start_engine(config: Config, spec: EngineSpec, phases: Phases) -> AsyncEngine:
     """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
-    from dovetail.engine.async_engine import AsyncEngine
+    from dovetail.engine.client.async_engine import AsyncEngine
 
     in_process = config.frontend.disable_frontend_multiprocessing
     with phases.time("engine"):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.input import PROMPT, verify_text
-from dovetail.engine.no_tokenizer import text_refused
+from dovetail.engine.client.input import PROMPT
+from dovetail.engine.client.input import verify_text
+from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
 from dovetail.guided.choose import none_installed
 from dovetail.interfaces.form import sequence
@@ -33,7 +34,7 @@ from dovetail.server.structured import BLANKS, Asked, after_reasoning
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
-    from dovetail.engine.async_engine import AsyncEngine
+    from dovetail.engine.client.async_engine import AsyncEngine
 
 STALL_S = 10.0
 """An engine with work queued that gives no sign of life for so long is reported as stalled."""

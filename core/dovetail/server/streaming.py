@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dovetail.engine.outputs import CompletionDelta, RequestOutput
+from dovetail.engine.client.outputs import CompletionDelta, RequestOutput
 from dovetail.errors import DovetailError, RequestFault
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.observability import metrics

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dovetail.engine.input import PROMPT
+from dovetail.engine.client.input import PROMPT
 from dovetail.errors import RequestError
 from dovetail.server.protocol.chat import ChatRequest
 from dovetail.server.protocol.common import SamplingFields

@@ -135,7 +135,7 @@ class FakeOptions:
     start_crash: str = field(default="", metadata={"help": "RuntimeError raised while loading"})
     dies_at_step: int = field(default=-1, metadata={"help": "step in which the worker is lost"})
     exits_at_step: int = field(default=-1, metadata={"help": "step in which the process exits"})
-    rest_fault: str = field(default="", metadata={"help": "call that fails: sleep or wake_up"})
+    sleep_fault: str = field(default="", metadata={"help": "call that fails: sleep or wake_up"})
 
 
 class _Done:
@@ -172,7 +172,7 @@ class FakeExecutor(Executor):
         self._options = options
         self._rows: dict[int, _Row] = {}
         self.is_shut_down = False
-        self.rests: list[tuple[object, ...]] = []
+        self.sleep_calls: list[tuple[object, ...]] = []
         time.sleep(options.start_delay_s)
         if options.start_error:
             raise ConfigError(options.start_error, where="--fake", fix="do not.")
@@ -193,16 +193,16 @@ class FakeExecutor(Executor):
 
     def sleep(self, level: int) -> None:
         """Note the call, or raise."""
-        self._rest("sleep", level)
+        self._note_sleep("sleep", level)
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Note the call, or raise."""
-        self._rest("wake_up", *tags)
+        self._note_sleep("wake_up", *tags)
 
-    def _rest(self, name: str, *args: object) -> None:
-        if self._options.rest_fault == name:
+    def _note_sleep(self, name: str, *args: object) -> None:
+        if self._options.sleep_fault == name:
             raise RequestError("there is no room.", fix="make some.", status=507)
-        self.rests.append((name, *args))
+        self.sleep_calls.append((name, *args))
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Run the step now; the answer (or the death) is told by result()."""

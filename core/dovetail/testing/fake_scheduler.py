@@ -41,7 +41,7 @@ class FakeScheduler(Scheduler):
         self._running: list[RequestState] = []
         self._free_rows = list(range(spec.max_rows))
         self._freed_rows: list[int] = []
-        self._flights: dict[int, list[RequestState]] = {}
+        self._pending_steps: dict[int, list[RequestState]] = {}
         self._num_plans = 0
 
     def add(self, request: RequestState) -> None:
@@ -70,7 +70,7 @@ class FakeScheduler(Scheduler):
             budget -= self._continue(request, budget, rows, planned)
         if not rows:
             return StepPlan(step_id=self._num_plans, rows=())
-        self._flights[self._num_plans] = planned
+        self._pending_steps[self._num_plans] = planned
         freed, self._freed_rows = tuple(self._freed_rows), []
         return StepPlan(
             step_id=self._num_plans, rows=tuple(rows), new_rows=tuple(new_rows), freed_rows=freed
@@ -127,7 +127,7 @@ class FakeScheduler(Scheduler):
     def update(self, plan: StepPlan, result: StepResult) -> Sequence[RequestState]:
         """Record a result."""
         changed = []
-        requests = self._flights.pop(plan.step_id)
+        requests = self._pending_steps.pop(plan.step_id)
         for request, step, row in zip(requests, plan.rows, result.rows, strict=True):
             request.num_inflight -= step.samples
             if request.is_finished:

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engine.kv_cache import KVCacheManager
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import NO_ROW, RUNNING, Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -149,7 +149,7 @@ class Simulation:
         self._arrival_index: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
         self._computed: dict[str, int] = {}
-        self._flights: deque[tuple[StepPlan, StepResult]] = deque()
+        self._pending_steps: deque[tuple[StepPlan, StepResult]] = deque()
         self._arrives = True
         self._prefixes = [self._tokens(settings.max_model_tokens // 2) for _ in range(3)]
         self._runner = PagedRunner(
@@ -167,7 +167,7 @@ class Simulation:
             self.step()
         self._arrives = False
         for _ in range(MAX_DRAIN_STEPS):
-            if not self._live and not self._flights:
+            if not self._live and not self._pending_steps:
                 break
             self.step()
         self._promise(not self._live, f"still unfinished after the drain: {sorted(self._live)}")
@@ -265,11 +265,11 @@ class Simulation:
 
     def _plan(self) -> bool:
         """Let the scheduler plan and the runner run; return whether there was anything to run."""
-        was_idle = not self._flights
+        was_idle = not self._pending_steps
         offered = {name: request.draft_ids for name, request in self._live.items()}
         plan = self.scheduler.plan()
         if plan.rows:
-            self._flights.append((plan, self._runner.run(plan)))
+            self._pending_steps.append((plan, self._runner.run(plan)))
         elif was_idle:
             self._promise(not self._live, "nothing is planned though requests could run")
         is_bare = bool(plan.rows) or not (plan.new_rows or plan.freed_rows)
@@ -299,8 +299,8 @@ class Simulation:
 
     def _deliver(self, *, num_late: int) -> None:
         """Hand results over, but for the newest `num_late` ones, which are still under way."""
-        while len(self._flights) > num_late:
-            plan, result = self._flights.popleft()
+        while len(self._pending_steps) > num_late:
+            plan, result = self._pending_steps.popleft()
             changed = self.scheduler.update(plan, result)
             for request in changed if self.settings.draft_rate else ():
                 request.draft_ids = self._guesses(request)

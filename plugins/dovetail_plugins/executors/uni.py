@@ -78,7 +78,7 @@ class UniExecutor(Executor):
         worker = self.worker
         if self._thread is not None:
             return self._thread.submit(lambda: self._step(worker, plan))
-        return _Submitted(self, plan.step_id, self._guarded(plan.step_id, worker.begin, plan))
+        return _PendingStep(self, plan.step_id, self._guarded(plan.step_id, worker.begin, plan))
 
     def sleep(self, level: int) -> None:
         """Let the worker give its memory back. Raises: RequestError"""
@@ -145,7 +145,7 @@ def _build_worker(run: RunSpec, worker: Selection) -> Worker:
     return plugin(registry.build_options(worker), run)
 
 
-class _Submitted:
+class _PendingStep:
     """A step that the worker has begun; what it raises ends the executor."""
 
     __slots__ = ("_executor", "_pending", "_step_id")

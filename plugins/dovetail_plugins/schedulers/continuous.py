@@ -78,7 +78,7 @@ class ContinuousScheduler(Scheduler):
         self._free_rows = list(range(spec.max_rows))
         self._freed_rows: list[int] = []
         self._swapped_out: dict[int, int] = {}
-        self._flights: dict[int, list[tuple[Job, int]]] = {}
+        self._pending_steps: dict[int, list[tuple[Job, int]]] = {}
         self._blocked: tuple[Job, int] | None = None
         self._num_arrived = 0
         self._num_planned = 0
@@ -362,7 +362,7 @@ class ContinuousScheduler(Scheduler):
         self._freed_rows.clear()
         swapped_out = tuple((block, host) for host, block in self._swapped_out.items())
         self._swapped_out.clear()
-        self._flights[self._num_planned] = tally.jobs
+        self._pending_steps[self._num_planned] = tally.jobs
         return StepPlan(
             step_id=self._num_planned,
             rows=tuple(tally.rows),
@@ -374,7 +374,7 @@ class ContinuousScheduler(Scheduler):
 
     def update(self, plan: StepPlan, result: StepResult) -> Sequence[RequestState]:
         """Record a result; return the requests that got tokens or ended."""
-        jobs = self._flights.pop(plan.step_id, [])
+        jobs = self._pending_steps.pop(plan.step_id, [])
         if result.step_id != plan.step_id or not len(jobs) == len(plan.rows) == len(result.rows):
             raise BrokenPlugin(
                 f"the result of step {result.step_id} does not answer plan {plan.step_id}.",

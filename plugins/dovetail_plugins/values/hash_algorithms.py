@@ -1,6 +1,6 @@
 """Hashes by which equal prefixes are found: the choices of --prefix-caching-hash-algo.
 
-`value` is the name `engine.prefix_hash` understands. All of them are keyed with a secret of the
+`value` is the name `engine.kv.prefix_hash` understands. All of them are keyed with a secret of the
 running engine, at full length, so names taken over from other servers are no weaker here.
 """
 

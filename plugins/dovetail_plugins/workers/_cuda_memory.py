@@ -15,7 +15,7 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Wait for the device and return torch's spare blocks to it."""
         import torch
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail.runner.model_runner import ModelRunner
-    from dovetail.runner.sleeper import Sleeper
+    from dovetail.runner.runner_sleep import RunnerSleep
 
 
 class DeviceWorker(Worker):
@@ -35,7 +35,7 @@ class DeviceWorker(Worker):
         self.device = self._open_device()
         self._set_threads()
         self._runner: ModelRunner | None = None
-        self._sleeper: Sleeper | None = None
+        self._sleep: RunnerSleep | None = None
 
     @abstractmethod
     def _open_device(self) -> torch.device:
@@ -75,7 +75,7 @@ class DeviceWorker(Worker):
             )
         self.runner.allocate(layout)
         self.runner.warm_up()
-        self._sleeper = self._new_sleeper(layout)
+        self._sleep = self._new_sleep(layout)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step."""
@@ -91,12 +91,12 @@ class DeviceWorker(Worker):
             raise RequestError("structured output is switched off here.")
         self.runner.guides.prepare(guide)
 
-    def _new_sleeper(self, layout: KVLayout) -> Sleeper:
-        from dovetail.runner.sleeper import Sleeper
+    def _new_sleep(self, layout: KVLayout) -> RunnerSleep:
+        from dovetail.runner.runner_sleep import RunnerSleep
 
-        return Sleeper(self.runner, layout, self._give_memory_back)
+        return RunnerSleep(self.runner, layout, self._release_memory)
 
-    def _give_memory_back(self) -> None:
+    def _release_memory(self) -> None:
         """Return to the system what is free in this process."""
         from dovetail.runner.loader import give_memory_back
 
@@ -104,23 +104,23 @@ class DeviceWorker(Worker):
 
     def sleep(self, level: int) -> None:
         """Give the memory of the cache and of the weights back. Raises: RequestError"""
-        assert self._sleeper is not None, "allocate() comes first, and nothing after shutdown()"
-        self._sleeper.sleep(level)
+        assert self._sleep is not None, "allocate() comes first, and nothing after shutdown()"
+        self._sleep.sleep(level)
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Take the memory again. Raises: RequestError, ConfigError"""
-        assert self._sleeper is not None, "allocate() comes first, and nothing after shutdown()"
+        assert self._sleep is not None, "allocate() comes first, and nothing after shutdown()"
         if "weights" in tags:
-            self._sleeper.wake_up_weights()
+            self._sleep.wake_up_weights()
         if "kv_cache" in tags:
-            self._sleeper.wake_up_cache()
+            self._sleep.wake_up_cache()
 
     def shutdown(self) -> None:
         """Give the model and the cache back. May be called twice."""
-        if self._sleeper is not None:
-            self._sleeper.close()
+        if self._sleep is not None:
+            self._sleep.close()
         self._runner = None
-        self._sleeper = None
+        self._sleep = None
         gc.collect()
 
     def _largest_step_bytes(self) -> int:

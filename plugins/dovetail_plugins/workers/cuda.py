@@ -69,7 +69,7 @@ class CudaWorker(DeviceWorker):
         256 MiB, all that is in use and the memory of a largest step, which is run and measured,
         are taken off; and no more than is free."""
         largest = self.runner.largest_step_bytes(self.memory.peak_of)
-        self.memory.give_back()
+        self.memory.release()
         free, total = self.memory.free_and_total()
         share = int(self.run.memory_share * total) - (total - free)
         room = min(share, free) - MARGIN_BYTES - largest
@@ -80,11 +80,11 @@ class CudaWorker(DeviceWorker):
         )
         return max(0, room)
 
-    def _give_memory_back(self) -> None:
-        super()._give_memory_back()
-        self.memory.give_back()
+    def _release_memory(self) -> None:
+        super()._release_memory()
+        self.memory.release()
 
     def shutdown(self) -> None:
         """Give the model, the cache and torch's spare blocks back. May be called twice."""
         super().shutdown()
-        self.memory.give_back()
+        self.memory.release()

@@ -1,4 +1,4 @@
-"""Drafting: how long drafts are, when a request rests, and what a bad drafter costs."""
+"""Drafting: how long drafts are, when drafting pauses, and what a bad drafter costs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.engine.drafting import MAX_REST_TOKENS, Drafting
-from dovetail.engine.kv_cache import KVCacheManager
+from dovetail.engine.drafting import MAX_PAUSE_TOKENS, Drafting
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.request import RUNNING, WAITING, Request
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.drafter import Drafter
@@ -88,19 +88,19 @@ def test_misses_halve_and_hits_double() -> None:
     assert lengths == [8, 4, 2, 4, 8, 8, 4]
 
 
-def test_a_request_rests_longer_after_each_further_miss() -> None:
+def test_drafting_pauses_longer_after_each_further_miss() -> None:
     bench = Bench()
     request = bench.request()
     bench.draws(request)
-    rests = []
+    pauses = []
     for _ in range(20):
         left = bench.draws(request, accepted=0)
         num_tokens = request.num_tokens
         while left == 0:
             left = bench.draws(request)
         assert left <= 4
-        rests.append(request.num_tokens - num_tokens)
-    assert rests == [0, 0, 0, *range(1, 17), MAX_REST_TOKENS]
+        pauses.append(request.num_tokens - num_tokens)
+    assert pauses == [0, 0, 0, *range(1, 17), MAX_PAUSE_TOKENS]
     assert bench.draws(request, accepted=1) == 2  # one hit ends it
 
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 import uvloop
 
-from dovetail.engine import transport
-from dovetail.engine.async_engine import AsyncEngine
-from dovetail.engine.client import EngineProcess
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.core import EngineCore
+from dovetail.engine.ipc import transport
 from dovetail.errors import ConfigError, EngineDead, Overloaded
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
@@ -70,6 +70,25 @@ def test_an_idle_engine_and_one_in_many_short_steps_live_on() -> None:
             await asyncio.sleep(1.1)
             await finish(engine, 60)
             assert engine.is_alive
+
+    asyncio.run(main())
+
+
+def test_a_step_is_timed_from_when_work_began() -> None:
+    async def main() -> None:
+        async with running(spec_with(options={"delay_s": 0.02}, step_timeout_s=5.0)) as engine:
+            engine._heard_s -= 60  # as if it had been idle, and not been asked, for so long
+            task = asyncio.create_task(finish(engine, 5))
+            while not engine.load()[1]:
+                await asyncio.sleep(0)
+            assert engine.heartbeat_age_s() > 59
+            engine._check_step()
+            assert engine.is_alive
+            engine._busy_since_s -= 60
+            engine._check_step()
+            assert not engine.is_alive
+            with pytest.raises(EngineDead):
+                await task
 
     asyncio.run(main())
 

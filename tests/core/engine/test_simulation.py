@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from dovetail.engine import kv_groups
-from dovetail.engine.block_pool import BlockPool
-from dovetail.engine.prefix_hash import PrefixHasher
+from dovetail.engine.kv import kv_groups
+from dovetail.engine.kv.block_pool import BlockPool
+from dovetail.engine.kv.prefix_hash import PrefixHasher
 from dovetail.engine.request import NO_ROW, RUNNING
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.async_engine import AsyncEngine
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import EngineDead, RequestError, RequestFault
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams

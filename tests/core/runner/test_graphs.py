@@ -17,7 +17,8 @@ from dovetail.runner import graphs
 from dovetail.runner.batch import UNKNOWN, Batch
 from dovetail.runner.device import DeviceCalls, HostDevice
 from dovetail.runner.graphs import captured_keys, contexts
-from dovetail.runner.model_runner import GRAPH_BYTES, ModelRunner
+from dovetail.runner.measure import GRAPH_BYTES
+from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.staging import Staging
 from dovetail.testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
 from dovetail.testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
@@ -78,10 +79,10 @@ def run_ahead(runner: ModelRunner, requests: Sequence[DriveRequest]) -> Tokens:
     told: list[tuple[StepPlan, StepResult]] = []
     before = None
     for plan in plans:
-        flight = runner.begin(plan)
+        step = runner.begin(plan)
         if before is not None:
             told.append((before[0], before[1].result()))
-        before = (plan, flight)
+        before = (plan, step)
     assert before is not None
     told.append((before[0], before[1].result()))
     return tokens(collect(told))
@@ -193,9 +194,9 @@ def test_the_host_is_ahead() -> None:
     plans = list(Driver(runner._layout).plans(asks(1)))
     first = runner.begin(plans[0])
     second = runner.begin(plans[1])
-    assert len(runner._flights) == 2
+    assert len(runner._pending_steps) == 2
     assert runner._batch.output_ids(0)[:] == [UNKNOWN, UNKNOWN]
-    drawn = [flight.result().rows[0].token_ids for flight in (first, second)]
+    drawn = [step.result().rows[0].token_ids for step in (first, second)]
     whole = run(made(HostDevice()), asks(1))["0"]
     assert drawn == [(whole[0],), (whole[1],)]
     assert first.result().idle_s == 0.0 and second.result().forward_s > 0.0

@@ -192,7 +192,7 @@ def test_nan_ends_one_row(bad_at: int) -> None:
     outputs = run(made, [good, bad, replace(good, request_id="warm", sampling=RANDOM)])
     assert outputs["good"].token_ids == outputs["warm"].token_ids == [7, 8, 9, 10]
     assert outputs["bad"].token_ids == [4, 5, 6][:bad_at]
-    # Once condemned a row stays so: later steps planned ahead of the result are void too.
+    # Once failed a row stays so: later steps planned ahead of the result are void too.
     assert len(outputs["bad"].faults) == 4 - bad_at
     assert "not finite" in outputs["bad"].faults[0]
     assert run(made, [good])["good"].faults == []

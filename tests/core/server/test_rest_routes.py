@@ -15,7 +15,7 @@ def test_there_with_the_flag_alone_and_closed(method: str, path: str) -> None:
     assert send(without, method, path).status_code == 404
     app, engine = app_for(enable_dev_endpoints=True, api_key=("k",))
     assert send(app, method, path).status_code == 401
-    assert engine.rests == []
+    assert engine.sleep_calls == []
     assert send(app, method, path, authorization="Bearer k").status_code == 200
 
 
@@ -30,7 +30,7 @@ def test_what_is_asked_reaches_the_engine() -> None:
     assert send(app, "POST", "/sleep?level=2&mode=wait").status_code == 200
     assert send(app, "POST", "/wake_up").status_code == 200
     assert send(app, "GET", "/is_sleeping").json() == {"is_sleeping": False}
-    assert engine.rests == [
+    assert engine.sleep_calls == [
         ("sleep", 1, False),
         ("wake_up", "weights"),
         ("wake_up", "kv_cache", "weights"),
@@ -43,4 +43,4 @@ def test_what_is_asked_reaches_the_engine() -> None:
 def test_what_cannot_be_is_refused(query: str) -> None:
     app, engine = app_for(enable_dev_endpoints=True)
     assert send(app, "POST", f"/sleep?{query}").status_code in (400, 422)
-    assert engine.rests == []
+    assert engine.sleep_calls == []

@@ -1,6 +1,6 @@
 """--cpu-cores: a list of processors as text, and what of it this process may use.
 
-Processors are numbered as the system does. The engine keeps itself to them (`engine.process`);
+Processors are numbered as the system does. The engine keeps itself to them (`engine.ipc.process`);
 this file sets nothing.
 """
 

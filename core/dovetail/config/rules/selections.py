@@ -76,7 +76,7 @@ def no_tokenizer(config: Config) -> Selection:
                 where=flags()[name].spelling,
                 fix="leave it or --skip-tokenizer-init out.",
             )
-    target = "dovetail.engine.no_tokenizer:NoTokenizer"
+    target = "dovetail.engine.client.no_tokenizer:NoTokenizer"
     return Selection(
         kind="tokenizer", name=NO_TOKENIZER, target=target, distribution=registry.BUILT_IN
     )

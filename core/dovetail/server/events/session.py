@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dovetail.engine.stop import StopMatcher
+from dovetail.engine.client.stop import StopMatcher
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.events.bare import OPENINGS, BareAnswer, knows_bare

@@ -7,7 +7,7 @@ Knows no markers and no calls.
 
 from __future__ import annotations
 
-from dovetail.engine.stop import StopMatcher
+from dovetail.engine.client.stop import StopMatcher
 from dovetail.server.events.types import ContentDelta, Event, ReasoningDelta
 
 

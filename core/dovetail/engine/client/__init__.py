@@ -1,0 +1,1 @@
+"""What an API process or a script sees of an engine: text in, deltas out."""

@@ -1,0 +1,160 @@
+"""EngineHost: how an API process starts an engine and learns of its end.
+
+Either a child process or a thread of this process. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from dovetail import process
+from dovetail.engine.ipc.transport import (
+    ClientEnd,
+    MemoryLink,
+    ZmqClientEnd,
+    address_in,
+    make_socket_folder,
+)
+from dovetail.engine.messages import Boot, Shutdown, ToEngine
+from dovetail.errors import EngineDead
+from dovetail.interfaces.spec import EngineSpec
+
+logger = logging.getLogger(__name__)
+
+KILL_WAIT_S = 5.0
+
+OnExit = Callable[[str], None]
+"""Told in words, in any thread, that the engine has ended."""
+
+
+class EngineHost(Protocol):
+    """Where the engine runs. `end` is this process's end of the transport."""
+
+    end: ClientEnd
+    address: str | None
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Ask to be told when the engine ends."""
+
+    def stop(self, timeout_s: float) -> None:
+        """End the engine, by force after `timeout_s`. Blocks; may be called twice."""
+
+
+class EngineProcess:
+    """An engine in a child process. The caller is its parent: when it dies, the child does."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._folder = make_socket_folder(spec.socket_dir)
+        self.address: str | None = address_in(self._folder)
+        boot = Boot(spec=spec, address=self.address)
+        try:
+            self._child = process.spawn(
+                "dovetail.engine.ipc.process", boot, leftovers=[str(self._folder)]
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        atexit.register(self._tidy)
+        self.end: ClientEnd = ZmqClientEnd(self.address)
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the child's process id."""
+        return self._child.pid
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Ask to be told when the engine ends."""
+
+        def wait() -> None:
+            status = self._child.wait()
+            assert status is not None
+            on_exit(_how_it_ended(status))
+
+        self._watcher = threading.Thread(target=wait, name="engine-watcher", daemon=True)
+        self._watcher.start()
+
+    def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
+        """End the child, by force after `timeout_s`. Blocks; may be called twice."""
+        self.end.close()
+        if self._child.wait(timeout_s) is None:
+            logger.info("the engine process is busy after %.1f s; it is ended at once", timeout_s)
+        self._tidy()
+        self._child.end(KILL_WAIT_S)
+        atexit.unregister(self._tidy)
+        if self._watcher is not None:
+            self._watcher.join(timeout_s)
+
+    def _tidy(self) -> None:
+        """Close the parent pipe, which ends the child at once, and remove the socket."""
+        self._child.close_parent_pipe()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _how_it_ended(status: int) -> str:
+    if status < 0:
+        return f"the engine process was killed by signal {-status}."
+    return f"the engine process ended with status {status}."
+
+
+class EngineThread:
+    """An engine in a thread of this process, for --disable-frontend-multiprocessing."""
+
+    address: str | None = None
+
+    def __init__(self, spec: EngineSpec) -> None:
+        from dovetail.engine import loop  # imports the engine side, which other processes lack
+
+        self._link = MemoryLink()
+        self.end: ClientEnd = self._link.client_end
+        self._on_exit: OnExit | None = None
+        self._reason: str | None = None
+        self._lock = threading.Lock()
+        self._run = loop.run
+        self._thread = threading.Thread(target=self._main, args=(spec,), name="engine", daemon=True)
+        self._thread.start()
+
+    def _main(self, spec: EngineSpec) -> None:
+        status = self._run(spec, self._link.engine_end)
+        with self._lock:
+            self._reason = f"the engine thread ended with status {status}."
+            on_exit = self._on_exit
+        if on_exit is not None:
+            on_exit(self._reason)
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Ask to be told when the engine ends."""
+        with self._lock:
+            self._on_exit = on_exit
+            reason = self._reason
+        if reason is not None:
+            on_exit(reason)
+
+    def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
+        """End the engine's thread after the step it is in. Blocks; may be called twice."""
+        self.end.close()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning("the engine thread is still in a step after %.1f s", timeout_s)
+
+
+def say_shutdown(end: ClientEnd) -> None:
+    """Ask the engine to end; one that is gone already is fine."""
+    message: ToEngine = Shutdown()
+    try:
+        end.send(message)
+    except EngineDead:
+        logger.debug("no shutdown message: the engine is gone")
+
+
+async def closed(host: EngineHost, timeout_s: float) -> None:
+    """Ask an engine to end and wait for it without blocking the event loop."""
+    say_shutdown(host.end)
+    host.end.close()
+    await asyncio.get_running_loop().run_in_executor(None, host.stop, timeout_s)

@@ -1,0 +1,326 @@
+"""OutputProcessor: engine updates as text, deltas and numbers, in the API process.
+
+Merges the n completions of a request, finds stop strings and tells which engine requests they
+end. Knows no transport and no HTTP; AsyncEngine and SyncEngine drive it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dovetail.engine.client.clock import RequestClock
+from dovetail.engine.client.detokenizer import Detokenizer
+from dovetail.engine.client.input import PreparedRequest
+from dovetail.engine.client.logprobs import shaped
+from dovetail.engine.client.outputs import (
+    CompletionDelta,
+    PromptLogprobs,
+    RequestOutput,
+)
+from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.messages import RequestUpdate
+from dovetail.errors import DovetailError, EngineAsleep, RequestError, RequestFault
+from dovetail.interfaces.stats import Caller, RequestStats, TokenStats
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.tokenizer import Tokenizer
+
+
+class _Child:
+    """One of a request's n completions on its way to text."""
+
+    __slots__ = ("detokenizer", "finish_reason", "index", "request_id")
+
+    def __init__(self, request_id: str, index: int, detokenizer: Detokenizer) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.detokenizer = detokenizer
+        self.finish_reason: str | None = None
+
+
+class LiveRequest:
+    """One client's request that is not finished. `key` is what the caller knows it by."""
+
+    def __init__(
+        self,
+        key: int,
+        prepared: PreparedRequest,
+        tokenizer: Tokenizer,
+        caller: Caller | None,
+        watch: Callable[[], TextWatch] | None,
+    ) -> None:
+        self.key = key
+        self.request_id = prepared.request_id
+        self.prompt_ids = prepared.prompt_ids
+        self.params = prepared.params
+        self.clock = RequestClock(prepared.arrival_s, len(prepared.requests))
+        self.num_cached_tokens = 0
+        self.has_token = False
+        self.error = ""
+        self._caller = caller
+        self.children = [
+            _Child(
+                request.request_id,
+                index,
+                Detokenizer(tokenizer, self.prompt_ids, self.params, watch() if watch else None),
+            )
+            for index, request in enumerate(prepared.requests)
+        ]
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether every completion has its finish reason."""
+        return all(child.finish_reason is not None for child in self.children)
+
+    def unfinished_ids(self) -> tuple[str, ...]:
+        """Return the engine's ids of the completions still running."""
+        return tuple(c.request_id for c in self.children if c.finish_reason is None)
+
+    def stats(self) -> RequestStats:
+        """Return the request's numbers, ended now."""
+        now_s = time.monotonic()
+        clock = self.clock
+        first_s = clock.first_token_s or now_s
+        scheduled_s = clock.scheduled_s or first_s
+        counts = [child.detokenizer.num_tokens for child in self.children]
+        reasons = tuple(child.finish_reason or "abort" for child in self.children)
+        return RequestStats(
+            request_id=self.request_id,
+            finish_reason="error" if self.error else reasons[0],
+            finish_reasons=reasons,
+            error=self.error,
+            prompt_tokens=len(self.prompt_ids),
+            generated_tokens=sum(counts),
+            longest_tokens=max(counts),
+            cached_tokens=self.num_cached_tokens,
+            max_tokens=self.params.max_tokens or 0,
+            n=self.params.n,
+            sampling=self.params,
+            queue_s=max(0.0, scheduled_s - clock.arrival_s),
+            prefill_s=max(0.0, first_s - scheduled_s),
+            decode_s=max(0.0, clock.last_token_s - first_s),
+            ttft_s=max(0.0, first_s - clock.arrival_s),
+            e2e_s=max(0.0, now_s - clock.arrival_s),
+            inter_token_s=tuple(clock.gaps_s),
+            times=clock.times(now_s),
+            forward_s=clock.forward_s,
+            execute_s=clock.execute_s,
+            caller=self._caller,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Processed:
+    """What a batch of updates came to, per caller's key. `aborts` are engine ids to end.
+
+    The counts are of tokens as clients count them: see TokenStats.
+    """
+
+    outputs: list[tuple[int, RequestOutput]] = field(default_factory=list)
+    errors: list[tuple[int, DovetailError]] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    stats: list[RequestStats] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    def tokens(self) -> TokenStats | None:
+        """Return the tokens that came, or None when none did."""
+        if not self.num_generated_tokens:
+            return None
+        return TokenStats(
+            prompt_tokens=self.num_prompt_tokens, generated_tokens=self.num_generated_tokens
+        )
+
+
+class OutputProcessor:
+    """All requests of one API process that are not finished."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._live: dict[int, LiveRequest] = {}
+        self._owners: dict[str, tuple[LiveRequest, _Child]] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Return the completions that are not finished."""
+        return len(self._owners)
+
+    def add(
+        self,
+        key: int,
+        prepared: PreparedRequest,
+        caller: Caller | None = None,
+        watch: Callable[[], TextWatch] | None = None,
+    ) -> LiveRequest:
+        """Expect updates of a request. `key` is the caller's, unique among live requests; `watch`
+        makes what finds the ends of its completions, instead of a search in all text."""
+        live = LiveRequest(key, prepared, self._tokenizer, caller, watch)
+        self._live[key] = live
+        for child in live.children:
+            self._owners[child.request_id] = (live, child)
+        return live
+
+    def unfinished_ids(self, key: int) -> tuple[str, ...]:
+        """Return the engine's ids of what a request still has running."""
+        live = self._live.get(key)
+        return () if live is None else live.unfinished_ids()
+
+    def drop(
+        self, key: int, error: str | None = None
+    ) -> tuple[tuple[str, ...], RequestStats | None]:
+        """Forget a request; return the engine ids to abort, and its numbers if it was live.
+
+        `error` is why it ends, None when its client ended it.
+        """
+        live = self._live.pop(key, None)
+        if live is None:
+            return (), None
+        ids = live.unfinished_ids()
+        for request_id in ids:
+            self._owners.pop(request_id, None)
+        if error is not None:
+            live.error = error
+            for child in live.children:
+                child.finish_reason = child.finish_reason or "error"
+        return ids, live.stats()
+
+    def process(self, updates: Sequence[RequestUpdate]) -> Processed:
+        """Return what these updates come to. A fault of one request touches no other."""
+        processed = Processed()
+        for update in updates:
+            owner = self._owners.get(update.request_id)
+            if owner is None:
+                continue  # ended here already; the engine will have heard or soon hears
+            live, child = owner
+            try:
+                self._take(live, child, update, processed)
+            except Exception as error:
+                fault = RequestFault(f"{type(error).__name__}: {error}", where=live.request_id)
+                fault.__cause__ = error
+                self._fail(live, fault, processed)
+        return processed
+
+    def _take(
+        self, live: LiveRequest, child: _Child, update: RequestUpdate, processed: Processed
+    ) -> None:
+        live.clock.note(update)
+        live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
+        if update.error is not None:
+            self._owners.pop(child.request_id)
+            child.finish_reason = "error"
+            self._fail(live, _error_of(update, live.request_id), processed)
+            return
+        delta = _delta_of(live, child, update)
+        self._count(live, child, len(delta.token_ids), update, processed)
+        if child.finish_reason is not None:
+            self._owners.pop(child.request_id)
+            if update.finish_reason is None:
+                processed.aborts.append(child.request_id)
+        prompt_logprobs = update.prompt_logprobs
+        output = _output_of(
+            live, delta, None if prompt_logprobs is None else shaped(prompt_logprobs)
+        )
+        processed.outputs.append((live.key, output))
+        if output.is_finished:
+            self._live.pop(live.key, None)
+            processed.stats.append(live.stats())
+
+    def _count(
+        self,
+        live: LiveRequest,
+        child: _Child,
+        num_tokens: int,
+        update: RequestUpdate,
+        processed: Processed,
+    ) -> None:
+        """Record that tokens came, and when. Mutates: live, processed"""
+        if not num_tokens:
+            return
+        live.clock.note_tokens(child.index, num_tokens, update.timings.updated_s)
+        processed.num_generated_tokens += num_tokens
+        if not live.has_token:
+            live.has_token = True
+            processed.num_prompt_tokens += len(live.prompt_ids)
+
+    def _fail(self, live: LiveRequest, error: DovetailError, processed: Processed) -> None:
+        """End the whole request with an error, its other completions too."""
+        live.error = error.what
+        for child in live.children:
+            child.finish_reason = child.finish_reason or "error"
+            if self._owners.pop(child.request_id, None) is not None:
+                processed.aborts.append(child.request_id)
+        self._live.pop(live.key, None)
+        processed.errors.append((live.key, error))
+        processed.stats.append(live.stats())
+
+
+def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> CompletionDelta:
+    """Return the news of one completion. Mutates: child"""
+    detokenizer = child.detokenizer
+    pieces: list[str] = []
+    num_taken = 0
+    hidden = _hidden_position(live, update)
+    for token_id in update.token_ids:
+        pieces.append(detokenizer.push(token_id, is_shown=num_taken != hidden))
+        num_taken += 1
+        if detokenizer.matched is not None:
+            break
+    if update.finish_reason is not None and detokenizer.matched is None:
+        rest = detokenizer.flush(is_cut=update.finish_reason == "length")
+        pieces[-1:] = [pieces[-1] + rest] if pieces else [rest]
+    is_matched = detokenizer.matched is not None
+    child.finish_reason = "stop" if is_matched else update.finish_reason
+    return CompletionDelta(
+        index=child.index,
+        text="".join(pieces),
+        token_ids=update.token_ids[:num_taken],
+        num_chars=tuple(map(len, pieces[:num_taken])),
+        logprobs=_logprobs_of(live, update, num_taken),
+        finish_reason=child.finish_reason,
+        stop_reason=detokenizer.matched if is_matched else update.stop_reason,
+    )
+
+
+def _hidden_position(live: LiveRequest, update: RequestUpdate) -> int:
+    """Return the position of the stop token, whose text is not shown; -1 when there is none."""
+    if update.finish_reason != "stop" or live.params.include_stop_str_in_output:
+        return -1
+    return len(update.token_ids) - 1
+
+
+def _logprobs_of(
+    live: LiveRequest, update: RequestUpdate, num_taken: int
+) -> tuple[TokenLogprobs, ...] | None:
+    if live.params.logprobs is None:
+        return None
+    return shaped(update.logprobs[:num_taken])
+
+
+def _output_of(
+    live: LiveRequest, delta: CompletionDelta, prompt_logprobs: PromptLogprobs | None
+) -> RequestOutput:
+    return RequestOutput(
+        request_id=live.request_id,
+        prompt_token_ids=live.prompt_ids,
+        deltas=(delta,),
+        is_finished=live.is_finished,
+        prompt_logprobs=prompt_logprobs,
+        num_cached_tokens=live.num_cached_tokens,
+        metrics=live.clock.metrics(),
+    )
+
+
+def _error_of(update: RequestUpdate, request_id: str) -> DovetailError:
+    """Return the exception an engine's error becomes for the caller."""
+    what = update.error or "the engine gave no reason."
+    if update.error_code == EngineAsleep.kind:
+        return EngineAsleep(what, where=request_id, code=update.error_code)
+    if update.error_status < 500:
+        return RequestError(
+            what, where=request_id, code=update.error_code, status=update.error_status
+        )
+    return RequestFault(what, where=request_id)

@@ -1,0 +1,102 @@
+"""SyncEngine: an engine that the caller steps itself, in its own thread. For offline use.
+
+Same input, core and output as AsyncEngine, without a transport. Knows no progress bars.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
+from dovetail.engine.client.output import OutputProcessor
+from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.core import EngineCore
+from dovetail.errors import DovetailError
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability.stats import StatLoggers
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncStep:
+    """What a step brought, by the keys that `submit` returned."""
+
+    outputs: list[tuple[int, RequestOutput]] = field(default_factory=list)
+    errors: list[tuple[int, DovetailError]] = field(default_factory=list)
+
+
+class SyncEngine:
+    """One engine in this thread. Close it with `shutdown`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Load everything. Raises: ConfigError"""
+        self.spec = spec
+        self.tokenizer = load_tokenizer(spec)
+        self.core = EngineCore(spec)
+        self._input = InputProcessor(spec, self.tokenizer)
+        self._output = OutputProcessor(self.tokenizer)
+        self._stats = StatLoggers.build(spec, is_offline=True)
+        self._serials = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether any request is unfinished."""
+        return len(self._output) > 0
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> PreparedRequest:
+        """Return a checked request that is not yet under way. Raises: RequestError"""
+        refusal = self.core.sleep_mode.refusal()
+        if refusal is not None:
+            raise refusal
+        serial = next(self._serials)
+        return self._input.prepare(
+            prompt,
+            params,
+            request_id or str(serial),
+            serial=serial,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def submit(self, prepared: PreparedRequest) -> int:
+        """Queue a prepared request; return the key of its outputs."""
+        key = next(self._serials)
+        self._output.add(key, prepared)
+        for request in prepared.requests:
+            self.core.add(request)
+        return key
+
+    def abort(self, key: int) -> None:
+        """End a request; nothing more is told of it."""
+        ids, stats = self._output.drop(key)
+        self.core.abort(ids)
+        if stats is not None:
+            self._stats.request(stats)
+
+    def step(self) -> SyncStep:
+        """Run one step; return what it brought. Raises: EngineDead"""
+        processed = self._output.process(self.core.step().updates)
+        if processed.aborts:
+            self.core.abort(processed.aborts)
+        for stats in processed.stats:
+            self._stats.request(stats)
+        return SyncStep(outputs=processed.outputs, errors=processed.errors)
+
+    def settle(self) -> None:
+        """Run the steps that nobody waits for any more, until the engine is idle."""
+        while self.core.has_work:
+            self.core.step()
+
+    def shutdown(self) -> None:
+        """Give everything back. May be called twice."""
+        self.core.shutdown()
+        self._stats.close()

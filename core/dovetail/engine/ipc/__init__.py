@@ -1,0 +1,1 @@
+"""Engine processes, and the sockets that messages travel over."""

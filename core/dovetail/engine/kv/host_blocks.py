@@ -1,0 +1,88 @@
+"""HostBlockAccounting: which blocks of host memory hold what preempted requests had cached.
+
+Numbers only, as in the block pool: host block ids, their owners and a free list. A plan's copies to
+the host come before its copies from there, so a host block given back by a plan that reads it may
+be taken again by any later one. Knows no tensor and no device block but as a number to pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.engine.kv.block_pool import NULL_BLOCK
+
+Copies = tuple[tuple[int, int], ...]
+"""Pairs (from, to)."""
+
+
+class Swapped:
+    """What the host holds of one request: `tables[g][i]` has block i of group g, for the first
+    `num_tokens` tokens. The first `num_nulls[g]` lie behind the group's window: nothing is kept."""
+
+    __slots__ = ("num_nulls", "num_tokens", "tables")
+
+    def __init__(self, tables: list[list[int | None]], num_tokens: int) -> None:
+        self.tables = tables
+        self.num_tokens = num_tokens
+        self.num_nulls = [sum(block is None for block in table) for table in tables]
+
+    def blocks(self) -> list[int]:
+        """Return the host blocks of all groups."""
+        return [block for table in self.tables for block in table if block is not None]
+
+
+class HostBlockAccounting:
+    """Host blocks 0 .. num_blocks - 1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._swapped: dict[str, Swapped] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Return how many requests have host blocks."""
+        return len(self._swapped)
+
+    @property
+    def usage(self) -> float:
+        """Return the share of host blocks in use, 0 to 1."""
+        return 1.0 - len(self._free) / self.num_blocks if self.num_blocks else 0.0
+
+    def find(self, request_id: str) -> Swapped | None:
+        """Return what is kept of a request."""
+        return self._swapped.get(request_id)
+
+    def put(
+        self, request_id: str, tables: Sequence[Sequence[int]], num_tokens: int
+    ) -> Copies | None:
+        """Take a host block for each block of a request; return the copies (block, host block).
+
+        None, with nothing changed, when too few are free.
+        """
+        assert request_id not in self._swapped, f"{request_id} was swapped out twice"
+        count = sum(block != NULL_BLOCK for table in tables for block in table)
+        if count > len(self._free):
+            return None
+        kept = [[None if b == NULL_BLOCK else self._free.pop() for b in table] for table in tables]
+        self._swapped[request_id] = Swapped(kept, num_tokens)
+        return tuple(
+            (block, host)
+            for table, hosts in zip(tables, kept, strict=True)
+            for block, host in zip(table, hosts, strict=True)
+            if host is not None
+        )
+
+    def drop(self, request_id: str) -> None:
+        """Give a request's host blocks back; one without any is ignored."""
+        swapped = self._swapped.pop(request_id, None)
+        if swapped is not None:
+            # The lowest are taken first: neighbours are copied at once.
+            self._free.extend(swapped.blocks())
+            self._free.sort(reverse=True)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when a host block is lost or has two owners."""
+        owned = [block for swapped in self._swapped.values() for block in swapped.blocks()]
+        every = sorted([*owned, *self._free])
+        assert every == list(range(self.num_blocks)), "host blocks are lost or used twice"

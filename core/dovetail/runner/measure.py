@@ -1,0 +1,87 @@
+"""Measurements at a runner's start: the memory of the largest step, the scales of the KV cache.
+
+Both run steps that no request asked for. Knows no rows and no device calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.layers.attention import Attention, measuring
+from dovetail.layers.kv_scales import tell_measured
+from dovetail.runner import warm_up
+from dovetail.runner.compiled import CompiledForward
+from dovetail.runner.graphs import GraphManager
+from dovetail.runner.kv_alloc import small_layout
+
+MEASURED_TOKENS = 256
+"""Random tokens that decide the scales of the KV cache, where those are to be measured."""
+GRAPH_BYTES = 8 << 20
+"""What the driver takes for one captured step beside the memory that all of them share."""
+
+PeakOf = Callable[[Callable[[], object]], int]
+"""Runs a function and returns the most memory, in bytes, that it had at once."""
+
+
+def largest_step(
+    layers: Sequence[KVLayer], backend: AttentionBackend, run: RunSpec
+) -> tuple[KVLayout, StepPlan]:
+    """Return a step of as many rows and tokens as there may be, and the smallest cache for it."""
+    longest = min(run.max_model_tokens, run.max_step_tokens + 1)
+    layout = small_layout(
+        layers,
+        backend,
+        block_tokens=run.block_tokens,
+        num_blocks=1 + -(-longest // run.block_tokens),
+    )
+    plan = warm_up.largest_plan(
+        layout,
+        max_rows=run.max_rows,
+        max_step_tokens=run.max_step_tokens,
+        max_model_tokens=run.max_model_tokens,
+    )
+    return layout, plan
+
+
+def peak_bytes(
+    step: Callable[[], object],
+    compiled: CompiledForward | None,
+    graphs: GraphManager | None,
+    peak_of: PeakOf,
+) -> int:
+    """Return the memory that a step takes at once, by the way of running it that takes the most,
+    and what captured graphs keep. Mutates: compiled, graphs"""
+    step()  # what is made once and kept is there before anything is measured
+    peak = peak_of(step)
+    if compiled is not None and compiled.compile(step):
+        peak = max(peak, peak_of(lambda: compiled.compile(step)))
+    if graphs is not None and graphs.reason is None:
+        graphs.run_largest()
+        peak += peak_of(graphs.run_largest)
+        peak += GRAPH_BYTES * graphs.num_wanted
+    return peak
+
+
+def decide_scales(
+    attention: Sequence[Attention],
+    kv_steps: tuple[float, float],
+    step: Callable[[StepPlan], StepResult],
+    layout: KVLayout,
+    run: RunSpec,
+) -> None:
+    """Decide the KV cache's scales by a prompt of random tokens, the same at every start.
+
+    Mutates: the attention layers
+    """
+    count = min(MEASURED_TOKENS, warm_up.most_tokens(layout, run))
+    draw = torch.Generator().manual_seed(run.seed)
+    token_ids = torch.randint(run.model.vocab_size, (count,), generator=draw).tolist()
+    with measuring(attention, kv_steps):
+        step(warm_up.warm_up_prompt(layout, tuple(token_ids)))
+    step(warm_up.emptied(1))
+    tell_measured(attention)

@@ -1,0 +1,98 @@
+"""StepReader: waits for what a begun step drew and puts the results of its rows together.
+
+A step is begun without waiting for the device (`model_runner`) and read here. Knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dovetail.guided.rows import GuideRows
+from dovetail.interfaces.step import RowResult, StepResult
+from dovetail.runner.batch import Batch, Expected, StepInputs
+from dovetail.runner.device import Moment
+from dovetail.runner.prompt_logprobs import PromptFinish, nothing_told
+from dovetail.runner.results import row_results
+from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
+
+
+@dataclass(slots=True, kw_only=True)
+class BegunStep:
+    """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
+    `prompt` waits for the logprobs of prompts."""
+
+    step_id: int
+    inputs: StepInputs
+    begun: Moment
+    computed: Moment
+    rows: tuple[RowResult, ...] | None = None
+    drawn: tuple[np.ndarray, PendingDraws, Expected] | None = None
+    prompt: PromptFinish = nothing_told
+    ended: Moment | None = None
+
+
+class StepReader:
+    """Reads steps in their order. `forcing` knows the tokens that a row's form leaves no choice
+    about, which follow a draw without one of their own; None: none follow."""
+
+    def __init__(self, batch: Batch, sampler: Sampler, forcing: GuideRows | None) -> None:
+        self._batch = batch
+        self._sampler = sampler
+        self._forcing = forcing
+        self._last_ended: Moment | None = None
+
+    def forget_last(self) -> None:
+        """Count no idle time before the next step. Mutates: self"""
+        self._last_ended = None
+
+    @torch.inference_mode()
+    def read(self, step: BegunStep) -> StepResult:
+        """Wait for a step's draws and return its result. Mutates: rows, sampling state"""
+        assert step.ended is not None, "a step is read once it has begun"
+        if step.rows is None:
+            step.rows = self._results(step)
+        step.ended.wait()
+        last, self._last_ended = self._last_ended, step.ended
+        return StepResult(
+            step_id=step.step_id,
+            rows=step.rows,
+            forward_s=step.computed.seconds_since(step.begun),
+            sample_s=step.ended.seconds_since(step.computed),
+            idle_s=0.0 if last is None else max(0.0, step.begun.seconds_since(last)),
+        )
+
+    def _results(self, step: BegunStep) -> tuple[RowResult, ...]:
+        """Read what was drawn and put every row's result together. Mutates: rows"""
+        steps, (prompt, faults) = step.inputs.steps, step.prompt()
+        if step.drawn is None:
+            return row_results(steps, [], Draws(token_ids=[]), prompt, faults)
+        sampling, pending, expected = step.drawn
+        draws = pending.collect()
+        self._batch.fill(expected, draws.token_ids)
+        forced = self._force(expected.rows, draws)
+        if len(sampling) == len(steps) and not (
+            draws.faults or draws.logprobs or prompt or faults or forced
+        ):
+            return tuple(
+                RowResult(row=one.row, token_ids=(token_id,))
+                for one, token_id in zip(steps, draws.token_ids, strict=True)
+            )
+        return row_results(steps, sampling.tolist(), draws, prompt, faults, forced)
+
+    def _force(self, rows: np.ndarray, draws: Draws) -> dict[int, tuple[int, ...]]:
+        """Add the tokens that rows' forms leave no choice about; return them by index of the draw.
+
+        Mutates: rows, sampling state
+        """
+        if self._forcing is None:
+            return {}
+        drew = {row: i for i, row in enumerate(rows.tolist()) if i not in draws.faults}
+        forced = {}
+        for row, token_ids in self._forcing.forced(tuple(drew)).items():
+            self._batch.extend(row, token_ids)
+            self._sampler.note(row, token_ids)
+            forced[drew[row]] = tuple(token_ids)
+        return forced

@@ -1,0 +1,91 @@
+"""Prefix hashes: chained, keyed, typed, incremental; and the encodings they are taken over."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from dovetail.engine.kv import prefix_hash
+from dovetail.engine.kv.prefix_hash import ALGORITHMS, PrefixHasher
+from dovetail.engine.request import Request
+from dovetail.errors import ConfigError
+from dovetail.interfaces.sampling_params import SamplingParams
+
+
+def make_request(token_ids: list[int], salt: str = "", adapter: str = "") -> Request:
+    return Request(
+        request_id="r",
+        prompt_ids=token_ids,
+        sampling=SamplingParams(),
+        seed=0,
+        max_model_tokens=1_000,
+        cache_salt=salt,
+        adapter=adapter,
+    )
+
+
+def hashes(token_ids: list[int], salt: str = "", adapter: str = "", key: bytes = b"k") -> list:
+    hasher = PrefixHasher("sha256", key, 4)
+    return hasher.extend(make_request(token_ids, salt, adapter), len(token_ids) // 4)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_equal_prefixes_meet_and_others_do_not(algorithm: str) -> None:
+    hasher = PrefixHasher(algorithm, b"key", 4)
+    a = hasher.extend(make_request([1, 2, 3, 4, 5, 6, 7, 8]), 2)
+    b = hasher.extend(make_request([1, 2, 3, 4, 5, 6, 7, 9]), 2)
+    c = hasher.extend(make_request([0, 2, 3, 4, 5, 6, 7, 8]), 2)
+    assert a[0] == b[0]
+    assert len({a[0], a[1], b[1], c[0], c[1]}) == 5
+    assert all(len(value) == 32 for value in a)
+
+
+def test_hashing_goes_on_where_it_stopped() -> None:
+    hasher = PrefixHasher("sha256", b"k", 4)
+    request = make_request(list(range(8)))
+    first = list(hasher.extend(request, 2))
+    request.token_ids += [8, 9, 10, 11]
+    assert hasher.extend(request, 3)[:2] == first
+    assert request.block_hashes == hashes(list(range(12)))
+    assert hasher.extend(request, 1) == request.block_hashes
+
+
+def test_a_salt_is_not_an_adapter_and_the_key_matters() -> None:
+    tokens = [1, 2, 3, 4]
+    found = [
+        hashes(tokens),
+        hashes(tokens, salt="x"),
+        hashes(tokens, adapter="x"),
+        hashes(tokens, salt="x", adapter="x"),
+        hashes(tokens, salt="saltx"),
+        hashes(tokens, salt="x", key=b"other"),
+    ]
+    assert len({value[0] for value in found}) == len(found)
+
+
+def test_keys_cannot_be_split_another_way() -> None:
+    hasher = PrefixHasher("blake2b", b"k", 4)
+    assert hasher.root([("a", "bc")]) != hasher.root([("ab", "c")])
+    assert hasher.root([("a", "b"), ("c", "d")]) != hasher.root([("a", "bc"), ("", "d")])
+    assert hasher.root([]) != hasher.root([("", "")])
+    assert hasher.root([("salt", "\ud800")])  # JSON can carry half a surrogate pair
+
+
+def test_the_cbor_encoding_is_rfc_8949() -> None:
+    encoded = prefix_hash._cbor(4)(b"\x01\x02", [0, 23, 24, 65_536])
+    assert encoded.hex() == "82" + "420102" + "84" + "00" + "17" + "1818" + "1a00010000"
+    heads = [prefix_hash._cbor_head(0, value).hex() for value in (255, 256, 65_535, 1 << 32)]
+    assert heads == ["18ff", "190100", "19ffff", "1b0000000100000000"]
+
+
+def test_sha256_is_sha256_of_key_and_data() -> None:
+    key, data = b"secret", b"data"
+    expected = hashlib.sha256(len(key).to_bytes(8, "little") + key + data).digest()
+    assert prefix_hash._sha256(key, data) == expected
+
+
+def test_an_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prefix-caching-hash-algo") as caught:
+        PrefixHasher("xxhash", b"k", 4)
+    assert "blake2b" in str(caught.value)
