@@ -11,7 +11,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.norm import GemmaRMSNorm
-from dovetail_plugins.models._decoder import (
+from dovetail.layers.decoder import (
     MLP,
     Attention,
     Block,

@@ -15,7 +15,7 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
-from dovetail_plugins.models._decoder import (
+from dovetail.layers.decoder import (
     FULL,
     MLP,
     SLIDING,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.models._decoder import MLP, Attention, Block, DecoderForCausalLM, DecoderModel
+from dovetail.layers.decoder import MLP, Attention, Block, DecoderForCausalLM, DecoderModel
 
 __all__ = ["MLP", "Attention", "Block", "LlamaForCausalLM", "LlamaModel"]
 

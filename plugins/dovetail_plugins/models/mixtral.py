@@ -6,8 +6,8 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.moe import MoE
-from dovetail_plugins.models import _decoder
-from dovetail_plugins.models._decoder import (
+from dovetail.layers import decoder as _decoder
+from dovetail.layers.decoder import (
     FUSED,
     Attention,
     DecoderForCausalLM,

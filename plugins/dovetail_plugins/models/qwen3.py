@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.models._decoder import (
+from dovetail.layers.decoder import (
     MLP,
     Attention,
     Block,
