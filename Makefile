@@ -16,7 +16,7 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
   core/sampling/test_sampler.py plugins/quantization plugins/gguf plugins/models \
   plugins/attention/test_native_cpu.py plugins/attention/test_triton_paged.py::test_scenes[bits] \
-  plugins/load_formats/test_tensorizer.py core/inspect/test_stored_weights.py plugins/test_torch_sdpa.py \
+  plugins/load_formats/test_tensorizer.py core/inspect/test_memory_estimates.py plugins/test_torch_sdpa.py \
   plugins/test_concurrent_equals_alone.py e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
 # Whole servers and engines that `make test-quick` tries beside core.

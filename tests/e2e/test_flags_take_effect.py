@@ -23,8 +23,7 @@ from dovetail.config import resolve as resolving
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.checks import check_choices
-from dovetail.config.rules.checks import load_plugin_files
+from dovetail.config.rules.checks import check_choices, load_plugin_files
 from dovetail.config.rules.demo import with_demo_fields
 from dovetail.config.rules.stat_loggers import stat_loggers
 from dovetail.engine.kv.prefix_hash import ALGORITHMS

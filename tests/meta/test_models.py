@@ -1,21 +1,21 @@
-"""Every model plugin is known where model families are listed, and nowhere else by name."""
+"""Every model family is listed and has its facts, and core names none."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from dovetail.config.checkpoint.hf_defaults import CLASS_DEFAULTS
-from dovetail.config.checkpoint.model_facts import MODEL_FACTS, ModelFacts
+from dovetail import registry
+from dovetail.config.checkpoint.model_facts import TABLE, facts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "dovetail"
-TABLES = ("config/checkpoint/hf_defaults.py", "config/checkpoint/model_facts.py")
+NAMES_OF_PARSERS = {("demo.py", "qwen3")}
+"""Words of core that are a model type too, and mean another plugin there."""
 
 
 def architectures() -> list[str]:
@@ -45,22 +45,32 @@ def test_every_family_has_its_defaults(architecture: str) -> None:
     auto = pytest.importorskip("transformers.models.auto.modeling_auto")
     names = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     types = {model_type for model_type, name in names.items() if name == architecture}
-    assert types & set(CLASS_DEFAULTS), types
+    assert any(facts_of({"model_type": name}).defaults for name in types), types
 
 
-def test_model_types_are_named_in_one_place() -> None:
-    """A list of model types elsewhere would be a second table that can differ."""
-    unusual = {
-        name
-        for name, facts in MODEL_FACTS.items()
-        if dataclasses.replace(facts, defaults={}) != ModelFacts()
-    }
-    named = []
-    for path in CORE.rglob("*.py"):
-        where = path.relative_to(CORE).as_posix()
-        if where in TABLES or where.startswith("testing/"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and node.value in unusual:
-                named.append(f"{where}:{node.lineno} {node.value}")
-    assert named == []
+def names_of_families() -> set[str]:
+    """Return the model types and architectures that somebody declares."""
+    types = [name for name in registry.names("model_type") if name != TABLE]
+    return {*types, *registry.value_of("model_type", TABLE).types, *architectures()}
+
+
+def families_named_in(path: Path, names: set[str]) -> list[str]:
+    """Return the places of a file where a text is a family's name."""
+    return [
+        f"{path.relative_to(CORE)}:{node.lineno} {node.value}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+        and (path.name, node.value) not in NAMES_OF_PARSERS
+    ]  # fmt: skip
+
+
+def test_core_names_no_family() -> None:
+    """A name in core would be a fact that a family of another package could not state."""
+    names = names_of_families()
+    assert {"llama", "gemma3_text", "gpt_neo", "GPT2LMHeadModel"} <= names
+    files = [path for path in CORE.rglob("*.py") if path.relative_to(CORE).parts[0] != "testing"]
+    assert [place for path in files for place in families_named_in(path, names)] == []
+
+
+def test_the_search_finds_names() -> None:
+    assert families_named_in(CORE / "testing" / "tiny_models.py", {"llama"})

@@ -6,7 +6,7 @@ The rule is `layers.rounding.taken`; the words say what kernels do by it. Import
 from __future__ import annotations
 
 from dovetail.inspect.how import How
-from dovetail.interfaces.headers import Kept
+from dovetail.interfaces.headers import StorageEstimate
 from dovetail.layers.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
 
 INT8_GROUP = 32
@@ -19,7 +19,7 @@ BFLOAT16_ISA = "avx512bf16"
 NOT_TOLD = "not told by the method"
 
 
-def of_layer(told: Kept | None, matrix_dtype: str, how: How) -> str:
+def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
     """Return the words for a layer's product. `told` None: a matrix in full precision."""
     takes = (BFLOAT16 if matrix_dtype == BFLOAT16 else FLOAT) if told is None else told.takes
     if not takes:

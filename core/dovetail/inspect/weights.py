@@ -25,7 +25,7 @@ from dovetail.inspect.layers import (
     purpose_of,
     values_by_name,
 )
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ _PICKED = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_e
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:
     """One layer: how its matrix is stored and kept, and the bytes of all its tensors. A matrix that
-    is packed has `outputs` of `row_bytes` each, and `shared_bytes` (see Kept). `activations` of its
-    product in words, "" without one."""
+    is packed has `outputs` of `row_bytes` each, and `shared_bytes` (see StorageEstimate).
+    `activations` of its product in words, "" without one."""
 
     layer: StoredLayer
     purpose: str
@@ -152,7 +152,7 @@ def _is_plain_table(purpose: str, how: How) -> bool:
     return purpose == HEAD and not how.is_own
 
 
-def _told(layer: StoredLayer, purpose: str, how: How) -> Kept | None:
+def _told(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
     """Return what the quantization method says; a table that is the head too goes by that name.
 
     A method that stumbles over tensors that are not its own tells nothing.
@@ -162,7 +162,7 @@ def _told(layer: StoredLayer, purpose: str, how: How) -> Kept | None:
     is_head = purpose == EMBEDDING and how.is_tied and "position" not in layer.name
     named = replace(layer, name=HEAD_NAME) if is_head else layer
     try:
-        return how.method.kept(named, packs=how.packs)
+        return how.method.memory_estimate(named, packs=how.packs)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         log.debug("%s: %s tells nothing: %r", layer.name, type(how.method).__name__, error)
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
 
@@ -205,8 +205,8 @@ class QuantMethod(Plugin):
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method for one linear layer (an unquantized one for layers left alone)."""
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
-        """Return what a layer of the checkpoint becomes in memory, told by headers and without
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
+        """Return what a layer of the checkpoint takes in memory, told by headers and without
         torch; None: what it is in the files. `packs`: products read packed weights (4 bits are 4
         bits then, and a byte elsewhere)."""
         return None

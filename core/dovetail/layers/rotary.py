@@ -289,13 +289,13 @@ class HeadRotary:
         return partial(run, num_heads=num_heads, num_kv_heads=num_kv_heads, eps=eps, offset=offset)
 
     def __call__(
-        self, qkv: torch.Tensor, rope: Rope
+        self, qkv: torch.Tensor, rope: Rope | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v. Shapes: qkv [T, (H+2K)*D] -> [T, H*D], [T, K*D], [T, K*D]
 
-        Mutates: qkv, where there is a kernel
+        Without `rope` heads are normed at most. Mutates: qkv, where there is a kernel
         """
-        if self._turn is not None and not is_traced():
+        if self._turn is not None and rope is not None and not is_traced():
             q_weight, k_weight = self._weights
             self._turn(
                 qkv, rope.cos, rope.sin, rope.positions, q_weight=q_weight, k_weight=k_weight
@@ -303,11 +303,10 @@ class HeadRotary:
             q, k, v = qkv.split(self._sizes, dim=-1)
             return q, k, v
         q, k, v = qkv.split(self._sizes, dim=-1)
-        q, k = (
-            apply_rotary(self._normed(part, norm), rope, self._head_size)
-            for part, norm in zip((q, k), self._norms, strict=True)
-        )
-        return q, k, v
+        q, k = (self._normed(x, norm) for x, norm in zip((q, k), self._norms, strict=True))
+        if rope is None:
+            return q, k, v
+        return *(apply_rotary(x, rope, self._head_size) for x in (q, k)), v
 
     def _normed(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
         if norm is None:

@@ -126,6 +126,9 @@ _TABLE = (
           has_named_options=True),
     _kind("bench_dataset", "bench_dataset:BenchDataset", "where a measurement's prompts come from",
           "--dataset-name", default="random"),
+    Kind(name="model_type", interface=VALUE,
+         summary="what must be known of a family of checkpoints before its code is imported; the "
+         "name is config.json's model_type"),
     _value("dtype", "--dtype", "number type of weights and activations",
            also=("--override-attention-dtype",)),
     _value("kv_cache_dtype", "--kv-cache-dtype", "number type of the KV cache"),

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.config.config import Config
-from dovetail.config.report.show import DEFAULT
-from dovetail.config.report.show import MODEL
+from dovetail.config.report.show import DEFAULT, MODEL
 from dovetail.config.rules.chat_template import load_template
 from dovetail.engine.client.input import load_tokenizer
 from dovetail.interfaces.spec import EngineSpec, Selection

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.client.input import PROMPT
-from dovetail.engine.client.input import verify_text
+from dovetail.engine.client.input import PROMPT, verify_text
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
 from dovetail.guided.choose import none_installed

@@ -14,20 +14,16 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
-from dovetail_plugins.models._decoder import (
+from dovetail.layers.decoder import (
     FULL,
-    MLP,
     SLIDING,
-    Attention,
+    DecoderConfig,
     DecoderForCausalLM,
     DecoderModel,
-    Style,
 )
-from dovetail_plugins.models.gemma import gemma_style
-from dovetail_plugins.models.gemma2 import Block
-
-__all__ = ["MLP", "Attention", "Block", "Gemma3ForCausalLM", "Gemma3Model"]
+from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
+from dovetail_plugins.models.gemma import gemma_config
+from dovetail_plugins.models.gemma2 import Gemma2Layer
 
 
 def local_settings(context: BuildContext) -> RopeSettings:
@@ -49,25 +45,27 @@ def local_settings(context: BuildContext) -> RopeSettings:
 class Gemma3Model(DecoderModel):
     """The decoder with a rotary table for the sliding layers and one for the full ones."""
 
-    def build_rotaries(self, context: BuildContext, kinds: set[str]) -> nn.ModuleDict:
-        """Return a rotary table per kind of layer."""
+    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
+        """Return a rotary table per layer type."""
         settings = {
             FULL: rope_settings(context, theta=1e6, kind=FULL),
             SLIDING: local_settings(context),
         }
-        return nn.ModuleDict({k: Rotary(settings[k], context.device) for k in sorted(kinds)})
+        return nn.ModuleDict(
+            {name: Rotary(settings[name], context.device) for name in sorted(layer_types)}
+        )
 
 
 class Gemma3ForCausalLM(DecoderForCausalLM):
     """Gemma 3 (text) with a head."""
 
     info = Info(summary="Gemma 3, text only", source="https://arxiv.org/abs/2503.19786")
-    trunk = Gemma3Model
-    block = Block
+    model_class = Gemma3Model
+    layer_class = Gemma2Layer
 
     @classmethod
-    def style(cls, model: ModelSpec) -> Style:
-        """Return Gemma 3's style. Raises: ConfigError for bidirectional attention."""
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return Gemma 3's config. Raises: ConfigError for bidirectional attention."""
         config: dict[str, Any] = model.hf_config
         if config.get("use_bidirectional_attention"):
             raise ConfigError(
@@ -78,12 +76,12 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
             config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
         )
         derived = [SLIDING if (i + 1) % every else FULL for i in range(model.num_layers)]
-        return gemma_style(
+        return gemma_config(
             model,
-            kinds=tuple(config.get("layer_types") or derived),
+            layer_types=tuple(config.get("layer_types") or derived),
             window_tokens=config.get("sliding_window", 4096),
-            norms_heads=True,
+            qk_norm=True,
             query_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
-            score_soft_cap=config.get("attn_logit_softcapping"),
-            logit_soft_cap=config.get("final_logit_softcapping"),
+            attn_logit_softcap=config.get("attn_logit_softcapping"),
+            final_logit_softcap=config.get("final_logit_softcapping"),
         )

@@ -14,15 +14,15 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers import attention
 from dovetail.layers.activation import activation
+from dovetail.layers.attention import Attention
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
 
 
-class Attention(nn.Module):
+class GPT2Attention(nn.Module):
     """Attention without rotary positions; q, k and v come fused from the checkpoint."""
 
     def __init__(self, context: BuildContext, name: str, layer: int) -> None:
@@ -49,14 +49,14 @@ class Attention(nn.Module):
             head_size=model.head_size,
             scale=scale,
         )
-        self.attend = attention.Attention(name, spec)
+        self.attn = Attention(name, spec)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        return self.c_proj(self.attend(*self.c_attn.forward_split(x)))
+        return self.c_proj(self.attn(*self.c_attn.forward_split(x)))
 
 
-class MLP(nn.Module):
+class GPT2MLP(nn.Module):
     """act(c_fc(x)), then c_proj."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
@@ -72,7 +72,7 @@ class MLP(nn.Module):
         return self.c_proj(self.act(self.c_fc(x)))
 
 
-class Block(nn.Module):
+class GPT2Layer(nn.Module):
     """One layer: attention and MLP, each behind a norm, each added to its input."""
 
     def __init__(self, context: BuildContext, name: str, layer: int) -> None:
@@ -80,9 +80,9 @@ class Block(nn.Module):
         size = context.model.hidden_size
         eps = float(context.model.hf_config.get("layer_norm_epsilon", 1e-5))
         self.ln_1 = LayerNorm(context, size, eps=eps)
-        self.attn = Attention(context, f"{name}.attn", layer)
+        self.attn = GPT2Attention(context, f"{name}.attn", layer)
         self.ln_2 = LayerNorm(context, size, eps=eps)
-        self.mlp = MLP(context, f"{name}.mlp")
+        self.mlp = GPT2MLP(context, f"{name}.mlp")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
@@ -108,7 +108,9 @@ class GPT2Model(nn.Module):
             context, model.vocab_size, size, head="lm_head" if is_tied else None
         )
         self.wpe = PositionEmbedding(context, num_positions, size)
-        self.h = nn.ModuleList(Block(context, f"{name}.h.{i}", i) for i in range(model.num_layers))
+        self.h = nn.ModuleList(
+            GPT2Layer(context, f"{name}.h.{i}", i) for i in range(model.num_layers)
+        )
         self.ln_f = LayerNorm(context, size, eps=float(config.get("layer_norm_epsilon", 1e-5)))
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

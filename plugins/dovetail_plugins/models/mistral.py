@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.models._decoder import (
-    MLP,
-    Attention,
-    Block,
+from dovetail.layers.decoder import (
+    DecoderConfig,
     DecoderForCausalLM,
-    DecoderModel,
-    Style,
-    plain_style,
-    windowed_everywhere,
+    usual_config,
+    window_in_all_layers,
 )
-
-__all__ = ["MLP", "Attention", "Block", "MistralForCausalLM", "MistralModel"]
-
-
-class MistralModel(DecoderModel):
-    """The plain decoder."""
 
 
 class MistralForCausalLM(DecoderForCausalLM):
     """Mistral with a head."""
 
     info = Info(summary="Mistral (sliding window)", source="https://arxiv.org/abs/2310.06825")
-    trunk = MistralModel
 
     @classmethod
-    def style(cls, model: ModelSpec) -> Style:
-        """Return the plain style, windowed where the config gives a window."""
-        return plain_style(model, **windowed_everywhere(model))
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the usual config, windowed where config.json gives a window."""
+        return usual_config(model, **window_in_all_layers(model))

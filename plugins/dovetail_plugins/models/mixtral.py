@@ -5,61 +5,54 @@ from __future__ import annotations
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.moe import MoE
-from dovetail_plugins.models import _decoder
-from dovetail_plugins.models._decoder import (
+from dovetail.layers.decoder import (
     FUSED,
-    Attention,
+    DecoderConfig,
     DecoderForCausalLM,
-    DecoderModel,
-    Style,
-    plain_style,
-    windowed_everywhere,
+    DecoderLayer,
+    usual_config,
+    window_in_all_layers,
 )
+from dovetail.layers.moe import MoE
 from dovetail_plugins.models._moe import num_experts
 
-__all__ = ["MLP", "Attention", "Block", "MixtralForCausalLM", "MixtralModel"]
 
-
-class MLP(MoE):
+class MixtralMoE(MoE):
     """Router and experts; the picked experts' weights sum to one."""
 
-    def __init__(self, context: BuildContext, name: str, style: Style) -> None:
-        config = context.model.hf_config
+    def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
+        settings = context.model.hf_config
         super().__init__(
             context,
             name,
-            num_experts=num_experts(config),
-            num_picked=int(config.get("num_experts_per_tok", 2)),
-            inner=int(config["intermediate_size"]),
-            act=style.act,
+            num_experts=num_experts(settings),
+            num_picked=int(settings.get("num_experts_per_tok", 2)),
+            inner=int(settings["intermediate_size"]),
+            act=config.hidden_act,
             renormalizes=True,
         )
 
 
-class Block(_decoder.Block):
-    """A block of experts."""
+class MixtralLayer(DecoderLayer):
+    """A layer of experts."""
 
-    def build_mlp(self, context: BuildContext, name: str, style: Style, layer: int) -> MLP:
+    def build_mlp(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> MixtralMoE:
         """Return the layer's router and experts."""
-        return MLP(context, name.replace(".mlp", ".block_sparse_moe"), style)
-
-
-class MixtralModel(DecoderModel):
-    """The plain decoder over blocks of experts."""
+        return MixtralMoE(context, name.replace(".mlp", ".block_sparse_moe"), config)
 
 
 class MixtralForCausalLM(DecoderForCausalLM):
     """Mixtral with a head."""
 
     info = Info(summary="Mixtral (mixture of experts)", source="https://arxiv.org/abs/2401.04088")
-    trunk = MixtralModel
-    block = Block
+    layer_class = MixtralLayer
 
     @classmethod
-    def style(cls, model: ModelSpec) -> Style:
-        """Return the plain style, windowed where the config gives a window."""
-        return plain_style(model, **windowed_everywhere(model))
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the usual config, windowed where config.json gives a window."""
+        return usual_config(model, **window_in_all_layers(model))
 
     def weight_map(self) -> WeightMap:
         """Return the names: w1, w3, w2 of each expert are gate, up, down."""

@@ -13,8 +13,8 @@ from torch import nn
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers import attention
 from dovetail.layers.activation import activation
+from dovetail.layers.attention import Attention
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
     ColumnParallelLinear,
@@ -29,7 +29,7 @@ POSITION_OFFSET = 2
 EPS = 1e-5
 
 
-class Attention(nn.Module):
+class OPTAttention(nn.Module):
     """Attention without rotary positions, biases on all projections."""
 
     def __init__(self, context: BuildContext, name: str, *, bias: bool) -> None:
@@ -53,14 +53,14 @@ class Attention(nn.Module):
             head_size=model.head_size,
             scale=model.head_size**-0.5,
         )
-        self.attend = attention.Attention(name, spec)
+        self.attn = Attention(name, spec)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        return self.out_proj(self.attend(*self.qkv_proj.forward_split(x)))
+        return self.out_proj(self.attn(*self.qkv_proj.forward_split(x)))
 
 
-class MLP(nn.Module):
+class OPTMLP(nn.Module):
     """act(fc1(x)), then fc2."""
 
     def __init__(self, context: BuildContext, name: str, *, bias: bool) -> None:
@@ -76,7 +76,7 @@ class MLP(nn.Module):
         return self.fc2(self.act(self.fc1(x)))
 
 
-class Block(nn.Module):
+class OPTLayer(nn.Module):
     """One layer; `norms_first` says on which side of each part its norm stands."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
@@ -84,8 +84,8 @@ class Block(nn.Module):
         config, size = context.model.hf_config, context.model.hidden_size
         bias = bool(config.get("enable_bias", True))
         self.norms_first = bool(config.get("do_layer_norm_before", True))
-        self.self_attn = Attention(context, f"{name}.self_attn", bias=bias)
-        self.mlp = MLP(context, name, bias=bias)
+        self.self_attn = OPTAttention(context, f"{name}.self_attn", bias=bias)
+        self.mlp = OPTMLP(context, name, bias=bias)
         self.self_attn_layer_norm = LayerNorm(context, size, eps=EPS)
         self.final_layer_norm = LayerNorm(context, size, eps=EPS)
 
@@ -121,7 +121,7 @@ class OPTModel(nn.Module):
             ReplicatedLinear(context, f"{name}.project_out", size, narrow) if is_projected else None
         )
         self.layers = nn.ModuleList(
-            Block(context, f"{name}.layers.{i}") for i in range(model.num_layers)
+            OPTLayer(context, f"{name}.layers.{i}") for i in range(model.num_layers)
         )
         norms_last = config.get("do_layer_norm_before", True) and not config.get(
             "_remove_final_layer_norm", False

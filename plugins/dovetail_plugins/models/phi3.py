@@ -7,33 +7,22 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.models._decoder import (
-    MLP,
-    Attention,
-    Block,
+from dovetail.layers.decoder import (
+    DecoderConfig,
     DecoderForCausalLM,
-    DecoderModel,
-    Style,
-    plain_style,
-    windowed_everywhere,
+    usual_config,
+    window_in_all_layers,
 )
-
-__all__ = ["MLP", "Attention", "Block", "Phi3ForCausalLM", "Phi3Model"]
-
-
-class Phi3Model(DecoderModel):
-    """The plain decoder."""
 
 
 class Phi3ForCausalLM(DecoderForCausalLM):
     """Phi-3 with a head."""
 
     info = Info(summary="Phi-3 and Phi-4, text", source="https://arxiv.org/abs/2404.14219")
-    trunk = Phi3Model
 
     @classmethod
-    def style(cls, model: ModelSpec) -> Style:
-        """Return the plain style without biases, windowed where the config gives a window."""
-        return plain_style(
-            model, has_qkv_bias=False, has_out_bias=False, **windowed_everywhere(model)
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the usual config without biases, windowed where config.json gives a window."""
+        return usual_config(
+            model, has_qkv_bias=False, has_out_bias=False, **window_in_all_layers(model)
         )

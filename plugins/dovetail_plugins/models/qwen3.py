@@ -4,31 +4,16 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.models._decoder import (
-    MLP,
-    Attention,
-    Block,
-    DecoderForCausalLM,
-    DecoderModel,
-    Style,
-    plain_style,
-    windowed_by_switch,
-)
-
-__all__ = ["MLP", "Attention", "Block", "Qwen3ForCausalLM", "Qwen3Model"]
-
-
-class Qwen3Model(DecoderModel):
-    """The plain decoder."""
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
+from dovetail_plugins.models._qwen import qwen_window_layers
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
     """Qwen3 with a head."""
 
     info = Info(summary="Qwen3", source="https://arxiv.org/abs/2505.09388")
-    trunk = Qwen3Model
 
     @classmethod
-    def style(cls, model: ModelSpec) -> Style:
-        """Return the style: norms on the heads."""
-        return plain_style(model, norms_heads=True, **windowed_by_switch(model))
+    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
+        """Return the config: norms on the heads."""
+        return usual_config(model, qk_norm=True, **qwen_window_layers(model))

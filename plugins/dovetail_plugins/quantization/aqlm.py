@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
 from dovetail.layers.rounding import FLOAT
-from dovetail_plugins.quantization._kept import plain_kept
+from dovetail_plugins.quantization._estimates import plain_estimate
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Aqlm(CheckpointMethod):
         if not 1 <= self.bits <= 16:
             raise self.refuse(f"nbits_per_codebook {self.bits} is not read; 1 to 16 are.")
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of codes becomes."""
         codes = layer.tensors.get("codes")
         if codes is None:
@@ -59,10 +59,10 @@ class Aqlm(CheckpointMethod):
         count = codes.num_values // self.num_books * self.outs * self.ins
         books, outputs = layer.tensors.get("codebooks"), codes.shape[0]
         if not packs or books is None or not self._has_kernel():
-            return plain_kept(count, "float16")
+            return plain_estimate(count, "float16")
         points = self.num_books * max(MIN_POINTS, 2**self.bits) * self.ins
         code_bytes = codes.num_values * max(8, self.bits) // 8
-        return Kept(
+        return StorageEstimate(
             num_values=count,
             format=f"{self.num_books} x {self.bits} bits for {self.ins}",
             num_bytes=code_bytes + 2 * points + 4 * outputs,

@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
 from dovetail.layers.rounding import IntegerOptions
-from dovetail_plugins.quantization._kept import qweight_kept
+from dovetail_plugins.quantization._estimates import qweight_estimate
 from dovetail_plugins.quantization.awq import AwqLayout
 from dovetail_plugins.quantization.gptq import GptqLayout
 
@@ -62,9 +62,9 @@ class AutoRound(StoredMethod):
         """Return how a layer is stored."""
         return one_for_parts(spec.name, self._look_up, self.usual, where=self.where)
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer in GPTQ's or AWQ's layout becomes."""
-        return qweight_kept(
+        return qweight_estimate(
             layer,
             is_symmetric=bool((self._config_of(layer.name) or self.config).get("sym", True)),
             packs=packs,

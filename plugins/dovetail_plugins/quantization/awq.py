@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import StoredMethod
 from dovetail.layers.rounding import IntegerOptions
-from dovetail_plugins.quantization._kept import qweight_kept
+from dovetail_plugins.quantization._estimates import qweight_estimate
 
 if TYPE_CHECKING:
     import torch
@@ -84,9 +84,9 @@ class Awq(StoredMethod):
         """Return the one layout of all layers."""
         return self.usual
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer in AWQ's layout becomes."""
-        return qweight_kept(
+        return qweight_estimate(
             layer,
             is_symmetric=not self.config.get("zero_point", True),
             packs=packs,

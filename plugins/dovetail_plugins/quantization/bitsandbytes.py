@@ -22,14 +22,14 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout
 from dovetail.layers.rounding import AUTO, INTEGERS
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
-from dovetail_plugins.quantization._kept import bytes_kept, codes_kept, matrix_of
+from dovetail_plugins.quantization._estimates import bytes_estimate, codes_estimate, matrix_of
 
 if TYPE_CHECKING:
     import torch
@@ -141,28 +141,30 @@ class BitsAndBytes(EitherMethod):
         if self.is_stored and self.is_8_bit == is_4_bit:
             raise self.refuse("one of load_in_4bit and load_in_8bit must be true.")
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a stored layer becomes, its rows in whole blocks, or one in full precision
         while it loads."""
         if self.is_stored:
-            return self._stored_kept(layer, packs=packs)
+            return self._stored_estimate(layer, packs=packs)
         weight = None if self.is_skipped(layer.name) else matrix_of(layer)
         if weight is None:
             return None
         outputs, inputs = weight.shape
         if self.options.kind == "int8":
-            return bytes_kept(weight.num_values, outputs)
-        return codes_kept(outputs, inputs, group=BLOCK, scale_bytes=4, has_outer=False, packs=packs)
+            return bytes_estimate(weight.num_values, outputs)
+        return codes_estimate(
+            outputs, inputs, group=BLOCK, scale_bytes=4, has_outer=False, packs=packs
+        )
 
-    def _stored_kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def _stored_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         weight, scales = layer.tensors.get("weight"), layer.tensors.get("weight.absmax")
         if weight is None or weight.dtype not in ("int8", "uint8"):
             return None
         if weight.dtype == "int8":
-            return bytes_kept(weight.num_values, weight.shape[0])
+            return bytes_estimate(weight.num_values, weight.shape[0])
         if scales is None:
             return None
-        return codes_kept(
+        return codes_estimate(
             1, BLOCK * scales.num_values, group=BLOCK, scale_bytes=4, has_outer=False, packs=packs
         )
 

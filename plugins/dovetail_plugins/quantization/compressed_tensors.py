@@ -21,20 +21,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import is_listed, one_for_parts
 from dovetail.layers.rounding import BFLOAT16, FLOAT8, INT8, TOKEN, IntegerOptions
-from dovetail_plugins.quantization._kept import (
-    codes_kept,
+from dovetail_plugins.quantization._estimates import (
+    codes_estimate,
     dense_tensors,
-    float8_kept,
-    integers_kept,
-    plain_kept,
-    tiles_kept,
+    float8_estimate,
+    integers_estimate,
+    plain_estimate,
+    tiles_estimate,
 )
 
 CLASS = "Linear"
@@ -132,15 +132,15 @@ class CompressedTensors(StoredMethod):
                     return scheme
         return None
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of integers, float8 or 4-bit floats becomes."""
         scheme = self._look_up(layer.name)
         tensors = dense_tensors(layer.tensors)
         layer = StoredLayer(name=layer.name, tensors=tensors)
         if scheme is None and "bitmask" in tensors:
-            return plain_kept(tensors["weight"].num_values, self.float_dtype)
+            return plain_estimate(tensors["weight"].num_values, self.float_dtype)
         if scheme is not None and scheme.format == MARLIN_24 and "scale_packed" in tensors:
-            return tiles_kept(
+            return tiles_estimate(
                 tensors["weight_packed"],
                 tensors["scale_packed"],
                 is_sparse=True,
@@ -151,13 +151,13 @@ class CompressedTensors(StoredMethod):
         if scheme.is_float and scheme.bits == 8:
             is_meant = scheme.has_float8_inputs and not scheme.format.startswith("mx")
             block = scheme.block[1] or scheme.group
-            return float8_kept(layer, block=block, takes=FLOAT8 if is_meant else BFLOAT16)
+            return float8_estimate(layer, block=block, takes=FLOAT8 if is_meant else BFLOAT16)
         weight = tensors.get("weight", tensors.get("weight_packed"))
         if weight is None or len(weight.shape) != 2:
             return None
         outputs, words = weight.shape
         if scheme.is_float:
-            return codes_kept(
+            return codes_estimate(
                 outputs,
                 2 * words,
                 group=scheme.group,
@@ -165,7 +165,7 @@ class CompressedTensors(StoredMethod):
                 has_outer="weight_global_scale" in tensors,
                 packs=packs,
             )
-        return integers_kept(
+        return integers_estimate(
             outputs,
             words * 32 // scheme.bits if weight.dtype == "int32" else words,
             bits=scheme.bits,

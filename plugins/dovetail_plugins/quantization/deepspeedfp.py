@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.rounding import BFLOAT16
 from dovetail_plugins.quantization._either import SkipOptions
-from dovetail_plugins.quantization._kept import made_kept
+from dovetail_plugins.quantization._estimates import made_estimate
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ class DeepSpeedFp(WhileLoading):
         if self.group < 8 or self.group % 8:
             raise ConfigError(f"group_size {self.group} is no multiple of 8.", where=where)
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a full-precision layer becomes, in either width."""
         if self.is_skipped(layer.name):
             return None
-        return made_kept(
+        return made_estimate(
             layer, bits=8, group=self.group, scale_bytes=4, packs=packs, format="float8",
             takes=BFLOAT16,
         )  # fmt: skip

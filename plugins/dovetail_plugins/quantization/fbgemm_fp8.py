@@ -9,14 +9,14 @@ transformers' FbgemmFp8Config, and Llama 3.1's FP8 checkpoints
 
 from __future__ import annotations
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.rounding import FLOAT8
+from dovetail_plugins.quantization._estimates import float8_estimate
 from dovetail_plugins.quantization._float8_layouts import OutputScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
-from dovetail_plugins.quantization._kept import float8_kept
 
 
 class FbgemmFp8(StoredMethod):
@@ -34,6 +34,6 @@ class FbgemmFp8(StoredMethod):
         """Return the layout of every layer."""
         return OutputScale(has_float8_activations=rounds(self.options.activations, spec))
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer in float8 becomes."""
-        return float8_kept(layer, takes=FLOAT8)
+        return float8_estimate(layer, takes=FLOAT8)

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout
 from dovetail.layers.rounding import FLOAT8
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
+from dovetail_plugins.quantization._estimates import float8_estimate, made_estimate
 from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
 from dovetail_plugins.quantization._float8_rounding import CHOICES, rounds
-from dovetail_plugins.quantization._kept import float8_kept, made_kept
 
 SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
 """Scales of activations, which have one a row of their own here, and of a cache in float8."""
@@ -78,14 +78,16 @@ class Fp8(EitherMethod):
             has_float8_activations=is_rounded,
         )
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer in float8 becomes, or one in full precision while it loads."""
         if self.is_stored:
             block = 0 if self.block is None else self.block[1]
-            return float8_kept(layer, block=block, takes=FLOAT8)
+            return float8_estimate(layer, block=block, takes=FLOAT8)
         if self.is_skipped(layer.name):
             return None
-        return made_kept(layer, bits=8, scale_bytes=4, packs=packs, format="float8", takes=FLOAT8)
+        return made_estimate(
+            layer, bits=8, scale_bytes=4, packs=packs, format="float8", takes=FLOAT8
+        )
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight float8."""

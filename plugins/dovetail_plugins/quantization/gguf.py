@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
@@ -21,7 +21,7 @@ from dovetail.layers.layer_names import FUSED
 from dovetail.layers.rounding import BFLOAT16, FLOAT, INT8, IntegerOptions
 from dovetail_plugins.gguf._names import HEAD, TABLE
 from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
-from dovetail_plugins.quantization._kept import TABLE_BYTES, value_bytes
+from dovetail_plugins.quantization._estimates import TABLE_BYTES, value_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +77,13 @@ class Gguf(StoredMethod):
         rows = self.layout(named)
         return StoredLinear(rows.tensors, rows.weight, activations=self.activations)
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a matrix becomes, of any type; None for what is no matrix."""
         weight = layer.tensors.get("weight")
         if weight is None or len(weight.shape) < 2:
             return None
         if weight.dtype not in QUANTIZED:
-            return Kept(
+            return StorageEstimate(
                 num_values=weight.num_values,
                 format=weight.dtype,
                 num_bytes=weight.num_bytes,
@@ -97,7 +97,7 @@ class Gguf(StoredMethod):
         if weight.dtype == "TQ1_0" and packs:  # twenty in four bytes, a row filled up
             rows, inputs = weight.num_values // weight.shape[-1], weight.shape[-1]
             num_bytes = rows * 4 * -(-inputs // 20) + blocks * factor_bytes
-        return Kept(
+        return StorageEstimate(
             num_values=weight.num_values,
             format=f"{weight.dtype} in {bits:g} bits",
             num_bytes=num_bytes + shared,

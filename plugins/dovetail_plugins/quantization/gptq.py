@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import HEAD, Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts, parts_of
 from dovetail.layers.rounding import IntegerOptions
-from dovetail_plugins.quantization._kept import qweight_kept, tiles_kept
+from dovetail_plugins.quantization._estimates import qweight_estimate, tiles_estimate
 
 if TYPE_CHECKING:
     import torch
@@ -145,20 +145,20 @@ class Gptq(StoredMethod):
             where=self.where,
         )
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer in GPTQ's layout, or in tiles, becomes."""
         names = TILES.get(self.format)
         if names is not None:
             values, scales = (layer.tensors.get(name) for name in names)
             if values is None or scales is None:
                 return None
-            return tiles_kept(
+            return tiles_estimate(
                 values,
                 scales,
                 is_sparse=self.format == "marlin_24",
                 packs=packs,
             )
-        return qweight_kept(
+        return qweight_estimate(
             layer,
             is_symmetric=bool(self.config.get("sym", True)),
             packs=packs,

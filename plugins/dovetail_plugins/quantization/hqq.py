@@ -15,14 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
 from dovetail.layers.rounding import IntegerOptions
-from dovetail_plugins.quantization._kept import bytes_kept, integers_kept, plain_kept
+from dovetail_plugins.quantization._estimates import (
+    bytes_estimate,
+    integers_estimate,
+    plain_estimate,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +123,7 @@ class Hqq(StoredMethod):
             raise self.refuse("quant_config is missing.")
         self.told: Mapping[str, Any] = told
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of packed values becomes."""
         layout = self._layout_of(layer.name)
         packed, scale, zero = (layer.tensors.get(name) for name in PIECES)
@@ -128,12 +132,12 @@ class Hqq(StoredMethod):
         per, word_bytes = (10, 4) if layout.bits == 3 else (8 // layout.bits, 1)
         rows, columns = packed.shape[0], packed.num_bytes // packed.shape[0] // word_bytes
         if not layout.axis:
-            return plain_kept((layout.group or rows * per) * columns, "bfloat16")
+            return plain_estimate((layout.group or rows * per) * columns, "bfloat16")
         groups = scale.num_values
         if layout.bits == 8 and columns % 8 == 0:
-            told = bytes_kept(groups * columns, groups, has_zeros=True)
+            told = bytes_estimate(groups * columns, groups, has_zeros=True)
             return replace(told, format=f"int8, groups of {columns}", outputs=0)
-        return integers_kept(
+        return integers_estimate(
             1, groups * columns, bits=layout.bits, scales=scale, has_zeros=True, packs=packs,
             group=columns,
         )  # fmt: skip

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.layers.rounding import INT8, IntegerOptions
-from dovetail_plugins.quantization._kept import int8_kept, made_kept
+from dovetail_plugins.quantization._estimates import int8_estimate, made_estimate
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 GROUPS = (32, 64, 128)
@@ -49,14 +49,14 @@ class Int4(WhileLoading):
     info = Info(summary="4-bit weights in groups, quantized while loading")
     Options = Int4Options
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a full-precision layer becomes."""
         options: Any = self.options
         if self.is_skipped(layer.name):
             return None
         if layer.name == HEAD and options.head == "int8":
-            return int8_kept(layer, HEAD_GROUP, packs=packs)
-        return made_kept(
+            return int8_estimate(layer, HEAD_GROUP, packs=packs)
+        return made_estimate(
             layer,
             bits=4,
             group=options.group,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.layers.rounding import IntegerOptions
-from dovetail_plugins.quantization._kept import int8_kept
+from dovetail_plugins.quantization._estimates import int8_estimate
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 GROUPS = (0, 32, 64, 128)
@@ -42,12 +42,12 @@ class Int8(WhileLoading):
     )
     Options = Int8Options
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a full-precision layer becomes."""
         if self.is_skipped(layer.name):
             return None
         group: int = self.options.group
-        return int8_kept(layer, group, packs=packs)
+        return int8_estimate(layer, group, packs=packs)
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 8-bit method."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
 from dovetail.interfaces.spec import ModelSpec
@@ -47,9 +47,9 @@ class Ipex(QuantMethod):
         """Return the tensors as the checkpoint's own method has them."""
         return self.inner.checkpoint_tensors(tensors)
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what the checkpoint's own method says."""
-        return self.inner.kept(layer, packs=packs)
+        return self.inner.memory_estimate(layer, packs=packs)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the layer's method, that of the checkpoint's own."""

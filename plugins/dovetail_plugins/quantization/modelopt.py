@@ -16,16 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
 from dovetail.layers.layer_names import one_for_parts
 from dovetail.layers.rounding import BFLOAT16, FLOAT8
+from dovetail_plugins.quantization._estimates import codes_estimate, float8_estimate
 from dovetail_plugins.quantization._float8_layouts import BlockScale, OutputScale, WholeScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
-from dovetail_plugins.quantization._kept import codes_kept, float8_kept
 from dovetail_plugins.quantization.fp8 import SCALES_NOT_USED
 
 if TYPE_CHECKING:
@@ -99,15 +99,15 @@ class ModelOpt(StoredMethod):
         made = WholeScale if name == "FP8" else OutputScale
         return made(has_float8_activations=is_rounded)
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of 8-bit or 4-bit floats becomes."""
         weight, scales = (layer.tensors.get(name) for name in ("weight", "weight_scale"))
         if weight is None or scales is None or weight.dtype != "uint8":
             has_blocks = scales is not None and len(scales.shape) == 4
             takes = BFLOAT16 if has_blocks else FLOAT8
-            return float8_kept(layer, block=BLOCK[1] if has_blocks else 0, takes=takes)
+            return float8_estimate(layer, block=BLOCK[1] if has_blocks else 0, takes=takes)
         outputs, pairs = weight.shape
-        return codes_kept(
+        return codes_estimate(
             outputs,
             2 * pairs,
             group=2 * pairs // scales.shape[-1],

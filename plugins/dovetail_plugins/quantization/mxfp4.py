@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
-from dovetail_plugins.quantization._kept import codes_kept
+from dovetail_plugins.quantization._estimates import codes_estimate
 
 if TYPE_CHECKING:
     import torch
@@ -41,12 +41,12 @@ class Mxfp4(StoredMethod):
         """Return the layout of experts; others are plain."""
         return self if EXPERTS in spec.name else None
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what all experts' matrices of one kind become, each with a table of its own."""
         scales = layer.tensors.get("scales")
         if scales is None or "blocks" not in layer.tensors:
             return None
-        told = codes_kept(
+        told = codes_estimate(
             1, GROUP * scales.num_values, group=GROUP, scale_bytes=2, has_outer=False, packs=packs
         )
         tables = (scales.shape[0] - 1) * told.shared_bytes

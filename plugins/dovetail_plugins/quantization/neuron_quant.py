@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.layers.rounding import BFLOAT16
@@ -32,9 +32,9 @@ class NeuronQuant(Int8):
     Options = NeuronOptions
     stored_as = ("neuron_quant",)
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a full-precision layer becomes: a byte a weight in both types."""
-        told = super().kept(layer, packs=packs)
+        told = super().memory_estimate(layer, packs=packs)
         is_int8 = self.options.dtype == "s8"
         return told if told is None or is_int8 else replace(told, format="float8", takes=BFLOAT16)
 

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.checkpoint_method import CheckpointMethod
 from dovetail.layers.rounding import TOKEN, IntegerOptions
-from dovetail_plugins.quantization._kept import integers_kept
+from dovetail_plugins.quantization._estimates import integers_estimate
 
 if TYPE_CHECKING:
     import torch
@@ -54,12 +54,12 @@ class Qqq(CheckpointMethod):
         if self.group not in GROUPS:
             raise self.refuse(f"group_size {self.group} is not read; -1 and {GROUPS[1]} are.")
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of tiles becomes."""
         values, scales = (layer.tensors.get(name) for name in ("B", "s_channel"))
         if values is None or scales is None:
             return None
-        return integers_kept(
+        return integers_estimate(
             values.shape[1] // 2, values.shape[0] * TILE, bits=4, scales=scales, has_zeros=False,
             packs=packs, group=max(self.group, 0),
             takes=TOKEN,

@@ -18,14 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHeader
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers import rounding
 from dovetail.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.quantization._estimates import bytes_estimate, integers_estimate
 from dovetail_plugins.quantization._float8_rounding import rounds
-from dovetail_plugins.quantization._kept import bytes_kept, integers_kept
 
 if TYPE_CHECKING:
     import torch
@@ -68,20 +68,22 @@ class Bytes:
         )  # fmt: skip
         return (values, scale, zero) if self.dtype == "int8" else (values, scale)
 
-    def kept(self, values: TensorHeader, scale: TensorHeader, *, packs: bool) -> Kept:
+    def memory_estimate(
+        self, values: TensorHeader, scale: TensorHeader, *, packs: bool
+    ) -> StorageEstimate:
         """Return what such a layer becomes. Zero points are taken to be 0 throughout."""
         outputs, inputs = values.shape
         groups = 1 if self.is_whole else scale.num_values // outputs
         if self.dtype == "int8" and self.bits <= 4:
-            return integers_kept(
+            return integers_estimate(
                 outputs, inputs, bits=4, scales=scale, has_zeros=False, packs=packs,
                 group=inputs // groups,
             )  # fmt: skip
         if self.dtype == "int8":
             takes = rounding.TOKEN if self.has_token_scales else rounding.INT8
-            return bytes_kept(values.num_values, outputs, groups=groups, takes=takes)
+            return bytes_estimate(values.num_values, outputs, groups=groups, takes=takes)
         takes = rounding.FLOAT8 if self.is_meant_float8 else rounding.BFLOAT16
-        told = bytes_kept(values.num_values, outputs, groups=groups)
+        told = bytes_estimate(values.num_values, outputs, groups=groups)
         return replace(told, format="float8", takes=takes)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
@@ -126,11 +128,13 @@ class Nibbles:
         )  # fmt: skip
         return values, scale, zero
 
-    def kept(self, values: TensorHeader, scale: TensorHeader, *, packs: bool) -> Kept:
+    def memory_estimate(
+        self, values: TensorHeader, scale: TensorHeader, *, packs: bool
+    ) -> StorageEstimate:
         """Return what such a layer becomes: zero points that are no integers take float32."""
         outputs, pairs = values.shape
         wide = replace(scale, dtype="float32")
-        return integers_kept(
+        return integers_estimate(
             outputs, 2 * pairs, bits=4, scales=wide, has_zeros=True, packs=packs,
             group=self.group,
         )  # fmt: skip
@@ -165,12 +169,12 @@ class TorchAo(StoredMethod):
         self.told: Mapping[str, Any] = kind.get("_data") or {}
         self.one_layout = self._layout()
 
-    def kept(self, layer: StoredLayer, *, packs: bool) -> Kept | None:
+    def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of these tensors becomes."""
         values, scale = (layer.tensors.get(name) for name in (QDATA, SCALE))
         if values is None or scale is None:
             return None
-        return self.one_layout.kept(values, scale, packs=packs)
+        return self.one_layout.memory_estimate(values, scale, packs=packs)
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer."""

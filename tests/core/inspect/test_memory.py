@@ -109,7 +109,7 @@ def test_forms_that_no_method_tells_are_called_a_guess(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A method from outside may leave `kept` out."""
-    monkeypatch.setattr(Hqq, "kept", QuantMethod.kept)
+    monkeypatch.setattr(Hqq, "memory_estimate", QuantMethod.memory_estimate)
     shutil.copytree(DATA / "quantized" / "hqq_4", tmp_path / "model")
     found = inspect(config_of(write_tiny_tokenizer(tmp_path / "model")))
     assert found.memory is not None

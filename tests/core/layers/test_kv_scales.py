@@ -32,7 +32,7 @@ class Layer(nn.Module):
         super().__init__()
         self.self_attn = nn.Module()
         self.self_attn.qkv_proj = nn.Linear(4, 4)
-        self.self_attn.attend = Attention("", SPEC)
+        self.self_attn.attn = Attention("", SPEC)
         self.mlp = nn.Linear(4, 4)
 
 

@@ -113,6 +113,23 @@ def test_heads(
     assert all(torch.equal(one[0], other[2]) for one, other in zip(alone, ours, strict=True))
 
 
+def test_heads_without_a_rotation_are_normed_at_most() -> None:
+    """Layers without positions are those of a few families."""
+    built = context()
+    q_norm = norm.RMSNorm(built, HEAD_SIZE, eps=1e-6)
+    fill(q_norm, q_norm)
+    heads = rotary.HeadRotary(
+        built, num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=HEAD_SIZE, q_norm=q_norm
+    )
+    qkv = rows(5, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
+    sizes = [HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE]
+    q, k, v = qkv.clone().split(sizes, dim=-1)
+    ours = heads(qkv, None)
+    assert torch.equal(ours[0], q_norm(q.unflatten(-1, (-1, HEAD_SIZE))).flatten(-2))
+    assert torch.equal(ours[1], k)
+    assert torch.equal(ours[2], v)
+
+
 @pytest.mark.parametrize("weight_dtype", ["", "bfloat16", "float16"])
 def test_token_table(monkeypatch: pytest.MonkeyPatch, weight_dtype: str) -> None:
     def build() -> embedding.VocabParallelEmbedding:

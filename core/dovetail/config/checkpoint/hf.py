@@ -104,13 +104,17 @@ def read_config(path: Path) -> dict[str, Any] | None:
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text model's settings: nested ones of a multimodal checkpoint, else all.
 
-    What the file leaves out is filled in with the defaults of its model type.
+    What the file leaves out is filled in with the defaults of its model type, and what the type
+    calls by a name of its own stands under the usual name too.
     """
     nested = next((raw[key] for key in _TEXT_CONFIGS if isinstance(raw.get(key), dict)), None)
     own = dict(raw) if nested is None else dict(nested)
     if nested is not None:
         own = {key: raw[key] for key in _INHERITED if key in raw} | own
-    return {**facts_of(own).defaults, **own}
+    facts = facts_of(own)
+    stated = {**facts.defaults, **own}
+    renamed = {usual: stated[name] for usual, name in facts.attribute_map.items() if name in stated}
+    return renamed | stated
 
 
 def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:

@@ -124,7 +124,7 @@ class TestQuantization:
             file="model.safetensors",
         )
         stored = StoredLayer(name=spec.name, tensors={"weight": header})
-        told = method.kept(stored, packs=library() is not None)
+        told = method.memory_estimate(stored, packs=library() is not None)
         if told is None:
             pytest.skip("it does not tell")
         layer = filled(method.linear(spec), spec)

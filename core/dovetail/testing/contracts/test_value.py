@@ -14,7 +14,7 @@ class ValueContract:
     """Clauses of every value kind."""
 
     def test_value_crosses_processes(self, entry: Entry, plugin: Value) -> None:
-        """The value is plain data: None, text, a number, or a list, tuple or set of such."""
+        """The value is plain data: None, text, a number, or a list or dataclass of such."""
         packed = msgspec.msgpack.encode(plugin.value)
         assert msgspec.msgpack.decode(packed, type=type(plugin.value)) == plugin.value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from dovetail.config.checkpoint.context_length import checkpoint_tokens, model_tokens
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.checkpoint.hf_defaults import CLASS_DEFAULTS
 from dovetail.errors import ConfigError
 
 pytest.importorskip("dovetail_plugins")
@@ -89,13 +87,6 @@ def test_facts_equal_transformers(model_type: str, tmp_path: Path) -> None:
     eos = config.eos_token_id
     assert facts.eos_token_ids == (() if eos is None else (eos,))
     assert facts.bos_token_id == config.bos_token_id
-
-
-@pytest.mark.parametrize("model_type", CLASS_DEFAULTS)
-def test_class_defaults_are_those_of_transformers(model_type: str) -> None:
-    fields = {f.name: f.default for f in dataclasses.fields(config_class(model_type))}
-    ours = CLASS_DEFAULTS[model_type]
-    assert ours == {name: fields.get(name) for name in ours}
 
 
 def test_what_a_file_leaves_out_is_the_class_default(tmp_path: Path) -> None:

@@ -1,27 +1,57 @@
-"""The one table of model types, against the sources of transformers and by those who ask it."""
+"""Facts of a model type: who declares them, who asks, and what happens where nobody does."""
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dovetail.config.checkpoint.context_length import model_tokens
-from dovetail.config.checkpoint.model_facts import MODEL_FACTS, facts_of, has_rotary
+from dovetail import registry
+from dovetail.config.checkpoint.context_length import checkpoint_tokens, model_tokens
+from dovetail.config.checkpoint.dtypes import compute_dtype
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
 from dovetail.config.checkpoint.rope import with_rope
-from dovetail.errors import ConfigError
+from dovetail.errors import AmbiguousPlugin, BrokenPlugin, ConfigError
 from dovetail.inspect.memory import tables_bytes
+from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable
+from dovetail.interfaces.plugin import Value
 from dovetail.interfaces.spec import ModelSpec
 
-ELSEWHERE = frozenset(
-    {
-        *("fuyu", "gemma4_assistant", "gemma4_unified_assistant", "got_ocr2"),
-        *("git", "moss_transcribe_diarize", "musicgen", "musicgen_melody", "trocr", "whisper"),
-    }
+LEARNED = Value(
+    summary="positions from a table, names and defaults of its own",
+    value=ModelFacts(
+        positions="learned",
+        attribute_map={"num_hidden_layers": "depth", "num_attention_heads": "heads"},
+        defaults={"heads": 4, "vocab_size": 96, "eos_token_id": 5},
+    ),
 )
-"""Types whose text model is another type's, or whose prompt is not text."""
+SCALED = Value(summary="length after scaling", value=ModelFacts(length_is_scaled=True))
+LARGE = Value(summary="large activations", value=ModelFacts(overflows_in_float16=True))
+WRONG = Value(summary="a word in place of facts", value="learned")
+TABLE = Value(
+    summary="types of another's code",
+    value=ModelFactsTable(
+        types={"tabled": ModelFacts(positions="alibi"), "learned": ModelFacts(positions="none")}
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def declared() -> Iterator[None]:
+    own = {name: f"{__name__}:{name.upper()}" for name in ("learned", "scaled", "large", "wrong")}
+    entries = {
+        "model_type": own | {"transformers": f"{__name__}:TABLE"},
+        "config_format": {"auto": f"{__name__}:CONFIG_FORMAT"},
+    }
+    with registry.with_entries(entries, only=True):
+        yield
+
+
+CONFIG_FORMAT = Value(summary="config.json", value="dovetail.config.checkpoint.hf:read_config")
 
 
 def spec_of(model_type: str, **config: Any) -> ModelSpec:
@@ -40,39 +70,45 @@ def spec_of(model_type: str, **config: Any) -> ModelSpec:
     )
 
 
-def types_without_rotary() -> set[str]:
-    """Return the causal models of transformers whose source never speaks of rotary positions."""
-    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
-    modules = pytest.importorskip("transformers.models.auto.configuration_auto")
-    models = Path(auto.__file__).parents[1]
-    found = set()
-    for model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        folder = models / modules.model_type_to_module_name(model_type)
-        source = "".join(path.read_text() for path in folder.glob("modeling_*.py"))
-        if source and not re.search("rotary|rope", source, re.IGNORECASE):
-            found.add(model_type)
-    return found
+def test_a_type_of_its_own_goes_before_the_table() -> None:
+    assert facts_of({"model_type": "learned"}) is LEARNED.value
+    assert facts_of({"model_type": "tabled"}).positions == "alibi"
 
 
-def test_types_without_rotary_are_those_of_transformers() -> None:
-    theirs = types_without_rotary() - ELSEWHERE
-    ours = {name for name, facts in MODEL_FACTS.items() if facts.positions != "rotary"}
-    assert theirs - ours == set()
-    aliases = {"gpt-sw3"}  # another name of gpt2's code
-    assert ours - theirs == aliases
+@pytest.mark.parametrize("model_type", [None, ["a"], "no-such", "transformers"])
+def test_unknown_types_are_usual(model_type: Any) -> None:
+    assert facts_of({"model_type": model_type}) == ModelFacts()
+    assert has_rotary({"model_type": model_type})
+    assert facts_of({}) == ModelFacts()
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    sorted(name for name, facts in MODEL_FACTS.items() if facts.positions != "rotary"),
-)
-def test_everybody_agrees_on_who_has_no_rotary(model_type: str) -> None:
-    config = {"model_type": model_type}
+def test_no_declaration_at_all_is_usual() -> None:
+    with registry.with_entries({}, only=True):
+        assert facts_of({"model_type": "learned"}) == ModelFacts()
+
+
+def test_another_value_is_a_broken_plugin() -> None:
+    with pytest.raises(BrokenPlugin, match="str, not ModelFacts") as caught:
+        facts_of({"model_type": "wrong"})
+    assert caught.value.where == "model_type wrong"
+
+
+def test_two_packages_that_declare_one_type_are_both_named() -> None:
+    with (
+        registry.with_entries({"model_type": {"learned@other": f"{__name__}:SCALED"}}),
+        pytest.raises(AmbiguousPlugin, match="other") as caught,
+    ):
+        facts_of({"model_type": "learned"})
+    assert caught.value.where == "config.json: model_type"
+
+
+def test_positions_decide_what_rope_flags_and_tables_mean() -> None:
+    config = {"model_type": "learned"}
     with pytest.raises(ConfigError, match="no rotary embedding") as caught:
         with_rope(config, 10000.0, {})
     assert caught.value.where == "--rope-theta"
-    assert tables_bytes(spec_of(model_type), 128) == 0
-    assert not has_rotary(config)
+    assert tables_bytes(spec_of("learned"), 128) == 0
+    assert tables_bytes(spec_of("scaled"), 128) > 0
 
 
 def test_alibi_may_be_a_switch() -> None:
@@ -83,13 +119,31 @@ def test_alibi_may_be_a_switch() -> None:
         with_rope({"model_type": "falcon", "alibi": True}, 10000.0, {})
 
 
-@pytest.mark.parametrize("model_type", ["gpt_neo", "opt", "xmod"])
-def test_a_table_of_positions_has_an_end(model_type: str) -> None:
-    with pytest.raises(ConfigError, match="only 128 positions"):
-        model_tokens(256, spec_of(model_type), may_exceed=True)
-    assert model_tokens(256, spec_of("llama"), may_exceed=True) == 256
+def test_a_table_of_positions_has_an_end() -> None:
+    with pytest.raises(ConfigError, match="each of its 128 positions"):
+        model_tokens(256, spec_of("learned"), may_exceed=True)
+    assert model_tokens(256, spec_of("usual"), may_exceed=True) == 256
 
 
-def test_unknown_types_are_usual() -> None:
-    assert facts_of({}) == facts_of({"model_type": "no-such"})
-    assert has_rotary({"model_type": "no-such"})
+def test_a_length_may_be_stated_after_scaling() -> None:
+    rope = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    assert checkpoint_tokens(spec_of("usual", **rope)) == 8 * 128
+    assert checkpoint_tokens(spec_of("scaled", **rope)) == 128
+
+
+def test_some_types_overflow_in_float16() -> None:
+    config = {"model_type": "large", "torch_dtype": "float16"}
+    assert compute_dtype("auto", config, "cuda") == "bfloat16"
+    with pytest.raises(ConfigError, match="large models overflow"):
+        compute_dtype("float16", config, "cuda")
+
+
+def test_names_and_defaults_of_a_family_are_read(tmp_path: Path) -> None:
+    config = {"model_type": "learned", "architectures": ["A"], "hidden_size": 64, "depth": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    spec = load_model_facts(tmp_path)
+    assert (spec.num_layers, spec.num_heads, spec.head_size) == (3, 4, 16)
+    assert (spec.vocab_size, spec.eos_token_ids) == (96, (5,))
+    assert spec.hf_config["num_hidden_layers"] == 3
+    overridden = load_model_facts(tmp_path, overrides={"num_hidden_layers": 2})
+    assert overridden.num_layers == 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dovetail.interfaces.headers import Kept, StoredLayer, TensorHeader
+from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHeader
 from dovetail.layers.rounding import BFLOAT16, FLOAT, INT8
 from dovetail_plugins.quantization._widths import width_of
 
@@ -27,7 +27,7 @@ TABLE_BYTES = 64
 """Of what sixteen codes mean, in float32."""
 
 
-def integers_kept(
+def integers_estimate(
     outputs: int,
     inputs: int,
     *,
@@ -37,7 +37,7 @@ def integers_kept(
     packs: bool,
     group: int = 0,
     takes: str = INT8,
-) -> Kept:
+) -> StorageEstimate:
     """Return what integers in groups become. `group` 0: as many groups as there are scales. `takes`
     is told where groups fit int8 activations.
 
@@ -50,12 +50,12 @@ def integers_kept(
     wide = width_of(bits, size)
     has_zeros = has_zeros or wide != bits
     if wide == 8 and groups == 1 and not has_zeros:
-        return bytes_kept(count, outputs, takes=takes)
+        return bytes_estimate(count, outputs, takes=takes)
     if size % STEP:
-        return replace(plain_kept(count, "float16"), outputs=told_outputs)
+        return replace(plain_estimate(count, "float16"), outputs=told_outputs)
     scale_bytes = 4 if scales.dtype in WIDE else 2
     factors = outputs * groups * scale_bytes * (2 if has_zeros else 1)
-    return Kept(
+    return StorageEstimate(
         num_values=count,
         format=f"int{wide}, groups of {size}",
         num_bytes=value_bytes(count, wide, packs=packs) + factors,
@@ -69,7 +69,9 @@ def value_bytes(count: int, bits: float, *, packs: bool) -> int:
     return int(count * bits / 8) if packs else count
 
 
-def qweight_kept(layer: StoredLayer, *, is_symmetric: bool, packs: bool) -> Kept | None:
+def qweight_estimate(
+    layer: StoredLayer, *, is_symmetric: bool, packs: bool
+) -> StorageEstimate | None:
     """Return what a layer in GPTQ's or AWQ's layout becomes, None for another layer."""
     try:
         packed, zeros, scales = (layer.tensors[name] for name in ("qweight", "qzeros", "scales"))
@@ -81,21 +83,23 @@ def qweight_kept(layer: StoredLayer, *, is_symmetric: bool, packs: bool) -> Kept
         inputs = packed.shape[0] * 32 // bits
     else:
         bits, inputs = 4, packed.shape[0]
-    return integers_kept(
+    return integers_estimate(
         outputs, inputs, bits=bits, scales=scales, has_zeros=not is_symmetric, packs=packs,
     )  # fmt: skip
 
 
-def tiles_kept(values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, packs: bool) -> Kept:
+def tiles_estimate(
+    values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, packs: bool
+) -> StorageEstimate:
     """Return what Marlin's tiles become: 2:4 sparse ones of 4 bits codes of pairs of values."""
     outputs, inputs = scales.shape[-1], values.shape[0] * (32 if is_sparse else 16)
     bits, size = values.shape[-1] * 2 // outputs, inputs // max(1, scales.num_values // outputs)
     if not is_sparse or not packs or bits != 4 or size % POINTS_STEP:
-        return integers_kept(
+        return integers_estimate(
             outputs, inputs, bits=bits, scales=scales, has_zeros=False, packs=packs,
         )  # fmt: skip
     count, scale_bytes = outputs * inputs, 4 if scales.dtype in WIDE else 2
-    return Kept(
+    return StorageEstimate(
         num_values=count,
         format=f"pairs of int4 out of four, groups of {size}",
         num_bytes=value_bytes(count, PAIR_BITS / 4, packs=packs) + scales.num_values * scale_bytes,
@@ -104,13 +108,13 @@ def tiles_kept(values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, p
     )
 
 
-def bytes_kept(
+def bytes_estimate(
     count: int, outputs: int, *, groups: int = 1, has_zeros: bool = False, takes: str = INT8
-) -> Kept:
+) -> StorageEstimate:
     """Return so many int8 values with float32 scales, and zero points, of groups."""
     group = count // outputs // groups
     factors = 4 * outputs * groups * (2 if has_zeros else 1)
-    return Kept(
+    return StorageEstimate(
         num_values=count,
         format="int8" if groups == 1 else f"int8, groups of {group}",
         num_bytes=count + factors,
@@ -119,7 +123,9 @@ def bytes_kept(
     )
 
 
-def float8_kept(layer: StoredLayer, *, block: int = 0, takes: str = BFLOAT16) -> Kept | None:
+def float8_estimate(
+    layer: StoredLayer, *, block: int = 0, takes: str = BFLOAT16
+) -> StorageEstimate | None:
     """Return what a layer in e4m3 becomes, None for another layer. `block`: inputs that share a
     scale, 0 for all of them."""
     weight = layer.tensors.get("weight")
@@ -127,11 +133,11 @@ def float8_kept(layer: StoredLayer, *, block: int = 0, takes: str = BFLOAT16) ->
         return None
     count, (outputs, inputs) = weight.num_values, weight.shape
     if weight.dtype != "float8_e4m3fn" or block % STEP:
-        return plain_kept(count, "bfloat16")
+        return plain_estimate(count, "bfloat16")
     groups = -(-inputs // block) if block else 1
     num_bytes = count + 4 * outputs * groups
     can_round = groups == 1 or block % FLOAT8_STEP == 0
-    return Kept(
+    return StorageEstimate(
         num_values=count,
         format="float8",
         num_bytes=num_bytes,
@@ -140,13 +146,13 @@ def float8_kept(layer: StoredLayer, *, block: int = 0, takes: str = BFLOAT16) ->
     )
 
 
-def codes_kept(
+def codes_estimate(
     outputs: int, inputs: int, *, group: int, scale_bytes: int, has_outer: bool, packs: bool
-) -> Kept:
+) -> StorageEstimate:
     """Return what 4-bit codes of a table become, with a scale a group and one more an output."""
     count = outputs * inputs
     factors = outputs * (-(-inputs // group) * scale_bytes + (4 if has_outer else 0))
-    return Kept(
+    return StorageEstimate(
         num_values=count,
         format=f"4-bit floats, groups of {group}",
         num_bytes=value_bytes(count, 4, packs=packs) + factors + TABLE_BYTES,
@@ -163,7 +169,7 @@ def matrix_of(layer: StoredLayer) -> TensorHeader | None:
     return weight if is_float and weight is not None and len(weight.shape) >= 2 else None
 
 
-def made_kept(
+def made_estimate(
     layer: StoredLayer,
     *,
     bits: int,
@@ -173,7 +179,7 @@ def made_kept(
     packs: bool,
     format: str,
     takes: str,
-) -> Kept | None:
+) -> StorageEstimate | None:
     """Return what a full-precision layer becomes that is quantized while it loads."""
     weight = matrix_of(layer)
     if weight is None:
@@ -184,7 +190,7 @@ def made_kept(
     factors = outputs * groups * scale_bytes * (2 if has_zeros else 1)
     num_bytes = value_bytes(weight.num_values, bits, packs=packs) + factors
     told_outputs = outputs if len(weight.shape) == 2 else 0
-    return Kept(
+    return StorageEstimate(
         num_values=weight.num_values,
         format=format,
         num_bytes=num_bytes,
@@ -193,12 +199,12 @@ def made_kept(
     )
 
 
-def int8_kept(layer: StoredLayer, group: int, *, packs: bool) -> Kept | None:
+def int8_estimate(layer: StoredLayer, group: int, *, packs: bool) -> StorageEstimate | None:
     """Return what a layer becomes in 8 bits while it loads. `group` 0: a scale an output."""
     weight = matrix_of(layer)
     is_whole = weight is None or not group or weight.shape[-1] <= group
     format = "int8" if is_whole else f"int8, groups of {group}"
-    return made_kept(
+    return made_estimate(
         layer, bits=8, group=group, scale_bytes=4, packs=packs, format=format, takes=INT8
     )
 
@@ -213,8 +219,8 @@ def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHea
     return {**tensors, "weight": replace(half, shape=shape, num_bytes=2 * half.num_bytes)}
 
 
-def plain_kept(count: int, dtype: str) -> Kept:
+def plain_estimate(count: int, dtype: str) -> StorageEstimate:
     """Return so many weights in full precision."""
     num_bytes = count * (4 if dtype in WIDE else 2)
     takes = BFLOAT16 if dtype == BFLOAT16 else FLOAT
-    return Kept(num_values=count, format=dtype, num_bytes=num_bytes, takes=takes)
+    return StorageEstimate(num_values=count, format=dtype, num_bytes=num_bytes, takes=takes)

@@ -260,6 +260,6 @@ def test_every_method_tells() -> None:
     silent = [
         name
         for name in registry.names("quantization")
-        if registry.load("quantization", name).kept is QuantMethod.kept
+        if registry.load("quantization", name).memory_estimate is QuantMethod.memory_estimate
     ]
     assert silent == ["none"]

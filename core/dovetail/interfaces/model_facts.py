@@ -1,0 +1,49 @@
+"""ModelFacts: what must be known of a model type before its code is imported.
+
+A model family declares them beside its model: an entry point of the kind `model_type` whose name is
+the "model_type" of config.json and whose value is a ModelFacts. The module that holds it imports no
+torch, since configs are resolved without. A type that nobody declares has rotary positions and
+nothing unusual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Positions = Literal["rotary", "learned", "sinusoidal", "alibi", "relative", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Facts of one model type.
+
+    `positions`: how a token's position is told; a learned table has an end. `defaults`: what
+    config.json may leave out (checkpoints omit what equals the default of their config class).
+    `attribute_map`: a usual name of config.json -> this family's own name for it, for example
+    {"num_hidden_layers": "n_blocks"}. `length_is_scaled`: max_position_embeddings is the length
+    after RoPE scaling. `has_two_rotary_tables`: windowed layers rotate by another rule.
+    `stores_inputs_first`: ends of the names of matrices that are stored [I, O];
+    `quantized_is_readable`: quantized copies of such checkpoints can be loaded.
+    """
+
+    positions: Positions = "rotary"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    attribute_map: Mapping[str, str] = field(default_factory=dict)
+    overflows_in_float16: bool = False
+    length_is_scaled: bool = False
+    has_two_rotary_tables: bool = False
+    stores_inputs_first: tuple[str, ...] = ()
+    quantized_is_readable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFactsTable:
+    """Facts of many types: those that one model plugin runs under an architecture's own name.
+
+    Asked after the types that have an entry of their own, so a family that somebody adds needs
+    nothing removed here.
+    """
+
+    types: Mapping[str, ModelFacts]

@@ -1,0 +1,25 @@
+"""Facts of Phi-3 and Phi-4: what a config.json may leave out."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.plugin import Value
+
+FACTS = ModelFacts(
+    defaults={
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 32000,
+    },
+)
+
+PHI3 = Value(summary="Phi-3 and Phi-4", value=FACTS)

@@ -1,0 +1,39 @@
+"""Facts of the types that only transformers' code runs.
+
+Source: the modelling files of transformers 5; a test compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable, Positions
+from dovetail.interfaces.plugin import Value
+
+_OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
+    "alibi": ("bloom", "mpt"),
+    "learned": (
+        *("bert", "bert-generation", "big_bird", "biogpt", "camembert", "data2vec-text"),
+        *("electra", "ernie", "gpt_bigcode", "gpt_neo", "megatron-bert", "openai-gpt"),
+        *("plbart", "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"),
+        *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+    ),
+    "none": ("mamba", "mamba2", "rwkv", "xlstm", "zamba"),
+    "relative": ("cpmant", "xlnet"),
+    "sinusoidal": ("ctrl", "pegasus", "xglm"),
+}
+
+
+def _types() -> dict[str, ModelFacts]:
+    types = {
+        name: ModelFacts(positions=positions)
+        for positions, names in _OF_POSITIONS.items()
+        for name in names
+    }
+    stored_inputs_first = dataclasses.replace(types["openai-gpt"], quantized_is_readable=False)
+    return types | {"openai-gpt": stored_inputs_first}
+
+
+TYPES = Value(
+    summary="the types that only transformers' code runs", value=ModelFactsTable(types=_types())
+)

@@ -1,0 +1,101 @@
+"""The facts that the built-in families declare, against the sources of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import registry
+from dovetail.config.checkpoint.context_length import model_tokens
+from dovetail.config.checkpoint.model_facts import TABLE, facts_of, has_rotary
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.spec import ModelSpec
+
+ELSEWHERE = frozenset(
+    {
+        *("fuyu", "gemma4_assistant", "gemma4_unified_assistant", "got_ocr2"),
+        *("git", "moss_transcribe_diarize", "musicgen", "musicgen_melody", "trocr", "whisper"),
+    }
+)
+"""Types whose text model is another type's, or whose prompt is not text."""
+
+OWN = [name for name in registry.names("model_type") if name != TABLE]
+TABLED: dict[str, ModelFacts] = dict(registry.value_of("model_type", TABLE).types)
+FACTS = TABLED | {name: facts_of({"model_type": name}) for name in OWN}
+
+
+def config_class(model_type: str) -> Any:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    return auto.CONFIG_MAPPING[model_type]
+
+
+def types_without_rotary() -> set[str]:
+    """Return the causal models of transformers whose source never speaks of rotary positions."""
+    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
+    modules = pytest.importorskip("transformers.models.auto.configuration_auto")
+    models = Path(auto.__file__).parents[1]
+    types = set()
+    for model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        folder = models / modules.model_type_to_module_name(model_type)
+        source = "".join(path.read_text() for path in folder.glob("modeling_*.py"))
+        if source and not re.search("rotary|rope", source, re.IGNORECASE):
+            types.add(model_type)
+    return types
+
+
+def test_types_without_rotary_are_those_of_transformers() -> None:
+    theirs = types_without_rotary() - ELSEWHERE
+    ours = {name for name, facts in FACTS.items() if facts.positions != "rotary"}
+    assert theirs - ours == set()
+    aliases = {"gpt-sw3"}  # another name of gpt2's code
+    assert ours - theirs == aliases
+
+
+def test_no_type_is_declared_twice() -> None:
+    assert set(OWN) & set(TABLED) == set()
+
+
+@pytest.mark.parametrize("model_type", [name for name in OWN if FACTS[name].defaults])
+def test_defaults_are_those_of_transformers(model_type: str) -> None:
+    fields = {f.name: f.default for f in dataclasses.fields(config_class(model_type))}
+    ours = FACTS[model_type].defaults
+    assert ours == {name: fields.get(name) for name in ours}
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neo", "opt", "xmod", "gpt2"])
+def test_a_table_of_positions_has_an_end(model_type: str) -> None:
+    spec = ModelSpec(
+        path="m",
+        architecture="A",
+        hf_config={"model_type": model_type},
+        dtype="float32",
+        vocab_size=8,
+        hidden_size=64,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=64,
+        max_position_tokens=128,
+    )
+    assert not has_rotary(spec.hf_config)
+    with pytest.raises(ConfigError, match="each of its 128 positions"):
+        model_tokens(256, spec, may_exceed=True)
+
+
+def test_facts_import_neither_torch_nor_a_model() -> None:
+    code = (
+        "import sys\n"
+        "from dovetail.config.checkpoint.model_facts import facts_of\n"
+        f"for name in {sorted(FACTS)!r}: facts_of({{'model_type': name}})\n"
+        "print([n for n in sys.modules if n in ('torch', 'transformers')"
+        " or n.startswith('dovetail_plugins.models')])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
