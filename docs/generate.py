@@ -78,12 +78,12 @@ def first_paragraph(documented: Any) -> str:
 def http_page() -> str:
     """Return routes with their first docstring paragraph, then the fields of each request body."""
     from dovetail.server import app
-    from dovetail.server.protocol.chat import ChatRequest
-    from dovetail.server.protocol.completions import CompletionRequest
-    from dovetail.server.protocol.messages import CountRequest, MessagesRequest
-    from dovetail.server.protocol.parse import ParseRequest
-    from dovetail.server.protocol.responses import ResponsesRequest
-    from dovetail.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+    from dovetail.server.api.completions.protocol import CompletionRequest
+    from dovetail.server.api.messages.protocol import CountRequest, MessagesRequest
+    from dovetail.server.api.parse.protocol import ParseRequest
+    from dovetail.server.api.responses.protocol import ResponsesRequest
+    from dovetail.server.api.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+    from dovetail.server.generate.chat_body import ChatRequest
 
     parts = [
         "# HTTP routes\n",

@@ -22,7 +22,7 @@ from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.server import fleet
-from dovetail.server.parsers import ParserChoice
+from dovetail.server.generate.parsers import ParserChoice
 from dovetail.testing.fake_engine import fake_spec
 from dovetail.testing.impostors import make_impostors
 from dovetail.testing.orphans import kill_parent, survivors
@@ -275,7 +275,7 @@ import asyncio, socket, sys
 from dovetail.config.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.server import fleet
-from dovetail.server.parsers import ParserChoice
+from dovetail.server.generate.parsers import ParserChoice
 from dovetail.testing.fake_engine import fake_spec
 
 async def main():

@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 from dovetail.config.frontend import FrontendConfig
 from dovetail.config.model_path import DEMO_PATH
 from dovetail.errors import ConfigError
-from dovetail.server.checks import check_frontend
-from dovetail.server.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected
+from dovetail.server.api.responses.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected
+from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 from dovetail.testing.models import write_replay_checkpoint
 from dovetail.testing.server_process import ServerProcess

@@ -16,7 +16,7 @@ from dovetail.batch.lines import BadLine, Line, custom_id_of, name_of_line, pars
 from dovetail.batch.progress import Progress
 from dovetail.batch.results import Answer, Fault, Result, Results
 from dovetail.errors import EngineDead
-from dovetail.server.absent import unbuilt
+from dovetail.server.http.not_found import unbuilt
 
 logger = logging.getLogger("dovetail.batch")
 BREATH_LINES = 256

@@ -33,11 +33,11 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.observability import logging as log_setup
-from dovetail.server.checks import check_frontend
-from dovetail.server.listen import bind, url_of, warn_if_open
-from dovetail.server.mcp import connected
-from dovetail.server.phases import Phases
-from dovetail.server.start import max_queued, start_engine
+from dovetail.server.api.responses.mcp import connected
+from dovetail.server.launch.engine_start import max_queued, start_engine
+from dovetail.server.launch.frontend_checks import check_frontend
+from dovetail.server.launch.sockets import bind, url_of, warn_if_open
+from dovetail.server.launch.startup_timer import Phases
 
 logger = logging.getLogger("dovetail.batch")
 EXIT_SOME_FAILED = 1
@@ -209,7 +209,7 @@ async def _serve(job: Job, spec: EngineSpec, phases: Phases) -> int:
         from dovetail.batch.call import Caller
         from dovetail.batch.drive import drive
         from dovetail.server.app import build_app, build_renderer
-        from dovetail.server.parsers import build_parsers, choose_parsers
+        from dovetail.server.generate.parsers import build_parsers, choose_parsers
 
         renderer = build_renderer(engine, job.frontend)
         parsers = build_parsers(choose_parsers(job.config, renderer.source))

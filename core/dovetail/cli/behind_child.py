@@ -22,6 +22,6 @@ def _serve() -> int:
 
     config = Config.from_fields(process.read_boot(dict[str, Any]))
     load_plugin_files(config)
-    from dovetail.server.launch import run
+    from dovetail.server.launch.serve import run
 
     return run(config)

@@ -14,7 +14,7 @@ from dovetail.cli.serve import add_arguments as add_serve_arguments
 if TYPE_CHECKING:
     from dovetail.config.engine import Config
     from dovetail.interfaces.spec import EngineSpec
-    from dovetail.server.preview import Preview
+    from dovetail.server.launch.preview import Preview
 
 HELP = "check the settings, the model's files and the address without starting"
 
@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.resolve import resolve
     from dovetail.config.show import DEMO
     from dovetail.engine.transport import make_socket_folder
-    from dovetail.server.checks import check_frontend
-    from dovetail.server.listen import listening, url_of
-    from dovetail.server.preview import look_ahead
+    from dovetail.server.launch.frontend_checks import check_frontend
+    from dovetail.server.launch.preview import look_ahead
+    from dovetail.server.launch.sockets import listening, url_of
 
     config = asked(args)
     given = sum(origin != DEMO for origin in config.origins.values())

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.asked import asked
     from dovetail.config.resolve import resolve
     from dovetail.config.show import facts, resolved, rows_of, sampling_rows
-    from dovetail.server.preview import found, look_ahead
+    from dovetail.server.launch.preview import found, look_ahead
 
     config = asked(args)
     spec = resolve(config)

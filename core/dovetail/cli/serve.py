@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.asked import asked
 
     config = asked(args)  # before logging is set up by names that may be wrong
-    from dovetail.server.launch import run as launch  # the HTTP stack, once the flags are right
+    from dovetail.server.launch.serve import (
+        run as launch,  # the HTTP stack, once the flags are right
+    )
 
     return launch(config)

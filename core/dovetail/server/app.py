@@ -22,28 +22,26 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.observability import metrics
 from dovetail.registry import hooks
-from dovetail.server.absent import absent
-from dovetail.server.errors import problem, problem_of
-from dovetail.server.fields import HEADER
-from dovetail.server.generation import CLAMPED_HEADER
-from dovetail.server.mcp import McpServer
-from dovetail.server.middleware import REQUEST_ID, BodyLimit, Faults, Gate, OpenRequests, Outer
-from dovetail.server.plugged import add_middleware
-from dovetail.server.render.chat import ChatRenderer
-from dovetail.server.routes import (
-    chat,
-    completions,
-    dev,
-    health,
-    messages,
-    models,
-    parse,
-    responses,
-    rest,
-    tokenize,
-)
-from dovetail.server.state import Parsers, build_server
-from dovetail.server.streaming import ClientGone
+from dovetail.server.api.admin import server_info as dev
+from dovetail.server.api.admin import sleep as rest
+from dovetail.server.api.chat import routes as chat
+from dovetail.server.api.completions import routes as completions
+from dovetail.server.api.health import routes as health
+from dovetail.server.api.messages import routes as messages
+from dovetail.server.api.models import routes as models
+from dovetail.server.api.parse import routes as parse
+from dovetail.server.api.responses import routes as responses
+from dovetail.server.api.responses.mcp import McpServer
+from dovetail.server.api.tokenize import routes as tokenize
+from dovetail.server.generate.generation import CLAMPED_HEADER
+from dovetail.server.generate.ignored_fields import HEADER
+from dovetail.server.generate.server_state import Parsers, build_server
+from dovetail.server.generate.streaming import ClientGone
+from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.http.errors import problem, problem_of
+from dovetail.server.http.middleware import REQUEST_ID, BodyLimit, Faults, Gate, OpenRequests, Outer
+from dovetail.server.http.not_found import absent
+from dovetail.server.http.user_middleware import add_middleware
 from dovetail.version import __version__
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
+from dovetail.server.api.responses.mcp import McpServer
 from dovetail.server.app import build_app
-from dovetail.server.mcp import McpServer
-from dovetail.server.state import Parsers
+from dovetail.server.generate.server_state import Parsers
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 
 Answer = TypeVar("Answer")

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
-from dovetail.server.events import Collected, ContentDelta, Session, SessionPlan
+from dovetail.server.generate.events import Collected, ContentDelta, Session, SessionPlan
 from dovetail.testing.cuts import cuts
 
 JSON_SYNTAXES = (

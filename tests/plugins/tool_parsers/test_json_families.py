@@ -13,10 +13,10 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.events import Collected, Session, SessionPlan
-from dovetail.server.protocol.chat import ChatRequest
-from dovetail.server.state import Parsers
-from dovetail.server.tools import markers_in_use, tool_use
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.events import Collected, Session, SessionPlan
+from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tool_choice import markers_in_use, tool_use
 from dovetail.testing.cuts import parse_in_pieces
 from dovetail.testing.forms import example
 

@@ -1,0 +1,242 @@
+"""Steps of a chat answer in OpenAI's shapes: stream chunks, and the whole body made of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.server.generate.chat_body import (
+    CallFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatReply,
+    ReplyMessage,
+    ReplyToolCall,
+    TokenLogprob,
+)
+from dovetail.server.generate.events import (
+    Collected,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgsDelta,
+    ToolCallStart,
+)
+from dovetail.server.generate.generation import Counts, Reply
+from dovetail.server.generate.logprobs import chat_logprobs, prompt_logprobs
+from dovetail.server.generate.streaming import Step
+
+REASONING_NAMES = {
+    "both": ("reasoning", "reasoning_content"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+}
+"""The fields that thinking is written in, by --reasoning-field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatShape:
+    """What the request wants shown. `echo` is text put before every answer."""
+
+    role: str
+    fingerprint: str
+    num_top_logprobs: int | None = None
+    shows_token_ids: bool = False
+    shows_reasoning: bool = True
+    shows_usage: bool = False
+    shows_usage_always: bool = False
+    shows_cached: bool = False
+    shows_prompt_logprobs: bool = False
+    shows_reasoning_count: bool = False
+    reasoning_names: tuple[str, ...] = REASONING_NAMES["both"]
+    prompt_ids: tuple[int, ...] = ()
+    echo: str = ""
+
+    def counts(self) -> Counts:
+        """Return a count of nothing yet."""
+        return Counts(shows_cached=self.shows_cached, shows_reasoning=self.shows_reasoning_count)
+
+    def reasoning_fields(self, text: str) -> dict[str, Any]:
+        """Return reasoning under the names that the server writes."""
+        return dict.fromkeys(self.reasoning_names, text)
+
+
+def _delta(event: Event, shape: ChatShape) -> ReplyMessage:
+    match event:
+        case ContentDelta(text=text):
+            return ReplyMessage(content=text)
+        case ReasoningDelta(text=text):
+            return ReplyMessage(**shape.reasoning_fields(text))
+        case ToolCallStart(index=index, call_id=call_id, name=name):
+            function = CallFunction(name=name, arguments="")
+            call = ReplyToolCall(index=index, id=call_id, type="function", function=function)
+            return ReplyMessage(tool_calls=[call])
+        case ToolCallArgsDelta(index=index, text=text):
+            call = ReplyToolCall(index=index, function=CallFunction(arguments=text))
+            return ReplyMessage(tool_calls=[call])
+
+
+def _is_shown(event: Event, shape: ChatShape) -> bool:
+    return shape.shows_reasoning or not isinstance(event, ReasoningDelta)
+
+
+def _step_logprobs(step: Step, reply: Reply, shape: ChatShape) -> list[TokenLogprob] | None:
+    if shape.num_top_logprobs is None or step.logprobs is None:
+        return None
+    return chat_logprobs(step.logprobs, shape.num_top_logprobs, reply.names)
+
+
+def _prompt_fields(step: Step, reply: Reply, shape: ChatShape) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if shape.shows_token_ids:
+        fields["prompt_token_ids"] = list(shape.prompt_ids)
+    if shape.shows_prompt_logprobs and step.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, reply.names)
+    return fields
+
+
+class ChatChunks:
+    """Makes the chunks of one stream."""
+
+    def __init__(self, reply: Reply, shape: ChatShape) -> None:
+        self._reply = reply
+        self._shape = shape
+        self._counts = shape.counts()
+        self._opened: set[int] = set()
+        self._is_first = True
+
+    async def run(self, steps: AsyncIterator[Step]) -> AsyncGenerator[bytes, None]:
+        """Yield the JSON of every chunk."""
+        async for step in steps:
+            self._counts.note(step)
+            for choice in self._choices(step):
+                fields = _prompt_fields(step, self._reply, self._shape) if self._is_first else {}
+                self._is_first = False
+                yield self._chunk([choice], fields)
+        if self._shape.shows_usage:
+            yield self._encoded([], {"usage": self._counts.usage()})
+
+    def _choices(self, step: Step) -> list[ChatChunkChoice]:
+        made: list[ChatChunkChoice] = []
+        if step.index not in self._opened:
+            self._opened.add(step.index)
+            opening = ReplyMessage(role=self._shape.role, content=self._shape.echo)
+            made.append(self._choice(step.index, opening))
+        deltas = [_delta(e, self._shape) for e in step.events if _is_shown(e, self._shape)]
+        extras = self._extras(step)
+        if extras and not deltas:
+            deltas = [ReplyMessage()]
+        for position, delta in enumerate(deltas):
+            made.append(self._choice(step.index, delta, extras if position == 0 else {}))
+        if step.finish_reason is not None:
+            end = {"finish_reason": step.finish_reason, "stop_reason": step.stop_reason}
+            made.append(self._choice(step.index, ReplyMessage(), end))
+        return made
+
+    def _extras(self, step: Step) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        logprobs = _step_logprobs(step, self._reply, self._shape)
+        if logprobs:
+            extras["logprobs"] = ChatLogprobs(content=logprobs)
+        if self._shape.shows_token_ids and step.token_ids:
+            extras["token_ids"] = list(step.token_ids)
+        return extras
+
+    def _choice(
+        self, index: int, delta: ReplyMessage, extras: dict[str, Any] | None = None
+    ) -> ChatChunkChoice:
+        base: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        return ChatChunkChoice(index=index, delta=delta, **(base | (extras or {})))
+
+    def _chunk(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
+        if self._shape.shows_usage_always:
+            fields = fields | {"usage": self._counts.usage()}
+        elif self._shape.shows_usage:
+            fields = fields | {"usage": None}
+        return self._encoded(choices, fields)
+
+    def _encoded(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
+        chunk = ChatChunk(
+            id=f"chatcmpl-{self._reply.request_id}",
+            object="chat.completion.chunk",
+            created=self._reply.created_s,
+            model=self._reply.model,
+            choices=choices,
+            system_fingerprint=self._shape.fingerprint,
+            **fields,
+        )
+        return chunk.model_dump_json(exclude_unset=True).encode()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """One answer being joined."""
+
+    collected: Collected = field(default_factory=Collected)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+async def chat_body(steps: AsyncIterator[Step], reply: Reply, shape: ChatShape) -> ChatReply:
+    """Return the whole answer: exactly its stream, joined."""
+    answers: dict[int, _Answer] = {}
+    counts = shape.counts()
+    fields: dict[str, Any] = {}
+    async for step in steps:
+        counts.note(step)
+        fields = _prompt_fields(step, reply, shape) | fields
+        answer = answers.setdefault(step.index, _Answer())
+        answer.collected.add(e for e in step.events if _is_shown(e, shape))
+        answer.logprobs += _step_logprobs(step, reply, shape) or ()
+        answer.token_ids += step.token_ids
+        if step.finish_reason is not None:
+            answer.finish_reason, answer.stop_reason = step.finish_reason, step.stop_reason
+    return ChatReply(
+        id=f"chatcmpl-{reply.request_id}",
+        object="chat.completion",
+        created=reply.created_s,
+        model=reply.model,
+        choices=[_choice(index, answers[index], shape) for index in sorted(answers)],
+        usage=counts.usage(),
+        system_fingerprint=shape.fingerprint,
+        **fields,
+    )
+
+
+def _choice(index: int, answer: _Answer, shape: ChatShape) -> ChatChoice:
+    logprobs = None
+    if shape.num_top_logprobs is not None:
+        logprobs = ChatLogprobs(content=answer.logprobs)
+    extras = {"token_ids": answer.token_ids} if shape.shows_token_ids else {}
+    return ChatChoice(
+        index=index,
+        message=message_of(answer.collected, shape),
+        logprobs=logprobs,
+        finish_reason=answer.finish_reason,
+        stop_reason=answer.stop_reason,
+        **extras,
+    )
+
+
+def message_of(collected: Collected, shape: ChatShape) -> ReplyMessage:
+    """Return a whole answer as a message."""
+    content = shape.echo + collected.content
+    fields: dict[str, Any] = {"refusal": None}
+    if collected.reasoning:
+        fields |= shape.reasoning_fields(collected.reasoning)
+    if collected.calls:
+        fields["tool_calls"] = [
+            ReplyToolCall(
+                id=call.call_id,
+                type="function",
+                function=CallFunction(name=call.name, arguments=call.arguments),
+            )
+            for call in collected.calls
+        ]
+    is_null = not content and bool(collected.calls)
+    return ReplyMessage(role=shape.role, content=None if is_null else content, **fields)

@@ -1,0 +1,67 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fastapi import Request
+
+from dovetail.server.api.chat.response import REASONING_NAMES, ChatChunks, ChatShape, chat_body
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.conversation import Prepared, prepare
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.generation import check_stream, enter, streamed, whole
+from dovetail.server.generate.server_state import Server
+from dovetail.server.generate.streaming import until_gone
+
+
+async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
+    """Answer a conversation, streamed or whole."""
+    check_stream(body.stream, body.stream_options)
+    async with AsyncExitStack() as owned:
+        enter(server, owned, body.n or 1)
+        ignored = server.fields.check(body, known=("messages.",))
+        work = prepare(server, body, request, ignored=ignored)
+        prepared = await until_gone(request, work)
+        reply, shape = prepared.reply, _shape(server, body, prepared)
+        steps = prepared.generation.steps(server)
+        owned.push_async_callback(steps.aclose)
+        if body.stream:
+            run = ChatChunks(reply, shape).run
+            return await streamed(request, owned, reply, steps, run)
+        return await whole(request, reply, chat_body(steps, reply, shape))
+
+
+def _shape(server: Server, body: ChatRequest, prepared: Prepared) -> ChatShape:
+    options = body.stream_options
+    usage = bool(options and options.include_usage) or server.frontend.enable_force_include_usage
+    return ChatShape(
+        role=_role(server, body),
+        fingerprint=server.fingerprint,
+        num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shows_token_ids=body.return_token_ids,
+        shows_reasoning=body.include_reasoning,
+        shows_usage=usage,
+        shows_usage_always=usage and bool(options and options.continuous_usage_stats),
+        shows_cached=server.frontend.enable_prompt_tokens_details,
+        shows_reasoning_count=prepared.generation.plan.reasoning is not None,
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+        prompt_ids=tuple(prepared.generation.prompt_ids),
+        reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
+        echo=_echo(server, body),
+    )
+
+
+def _role(server: Server, body: ChatRequest) -> str:
+    if body.continue_final_message or not body.add_generation_prompt:
+        return body.messages[-1].role
+    return server.frontend.response_role
+
+
+def _echo(server: Server, body: ChatRequest) -> str:
+    """Return the final message's text when it is to be repeated before the answer."""
+    final = body.messages[-1]
+    if not body.echo or final.role != _role(server, body) or not isinstance(final.content, str):
+        return ""
+    return final.content

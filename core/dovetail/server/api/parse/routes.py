@@ -1,0 +1,82 @@
+"""POST /v1/parse: a model's text as the events that an answer would be made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from starlette.responses import Response
+
+from dovetail.server.api.chat.response import REASONING_NAMES, ChatShape, message_of
+from dovetail.server.api.parse.protocol import ParseReply, ParseRequest
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.events import (
+    Collected,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    Session,
+    SessionPlan,
+    ToolCallArgsDelta,
+    ToolCallStart,
+)
+from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.generate.named_parsers import parsers_for
+from dovetail.server.generate.server_state import Parsers, Server
+from dovetail.server.generate.template.messages import tool_values
+from dovetail.server.generate.tool_choice import layout_in_use
+
+EVENT_NAMES = {
+    ReasoningDelta: "reasoning",
+    ContentDelta: "content",
+    ToolCallStart: "tool_call",
+    ToolCallArgsDelta: "tool_call_arguments",
+}
+
+
+async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
+    """Read a model's text: reasoning, content and tool calls, by the parsers named or in use."""
+    ignored = server.fields.check(body)
+    parsers = parsers_for(server.parsers, body.tool_parser, body.reasoning_parser)
+    plan = _plan(body, parsers, is_strict=server.frontend.tool_parser_strict)
+    events = await server.run(lambda: _events(body.text, plan), len(body.text))
+    reply = ParseReply(
+        events=[_event(event) for event in events],
+        message=message_of(_collected(events), _shape(server)),
+        starts_inside_reasoning=plan.starts_inside,
+    )
+    headers = {HEADER: header_value(ignored)} if ignored else {}
+    data = reply.model_dump_json(exclude_unset=True)
+    return Response(data, media_type="application/json", headers=headers)
+
+
+def _plan(body: ParseRequest, parsers: Parsers, *, is_strict: bool) -> SessionPlan:
+    reasoning = parsers.reasoning
+    return SessionPlan(
+        reasoning=reasoning.markers if reasoning else None,
+        tool_parser=parsers.tool,
+        tools=tool_values(body.tools or ()),
+        starts_inside=reasoning is not None and reasoning.starts_inside(body.prompt or ""),
+        layout=layout_in_use(parsers.tool, reasoning),
+        reads_bare=not is_strict and bool(body.tools),
+    )
+
+
+def _events(text: str, plan: SessionPlan) -> list[Event]:
+    session = Session(plan)
+    return [*session.feed(text), *session.finish()]
+
+
+def _collected(events: list[Event]) -> Collected:
+    collected = Collected()
+    collected.add(events)
+    return collected
+
+
+def _shape(server: Server) -> ChatShape:
+    names = REASONING_NAMES[server.frontend.reasoning_field]
+    return ChatShape(role="assistant", fingerprint=server.fingerprint, reasoning_names=names)
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {"type": EVENT_NAMES[type(event)], **dataclasses.asdict(event)}

@@ -1,0 +1,62 @@
+"""One API process of several, started by `fleet`.
+
+Takes its ChildBoot message and serves on the socket named there. Starts no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from dovetail import process
+from dovetail.engine.async_engine import AsyncEngine
+from dovetail.errors import DovetailError
+from dovetail.observability import logging as log_setup
+from dovetail.server.api.responses.mcp import connected
+from dovetail.server.app import build_app
+from dovetail.server.generate.parsers import build_parsers
+from dovetail.server.launch.api_processes import READY, ChildBoot
+from dovetail.server.launch.lifecycle import Life
+from dovetail.server.launch.serve import run_loop
+
+logger = logging.getLogger("dovetail.server")
+
+
+def main() -> int:
+    """Serve as told; return the exit status."""
+    boot = process.read_boot(ChildBoot)
+    log_setup.configure(
+        boot.spec.log_level,
+        uvicorn_level=boot.frontend.uvicorn_log_level,
+        config=boot.spec.log_config,
+        prefix=boot.spec.log_prefix,
+        is_wanted=boot.spec.sets_up_log,
+    )
+    try:
+        return run_loop(_serve(boot))
+    except DovetailError as error:
+        logger.error("%s", error)
+        return 1
+
+
+async def _serve(boot: ChildBoot) -> int:
+    tool_servers = await connected(boot.frontend.tool_server)
+    engine = await AsyncEngine.attach(boot.address, boot.spec)
+    try:
+        app = build_app(
+            engine,
+            boot.frontend,
+            parsers=build_parsers(boot.parsers),
+            max_queued_requests=boot.max_queued,
+            tool_servers=tool_servers,
+        )
+        sock = socket.socket(fileno=boot.socket_fd)
+        return await Life(app, engine, boot.frontend).run(sock, _tell_ready)
+    finally:
+        await engine.shutdown()
+
+
+def _tell_ready() -> None:
+    """Tell the parent that this process listens."""
+    with process.open_channel() as channel:
+        channel.sendall(READY)
