@@ -37,7 +37,7 @@ from dovetail.server.api.responses.mcp import connected
 from dovetail.server.launch.engine_start import max_queued, start_engine
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind, url_of, warn_if_open
-from dovetail.server.launch.startup_timer import Phases
+from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.batch")
 EXIT_SOME_FAILED = 1
@@ -195,16 +195,16 @@ def _answer(job: Job) -> int:
     if job.found.num_answered == job.found.num_lines:
         print(f"{job.found.num_lines} lines, all answered before, {job.found.num_failed} failed.")
         return EXIT_SOME_FAILED if job.found.num_failed else 0
-    phases = Phases()
-    with phases.time("config"):
+    timer = StartupTimer()
+    with timer.time("config"):
         spec = resolve(job.config)
-    return _run_loop(_serve(job, spec, phases))
+    return _run_loop(_serve(job, spec, timer))
 
 
-async def _serve(job: Job, spec: EngineSpec, phases: Phases) -> int:
+async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
     """Answer with an engine of our own; return the exit status."""
     tool_servers = await connected(job.frontend.tool_server)
-    engine = await start_engine(job.config, spec, phases)
+    engine = await start_engine(job.config, spec, timer)
     try:
         from dovetail.batch.call import Caller
         from dovetail.batch.drive import drive

@@ -36,11 +36,18 @@ from dovetail.server.api.tokenize import routes as tokenize
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.generate.server_state import Parsers, build_server
-from dovetail.server.generate.streaming import ClientGone
+from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.errors import problem, problem_of
-from dovetail.server.http.middleware import REQUEST_ID, BodyLimit, Faults, Gate, OpenRequests, Outer
-from dovetail.server.http.not_found import absent
+from dovetail.server.http.middleware import (
+    REQUEST_ID,
+    ApiKeyMiddleware,
+    BodyLimitMiddleware,
+    ExceptionMiddleware,
+    OpenRequests,
+    RequestIdMiddleware,
+)
+from dovetail.server.http.not_found import not_found
 from dovetail.server.http.user_middleware import add_middleware
 from dovetail.version import __version__
 
@@ -154,12 +161,12 @@ def _add_hook_routes(app: FastAPI, engine: AsyncEngine) -> None:
 def _add_handlers(app: FastAPI) -> None:
     for kind in (DovetailError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    app.add_exception_handler(ClientGone, _answer_gone)
+    app.add_exception_handler(ClientDisconnected, _answer_gone)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        found = absent(error, request.scope, _FLAGS)
+        found = not_found(error, request.scope, _FLAGS)
     else:
         found = problem_of(error)
     metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
@@ -185,14 +192,14 @@ async def _answer_gone(request: Request, error: Exception) -> Response:
 
 def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
     """Add layers, innermost first. Mutates: app"""
-    app.add_middleware(BodyLimit, max_bytes=frontend.max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=frontend.max_body_bytes)
     app.add_middleware(
-        Gate,
+        ApiKeyMiddleware,
         keys=frontend.api_key,
         routes=lambda: app.router.routes,
         open_endpoints=app.state.open_endpoints,
     )
-    app.add_middleware(Faults)
+    app.add_middleware(ExceptionMiddleware)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(frontend.allowed_origins),
@@ -202,9 +209,9 @@ def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
         expose_headers=[REQUEST_ID, HEADER, CLAMPED_HEADER],
     )
     add_middleware(app, frontend)
-    app.add_middleware(Faults)
+    app.add_middleware(ExceptionMiddleware)
     app.add_middleware(
-        Outer,
+        RequestIdMiddleware,
         shows_id=frontend.enable_request_id_headers,
         open_requests=app.state.open_requests,
         root_path=(frontend.root_path or "").rstrip("/"),

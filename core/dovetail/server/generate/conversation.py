@@ -21,14 +21,14 @@ from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.finish_reason import Dialect
 from dovetail.server.generate.generation import (
     Generation,
-    Reply,
+    ResponseMeta,
     generation_for,
-    open_reply,
     request_id_of,
+    response_meta,
 )
 from dovetail.server.generate.named_parsers import parsers_for
-from dovetail.server.generate.server_state import LONG_WORK, Parsers, Server
-from dovetail.server.generate.structured_outputs import Asked, asked_form
+from dovetail.server.generate.server_state import LONG_WORK, Parsers, ServerState
+from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.template.chat import Rendered, RenderQuery
 from dovetail.server.generate.thinking import (
     Switch,
@@ -55,13 +55,13 @@ class Prompt:
 class Prepared:
     """All that is decided before the engine hears of the request."""
 
-    reply: Reply
+    meta: ResponseMeta
     generation: Generation
     prompt: Prompt
 
 
 async def prepare(
-    server: Server,
+    server: ServerState,
     body: ChatRequest,
     request: Request,
     *,
@@ -77,18 +77,18 @@ async def prepare(
     with in_words_of(names):
         switches = switches_of(body, others)
         model = server.model_name(body.model)
-        reply = open_reply(server, body, request_id_of(request, body.request_id), model)
-        reply.ignored += ignored
+        meta = response_meta(server, body, request_id_of(request, body.request_id), model)
+        meta.ignored += ignored
         prompt = await render(server, body, switches)
         unused = unused_fields(body, switches, prompt.rendered.ignored)
-        reply.ignored += server.fields.report(unused)
+        meta.ignored += server.fields.report(unused)
         fields = await _engine_fields(server, body, prompt)
-        made = generation_for(server, body, reply, prompt.ids, fields, prompt.plan)
+        made = generation_for(server, body, meta, prompt.ids, fields, prompt.plan)
     generation = replace(made, dialect=dialect, names=names)
-    return Prepared(reply=reply, generation=generation, prompt=prompt)
+    return Prepared(meta=meta, generation=generation, prompt=prompt)
 
 
-async def render(server: Server, body: ChatRequest, switches: Sequence[Switch]) -> Prompt:
+async def render(server: ServerState, body: ChatRequest, switches: Sequence[Switch]) -> Prompt:
     """Return the conversation as the model will read it. Raises: RequestError"""
     server.check_text("messages")
     server.check_template(body.chat_template)
@@ -131,7 +131,7 @@ def render_query(body: ChatRequest, use: ToolUse, switches: Sequence[Switch]) ->
     )
 
 
-async def _engine_fields(server: Server, body: ChatRequest, prompt: Prompt) -> dict[str, Any]:
+async def _engine_fields(server: ServerState, body: ChatRequest, prompt: Prompt) -> dict[str, Any]:
     """Return the sampling fields that a conversation decides. Raises: RequestError"""
     fields: dict[str, Any] = {}
     max_tokens = body.max_completion_tokens or body.max_tokens
@@ -148,19 +148,21 @@ async def _engine_fields(server: Server, body: ChatRequest, prompt: Prompt) -> d
     if body.thinking_token_budget is not None:
         server.check_guides("thinking_token_budget")
         fields["thinking"] = thinking_budget(body.thinking_token_budget, prompt.plan, tokenizer)
-    asked = asked_answer(server, body, prompt.use)
+    asked = answer_constraint(server, body, prompt.use)
     if asked is not None:
         fields["guide"] = await server.guide(asked, prompt.plan, prompt.rendered.tail)
     return fields
 
 
-def asked_answer(server: Server, body: ChatRequest, use: ToolUse) -> Asked | None:
+def answer_constraint(
+    server: ServerState, body: ChatRequest, use: ToolUse
+) -> ConstraintRequest | None:
     """Return the form of the whole answer. Raises: RequestError
 
     What a request says of its answer's form holds for the words of it: a call that must be made is
     held to its tool alone, and one that may be made is another way to answer.
     """
-    asked = asked_form(body, body.response_format, server.guided_spec)
+    asked = requested_constraint(body, body.response_format, server.guided_spec)
     if asked is None or body.tool_choice not in (None, "auto", "none"):
         return use.asked or asked
     if asked.form is None:
@@ -171,7 +173,7 @@ def asked_answer(server: Server, body: ChatRequest, use: ToolUse) -> Asked | Non
     return replace(asked, form=Choice((asked.form, calls)))
 
 
-def _with_strict_calls(asked: Asked, use: ToolUse) -> Asked:
+def _with_strict_calls(asked: ConstraintRequest, use: ToolUse) -> ConstraintRequest:
     """Return tags in free text, those of strict tools' calls among them. Raises: RequestError"""
     if use.asked is None:
         return asked

@@ -1,4 +1,4 @@
-"""How a route reaches the application's Server."""
+"""How a route reaches the application's ServerState."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
-from dovetail.server.generate.server_state import Server
+from dovetail.server.generate.server_state import ServerState
 
 
-def server_of(request: Request) -> Server:
-    """Return the Server of the application that got this request."""
-    server: Server = request.app.state.server
+def server_of(request: Request) -> ServerState:
+    """Return the ServerState of the application that got this request."""
+    server: ServerState = request.app.state.server
     return server
 
 
-ServerOf = Annotated[Server, Depends(server_of)]
+ServerOf = Annotated[ServerState, Depends(server_of)]

@@ -33,15 +33,15 @@ from dovetail.server.generate.finish_reason import Dialect
 from dovetail.server.generate.ignored_fields import HEADER, header_value
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.sampling import build_sampling, sampling_fields
-from dovetail.server.generate.server_state import Server
+from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
     Step,
     StreamHead,
+    cancel_on_disconnect,
     continued,
     event_steps,
-    until_gone,
 )
 
 logger = logging.getLogger("dovetail.server")
@@ -68,7 +68,7 @@ class Generation:
     priority: int = 0
     cache_salt: str = ""
 
-    def steps(self, server: Server) -> AsyncGenerator[Step, None]:
+    def steps(self, server: ServerState) -> AsyncGenerator[Step, None]:
         """Return the steps of the answer; closing them aborts the request."""
         plan = self.plan
         outputs = server.engine.generate(
@@ -80,11 +80,13 @@ class Generation:
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
         )
         steps = event_steps(outputs, plan, self.dialect, self.names)
-        return noted(server, self, steps) if server.frontend.enable_log_requests else steps
+        return (
+            with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
+        )
 
 
-async def noted(
-    server: Server, generation: Generation, steps: AsyncGenerator[Step, None]
+async def with_request_log(
+    server: ServerState, generation: Generation, steps: AsyncGenerator[Step, None]
 ) -> AsyncGenerator[Step, None]:
     """Yield the steps; log the request as it comes, and how and why it ended, in a line each."""
     _log_arrival(server, generation)
@@ -119,7 +121,7 @@ async def noted(
         )  # fmt: skip
 
 
-def _log_arrival(server: Server, generation: Generation) -> None:
+def _log_arrival(server: ServerState, generation: Generation) -> None:
     """Log the numbers of a request; its text only at level debug."""
     ids = generation.prompt_ids
     logger.info(
@@ -137,7 +139,7 @@ def _asked(params: SamplingParams) -> str:
     return "".join(shown)
 
 
-def _beginning(server: Server, ids: Sequence[int], limit: int | None) -> str:
+def _beginning(server: ServerState, ids: Sequence[int], limit: int | None) -> str:
     """Return the prompt's text, cut after `limit` characters."""
     if limit is None:
         return server.engine.tokenizer.decode(ids, skip_special_tokens=False)
@@ -146,14 +148,14 @@ def _beginning(server: Server, ids: Sequence[int], limit: int | None) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def _log_answer(server: Server, generation: Generation, index: int, text: str) -> None:
+def _log_answer(server: ServerState, generation: Generation, index: int, text: str) -> None:
     """Log one answer as the model wrote it, whole, also where it was streamed."""
     shown = shortened(text, server.frontend.max_log_len)
     logger.info("request %s: answer %d %r", generation.request_id, index, shown)
 
 
 @dataclass(slots=True, kw_only=True)
-class Reply:
+class ResponseMeta:
     """What is known of an answer before its first token: ids, names, headers."""
 
     request_id: str
@@ -173,12 +175,14 @@ class Reply:
         return found
 
 
-def open_reply(server: Server, body: SamplingFields, request_id: str, model: str) -> Reply:
-    """Return the reply's frame."""
+def response_meta(
+    server: ServerState, body: SamplingFields, request_id: str, model: str
+) -> ResponseMeta:
+    """Return the meta's frame."""
     writes_ids = body.return_tokens_as_token_ids
     if writes_ids is None:
         writes_ids = server.frontend.return_tokens_as_token_ids
-    return Reply(
+    return ResponseMeta(
         request_id=request_id,
         model=model,
         created_s=int(time.time()),
@@ -199,22 +203,22 @@ def request_id_of(request: Request, given: str | None) -> str:
 
 
 def generation_for(
-    server: Server,
+    server: ServerState,
     body: SamplingFields,
-    reply: Reply,
+    meta: ResponseMeta,
     prompt_ids: Sequence[int],
     fields: dict[str, Any],
     plan: SessionPlan,
 ) -> Generation:
-    """Return the generation of one prompt. Raises: RequestError. Mutates: reply (clamping)"""
+    """Return the generation of one prompt. Raises: RequestError. Mutates: meta (clamping)"""
     limit = server.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
     kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit, wanted)
     made = build_sampling(server.engine, sampling_fields(body) | fields, len(kept))
     if made.clamped_tokens is not None:
-        reply.clamped_tokens = made.clamped_tokens
+        meta.clamped_tokens = made.clamped_tokens
     return Generation(
-        request_id=reply.request_id,
+        request_id=meta.request_id,
         prompt_ids=kept,
         params=made.params,
         plan=_with_stops(plan, made.params),
@@ -235,14 +239,14 @@ def _with_stops(plan: SessionPlan, params: SamplingParams) -> SessionPlan:
     )
 
 
-def enter(server: Server, owned: AsyncExitStack, size: int) -> None:
+def admit(server: ServerState, owned: AsyncExitStack, size: int) -> None:
     """Take a place in the queue, given back when `owned` closes. Raises: Overloaded, EngineDead"""
     server.check_alive()
     owned.callback(server.admission.enter(size).close)
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class UsageCounter:
     """Tokens of an answer so far, prompts of several generations added up."""
 
     shows_cached: bool = False
@@ -279,20 +283,22 @@ class Counts:
         )
 
 
-async def whole(request: Request, reply: Reply, body: Coroutine[Any, Any, BaseModel]) -> Response:
-    """Return a whole answer as one JSON body. Raises: what `body` raises, ClientGone"""
-    answer = await until_gone(request, body)
+async def json_response(
+    request: Request, meta: ResponseMeta, body: Coroutine[Any, Any, BaseModel]
+) -> Response:
+    """Return a whole answer as one JSON body. Raises: what `body` raises, ClientDisconnected"""
+    answer = await cancel_on_disconnect(request, body)
     return Response(
         answer.model_dump_json(exclude_unset=True),
         media_type="application/json",
-        headers=reply.headers(),
+        headers=meta.headers(),
     )
 
 
-async def streamed(
+async def event_stream_response(
     request: Request,
     owned: AsyncExitStack,
-    reply: Reply,
+    meta: ResponseMeta,
     steps: AsyncGenerator[Item, None],
     run: Callable[[AsyncIterator[Item]], AsyncGenerator[bytes, None]],
     framing: Framing | None = None,
@@ -301,10 +307,10 @@ async def streamed(
 
     Mutates: owned (the stream takes over what it holds)
     """
-    first = await until_gone(request, anext(steps))
+    first = await cancel_on_disconnect(request, anext(steps))
     head = StreamHead(
-        headers=reply.headers(),
-        request_id=reply.request_id,
+        headers=meta.headers(),
+        request_id=meta.request_id,
         logs_stack=request.app.state.server.frontend.log_error_stack,
         framing=framing or Framing(),
     )

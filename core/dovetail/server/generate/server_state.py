@@ -1,4 +1,4 @@
-"""Server: what every route of one application reads. Built once; holds no request."""
+"""ServerState: what every route of one application reads. Built once; holds no request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dovetail.server.api.responses.mcp import McpServer
 from dovetail.server.api.responses.store import ResponseStore
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
-from dovetail.server.generate.structured_outputs import BLANKS, Asked, after_reasoning
+from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.admission import Admission
 from dovetail.version import __version__
@@ -56,7 +56,7 @@ class Parsers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerState:
     """One application's parts."""
 
     engine: AsyncEngine
@@ -120,7 +120,7 @@ class Server:
         """Return how answers are held to forms; None where no backend is installed."""
         return self.engine.spec.run.guided
 
-    async def guide(self, asked: Asked, plan: SessionPlan, tail: str) -> Guide:
+    async def guide(self, asked: ConstraintRequest, plan: SessionPlan, tail: str) -> Guide:
         """Return the guide of an answer. `tail` is the end of the rendered prompt.
 
         The form counts from behind the reasoning, if there is any. Raises: RequestError
@@ -172,9 +172,9 @@ def build_server(
     parsers: Parsers,
     max_queued_requests: int | None,
     tool_servers: Sequence[McpServer] = (),
-) -> Server:
+) -> ServerState:
     """Return the parts of one application."""
-    return Server(
+    return ServerState(
         engine=engine,
         frontend=frontend,
         renderer=renderer,

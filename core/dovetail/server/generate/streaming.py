@@ -39,7 +39,7 @@ Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection before its answer was complete."""
 
 
@@ -136,15 +136,18 @@ def _check_end(cause: str, request_id: str) -> None:
         raise RequestFault(f"the engine ended the request ({cause}).", where=request_id)
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Return what `work` returns, cancelling it when the client leaves. Raises: ClientGone"""
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return what `work` returns; it is cancelled when the client leaves.
+
+    Raises: ClientDisconnected, what `work` raises
+    """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_gone(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         await _cancel(task, watch)
 

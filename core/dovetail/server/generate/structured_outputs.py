@@ -28,7 +28,7 @@ _NO_BLANKS = outside(ranges(" \n\r\t"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ConstraintRequest:
     """A form that a request asks for, the field that did, and the backend it wishes.
 
     `closes`: near max_tokens the answer is led to its end. `tags` are texts and the form that
@@ -42,11 +42,11 @@ class Asked:
     closes: bool = False
 
 
-def asked_form(
+def requested_constraint(
     body: SamplingFields, response_format: ResponseFormat | None, spec: GuidedSpec | None
-) -> Asked | None:
+) -> ConstraintRequest | None:
     """Return the one form that a request asks for, or None for free text. Raises: RequestError"""
-    style = _Style(body, spec)
+    style = _JsonStyle(body, spec)
     found = [
         *_response_format(response_format, style),
         *_outputs(body, style),
@@ -60,7 +60,7 @@ def asked_form(
     return found[0]
 
 
-class _Style:
+class _JsonStyle:
     """How JSON is written and which backend is wished: the same for every way of asking."""
 
     def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
@@ -92,9 +92,11 @@ class _Style:
             raise RequestError("must be a JSON schema, an object.", where=where)
         return Json(closed(schema) if self.closes else schema, self.blanks)
 
-    def asked(self, where: str, form: Form) -> Asked:
+    def asked(self, where: str, form: Form) -> ConstraintRequest:
         """Return what was asked for."""
-        return Asked(where=where, form=form, backend=self.backend, closes=self.closes_early)
+        return ConstraintRequest(
+            where=where, form=form, backend=self.backend, closes=self.closes_early
+        )
 
 
 def _named_backend(
@@ -122,7 +124,7 @@ def _blanks(pattern: str, where: str) -> str:
         ) from error
 
 
-def _response_format(given: ResponseFormat | None, style: _Style) -> list[Asked]:
+def _response_format(given: ResponseFormat | None, style: _JsonStyle) -> list[ConstraintRequest]:
     where = "response_format"
     if given is None or given.type == "text":
         return []
@@ -150,7 +152,7 @@ def _response_format(given: ResponseFormat | None, style: _Style) -> list[Asked]
             )
 
 
-def _outputs(body: SamplingFields, style: _Style) -> list[Asked]:
+def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
     given = body.structured_outputs
     if given is None:
         return []
@@ -171,7 +173,7 @@ def _outputs(body: SamplingFields, style: _Style) -> list[Asked]:
     return found
 
 
-def _older(body: SamplingFields, style: _Style) -> list[Asked]:
+def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
     return _forms(
         "guided_",
         style,
@@ -184,13 +186,13 @@ def _older(body: SamplingFields, style: _Style) -> list[Asked]:
 
 def _forms(
     prefix: str,
-    style: _Style,
+    style: _JsonStyle,
     *,
     json: Any,
     regex: str | None,
     choice: Several[str] | None,
     grammar: str | None,
-) -> list[Asked]:
+) -> list[ConstraintRequest]:
     found: list[tuple[str, Form]] = []
     if json is not None:
         found.append(("json", style.json(json, f"{prefix}json")))
@@ -209,7 +211,7 @@ def language_of(grammar: str) -> str:
     return "ebnf" if "::=" in grammar else "lark"
 
 
-def _tags(content: Mapping[str, Any], style: _Style, where: str) -> Asked:
+def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> ConstraintRequest:
     """Return free text in which each begin tag is followed by its schema and its end tag."""
     structures, triggers = content.get("structures"), content.get("triggers")
     if not isinstance(structures, list) or not structures:
@@ -225,7 +227,7 @@ def _tags(content: Mapping[str, Any], style: _Style, where: str) -> Asked:
         (trigger, forms[0] if len(forms) == 1 else Choice(tuple(forms)))
         for trigger, forms in parts.items()
     )
-    return Asked(where=where, tags=tags, backend=style.backend)
+    return ConstraintRequest(where=where, tags=tags, backend=style.backend)
 
 
 def _trigger(begin: str, triggers: Any, where: str) -> str:

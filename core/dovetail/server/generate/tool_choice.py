@@ -16,7 +16,7 @@ from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.structured_outputs import Asked
+from dovetail.server.generate.structured_outputs import ConstraintRequest
 from dovetail.server.generate.template.messages import tool_values
 
 
@@ -29,7 +29,7 @@ class ToolUse:
 
     tools: Sequence[ToolBody] = ()
     parser: ToolParser | None = None
-    asked: Asked | None = None
+    asked: ConstraintRequest | None = None
     is_named: bool = False
 
 
@@ -59,7 +59,7 @@ def tool_use(
     is_named = choice != "required"
     most = 1 if is_named or body.parallel_tool_calls is False else None
     form = calls_form(parser, tool_values(offered), most, where="tool_choice")
-    asked = Asked(where="tool_choice", form=form)
+    asked = ConstraintRequest(where="tool_choice", form=form)
     return ToolUse(tools=body.tools, parser=parser, asked=asked, is_named=is_named)
 
 
@@ -108,7 +108,7 @@ def _call_form(parser: ToolParser, tool: Tool, where: str) -> Form:
     return form
 
 
-def _strict(body: ChatRequest, parser: ToolParser) -> Asked | None:
+def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     """Return how calls that the model may make are held to strict tools, if there are any."""
     assert body.tools is not None
     if not any(tool.function.strict for tool in body.tools):
@@ -124,9 +124,11 @@ def _strict(body: ChatRequest, parser: ToolParser) -> Asked | None:
     calls = parser.forms(forms[0] if len(forms) == 1 else Choice(tuple(forms)), most)
     if marker.opens_answer:
         other = Pattern(f"(?s:[^{_escaped(marker.start[0])}].*)?")
-        return Asked(where=where, form=Choice((other, calls)))
+        return ConstraintRequest(where=where, form=Choice((other, calls)))
     region = calls.part if isinstance(calls, Repeat) else calls
-    return Asked(where=where, tags=((marker.start, _without_start(region, marker.start)),))
+    return ConstraintRequest(
+        where=where, tags=((marker.start, _without_start(region, marker.start)),)
+    )
 
 
 def _escaped(character: str) -> str:

@@ -45,7 +45,7 @@ class Admission:
         self._max_running = max_running
         self._max_queued = max_queued
 
-    def enter(self, size: int) -> Ticket:
+    def admit(self, size: int) -> Ticket:
         """Return a ticket for `size` sequences. Raises: Overloaded"""
         reason = self._reason_against(size)
         if reason is not None:

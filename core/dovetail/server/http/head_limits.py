@@ -1,8 +1,8 @@
-"""BoundedHttp: uvicorn's HTTP protocol with bounds on a request's head: bytes, headers, time.
+"""LimitedHttpProtocol: uvicorn's HTTP protocol with bounds on a head: bytes, headers, time.
 
 uvicorn on httptools collects headers without end, and takes what follows a body (trailers) for
-headers of it. Bodies are bounded by `middleware.BodyLimit`. Knows no route. Source of the status:
-RFC 6585, section 5 (431).
+headers of it. Bodies are bounded by `middleware.BodyLimitMiddleware`. Knows no route.
+Source of the status: RFC 6585, section 5 (431).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _HeadTooLarge(Exception):
     """Ends the parsing of a request whose head is over a limit."""
 
 
-class BoundedHttp(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. What is refused here never reaches the application."""
 
     max_head_bytes = 4 * 2**20
@@ -123,10 +123,10 @@ class BoundedHttp(HttpToolsProtocol):
         return _refusal(f"are more than {self.max_headers}")
 
 
-def bounded_http(*, max_head_bytes: int, max_headers: int) -> type[BoundedHttp]:
+def limited_http_protocol(*, max_head_bytes: int, max_headers: int) -> type[LimitedHttpProtocol]:
     """Return the protocol with these limits, as a class: uvicorn makes the objects."""
     limits = {"max_head_bytes": max_head_bytes, "max_headers": max_headers}
-    return type("LimitedHttp", (BoundedHttp,), limits)
+    return type("LimitedHttp", (LimitedHttpProtocol,), limits)
 
 
 def _refusal(what: str) -> Problem:

@@ -1,8 +1,9 @@
 """What happens around every route: id, counting, errors, the key, the size of bodies.
 
-Plain ASGI, outermost first: Outer (id, counts), Faults, what --middleware names (`plugged`), the
-rules for other origins, Faults again, Gate (the key), BodyLimit. Knows no route; which routes are
-open is a set of endpoints, and everything else is closed.
+Plain ASGI, outermost first: RequestIdMiddleware (id, counts), ExceptionMiddleware, what
+--middleware names (`user_middleware`), the rules for other origins, ExceptionMiddleware again,
+ApiKeyMiddleware, BodyLimitMiddleware. Knows no route; which routes are open is a set of endpoints,
+and everything else is closed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Sent:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Outer:
+class RequestIdMiddleware:
     """Gives every request an id, and counts.
 
     `root_path` is what a proxy has before every path, whether it takes that off or not.
@@ -108,7 +109,7 @@ def _record(scope: Scope, sent: _Sent, seconds: float) -> None:
     metrics.HTTP_SECONDS.labels(path).observe(seconds)
 
 
-class Faults:
+class ExceptionMiddleware:
     """Turns exceptions that nobody expected into answers.
 
     It stands twice: within the rules for other origins, without whose headers a browser would tell
@@ -132,7 +133,7 @@ class Faults:
                 await problem_of(error).response(scope)(scope, receive, send)
 
 
-class Gate:
+class ApiKeyMiddleware:
     """Asks for a key unless the matched route is open. Decided on the route, never on the URL."""
 
     def __init__(
@@ -200,7 +201,7 @@ class _BodyTooLarge(Exception):
     """More bytes came than are read."""
 
 
-class BodyLimit:
+class BodyLimitMiddleware:
     """Reads no more of a body than `max_bytes`, whatever its headers say."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from dovetail.server.http.errors import Problem, problem, problem_of
 
 MAX_PATH_CHARS = 256
-UNBUILT = {
+UNSUPPORTED_ROUTES = {
     "/v1/embeddings": "embeddings",
     "/pooling": "embeddings",
     "/classify": "classification",
@@ -30,13 +30,13 @@ UNBUILT = {
 """Path -> what of it is not supported."""
 
 
-def unbuilt(path: str) -> str | None:
+def unsupported_route(path: str) -> str | None:
     """Return the sentence for a path whose capability is not supported yet, else None."""
-    what = UNBUILT.get(path.rstrip("/"))
+    what = UNSUPPORTED_ROUTES.get(path.rstrip("/"))
     return f"{path}: this version of dovetail has no {what} yet." if what else None
 
 
-def absent(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
+def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
     """Return what to tell about a path or a method that no route takes.
 
     `flags` says which flag offers a path that is not always there. What a route of a plugin says
@@ -51,7 +51,7 @@ def absent(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Prob
     if (error.status_code, error.detail) != (404, "Not Found"):
         return found
     own = path.removeprefix(str(scope.get("root_path", "")))
-    sentence = unbuilt(own)
+    sentence = unsupported_route(own)
     if sentence is not None:
         return problem(404, sentence, code="not_built", headers=headers)
     if own in flags:

@@ -16,7 +16,7 @@ from dovetail.server.api.responses.mcp import connected
 from dovetail.server.app import build_app
 from dovetail.server.generate.parsers import build_parsers
 from dovetail.server.launch.api_processes import READY, ChildBoot
-from dovetail.server.launch.lifecycle import Life
+from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.serve import run_loop
 
 logger = logging.getLogger("dovetail.server")
@@ -51,7 +51,7 @@ async def _serve(boot: ChildBoot) -> int:
             tool_servers=tool_servers,
         )
         sock = socket.socket(fileno=boot.socket_fd)
-        return await Life(app, engine, boot.frontend).run(sock, _tell_ready)
+        return await ServerLifecycle(app, engine, boot.frontend).run(sock, _tell_ready)
     finally:
         await engine.shutdown()
 

@@ -24,7 +24,7 @@ from dovetail.server.api.responses.mcp import connected
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.launch.engine_start import max_queued, start_engine, tell_ready
-from dovetail.server.launch.startup_timer import Phases
+from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
 WATCH_PERIOD_S = 0.1
@@ -45,10 +45,10 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: int
 
 
-async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
+async def run(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> int:
     """Run engine and children until told to stop; return the exit status."""
     await connected(config.frontend.tool_server)  # a fault is told before anything starts
-    engine = await start_engine(config, spec, phases)
+    engine = await start_engine(config, spec, timer)
     children: list[Child] = []
     stop = _stop_event()
     try:
@@ -56,7 +56,7 @@ async def run(config: Config, spec: EngineSpec, sock: socket.socket, phases: Pha
         for boot in boots:
             children.append(_spawn(boot, sock))
         await _wait_started(children)
-        tell_ready(config, spec, sock, phases)
+        tell_ready(config, spec, sock, timer)
         return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
     finally:
         _end(children)

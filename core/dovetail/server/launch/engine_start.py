@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dovetail.config.engine import Config
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.server.launch.sockets import url_of
-from dovetail.server.launch.startup_timer import Phases
+from dovetail.server.launch.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail.engine.async_engine import AsyncEngine
@@ -26,25 +26,25 @@ def max_queued(config: Config, spec: EngineSpec) -> int:
     return config.scheduler.max_num_queued_reqs or 4 * spec.schedule.max_rows
 
 
-async def start_engine(config: Config, spec: EngineSpec, phases: Phases) -> AsyncEngine:
+async def start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -> AsyncEngine:
     """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
     from dovetail.engine.async_engine import AsyncEngine
 
     in_process = config.frontend.disable_frontend_multiprocessing
-    with phases.time("engine"):
+    with timer.time("engine"):
         engine = await AsyncEngine.start(spec, in_process=in_process)
     for phase in engine.phases:
-        phases.durations_s[f"engine: {phase.name}"] = phase.duration_s
+        timer.durations_s[f"engine: {phase.name}"] = phase.duration_s
     return engine
 
 
-def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> None:
+def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> None:
     """Log the one line that says where the server answers, and export the phases."""
     from dovetail.observability import metrics
 
-    for name, duration_s in phases.durations_s.items():
+    for name, duration_s in timer.durations_s.items():
         metrics.START_SECONDS.labels(name).set(duration_s)
     names = ", ".join(spec.served_names)
     logger.info("serving %s", names)
     url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
-    logger.info("ready in %.1f s at %s", phases.total_s(), url)
+    logger.info("ready in %.1f s at %s", timer.total_s(), url)

@@ -17,13 +17,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from dovetail.config.frontend import FrontendConfig
-from dovetail.server.http.head_limits import bounded_http
+from dovetail.server.http.head_limits import limited_http_protocol
 from dovetail.server.launch.sockets import port_taken
 from dovetail.server.launch.tls import REFRESH_PERIOD_S, Tls, tls_of
 
 if TYPE_CHECKING:
     from dovetail.engine.async_engine import AsyncEngine
-    from dovetail.server.generate.server_state import Server
+    from dovetail.server.generate.server_state import ServerState
 
 logger = logging.getLogger("dovetail.server")
 
@@ -35,7 +35,7 @@ EXIT_ENGINE_DEAD = 1
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handling: `Life` decides what a signal means."""
+    """uvicorn without its own signal handling: `ServerLifecycle` decides what a signal means."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -43,13 +43,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class Life:
+class ServerLifecycle:
     """From listening to the end. `run` returns the exit status."""
 
     def __init__(self, app: FastAPI, engine: AsyncEngine, frontend: FrontendConfig) -> None:
         self._engine = engine
         self._frontend = frontend
-        self._server: Server = app.state.server
+        self._server: ServerState = app.state.server
         self._tls = tls_of(frontend)
         self._uvicorn = _Uvicorn(uvicorn_config(app, frontend, self._tls))
         self._drain: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ async def _refresh(tls: Tls) -> None:
 
 def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
     """Return uvicorn's settings. Its loggers' levels are set by `observability.logging`."""
-    protocol = bounded_http(
+    protocol = limited_http_protocol(
         max_head_bytes=frontend.h11_max_incomplete_event_size,
         max_headers=frontend.h11_max_header_count,
     )

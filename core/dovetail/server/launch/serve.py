@@ -25,7 +25,7 @@ from dovetail.server.api.responses.mcp import connected
 from dovetail.server.launch.engine_start import max_queued, start_engine, tell_ready
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import listening
-from dovetail.server.launch.startup_timer import Phases
+from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
 EXIT_STOPPED = 143
@@ -41,15 +41,15 @@ def run(config: Config) -> int:
         prefix=config.observability.log_prefix,
         is_wanted=config.observability.configure_logging,
     )
-    phases = Phases()
-    logger.info("start: imports took %.2f s", phases.durations_s["imports"])
-    with phases.time("config"):
+    timer = StartupTimer()
+    logger.info("start: imports took %.2f s", timer.durations_s["imports"])
+    with timer.time("config"):
         check_frontend(config.frontend)
         spec = resolve(config)
     with listening(config.frontend) as sock:
         if config.frontend.api_server_count > 1:
-            return _run_fleet(config, spec, sock, phases)
-        return run_loop(_run_one(config, spec, sock, phases))
+            return _run_fleet(config, spec, sock, timer)
+        return run_loop(_run_one(config, spec, sock, timer))
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -80,17 +80,19 @@ async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
         return EXIT_STOPPED
 
 
-async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
+async def _run_one(
+    config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer
+) -> int:
     # The application's imports take a second that the engine process needs for its own.
     imports = asyncio.get_running_loop().run_in_executor(None, _import_application)
     tool_servers = await connected(config.frontend.tool_server)
-    engine = await start_engine(config, spec, phases)
+    engine = await start_engine(config, spec, timer)
     try:
-        with phases.time("application"):
+        with timer.time("application"):
             await imports
             from dovetail.server.app import build_app, build_renderer
             from dovetail.server.generate.parsers import build_parsers, choose_parsers
-            from dovetail.server.launch.lifecycle import Life
+            from dovetail.server.launch.lifecycle import ServerLifecycle
 
             renderer = build_renderer(engine, config.frontend)
             app = build_app(
@@ -101,8 +103,8 @@ async def _run_one(config: Config, spec: EngineSpec, sock: socket.socket, phases
                 renderer=renderer,
                 tool_servers=tool_servers,
             )
-        life = Life(app, engine, config.frontend)
-        return await life.run(sock, lambda: tell_ready(config, spec, sock, phases))
+        life = ServerLifecycle(app, engine, config.frontend)
+        return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
     finally:
         await engine.shutdown()
 
@@ -112,15 +114,15 @@ def _import_application() -> None:
     importlib.import_module("dovetail.server.launch.lifecycle")
 
 
-def _run_fleet(config: Config, spec: EngineSpec, sock: socket.socket, phases: Phases) -> int:
+def _run_fleet(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> int:
     """Run several API processes. Their metrics meet in a private folder, removed at the end."""
     folder = tempfile.mkdtemp(prefix="dovetail-metrics-")
     # prometheus_client decides at import how it keeps numbers, so this precedes its import.
     os.environ[METRICS_VARIABLE] = folder
     try:
-        from dovetail.server import fleet
+        from dovetail.server.launch import api_processes
 
-        return run_loop(fleet.run(config, spec, sock, phases))
+        return run_loop(api_processes.run(config, spec, sock, timer))
     finally:
         os.environ.pop(METRICS_VARIABLE, None)
         shutil.rmtree(folder, ignore_errors=True)

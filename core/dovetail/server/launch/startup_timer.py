@@ -14,7 +14,7 @@ import psutil
 logger = logging.getLogger("dovetail.server")
 
 
-class Phases:
+class StartupTimer:
     """Times of the start in order. Seconds."""
 
     def __init__(self) -> None:

@@ -13,9 +13,9 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.form import Choice, Form, Grammar, Json, Literal, Pattern, sequence
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import asked_answer
+from dovetail.server.generate.conversation import answer_constraint
 from dovetail.server.generate.server_state import Parsers, Server
-from dovetail.server.generate.structured_outputs import Asked, asked_form
+from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.tool_choice import tool_use
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -47,9 +47,9 @@ TAGS = {
 }
 
 
-def asked(fields: dict[str, Any], spec: GuidedSpec | None = None) -> Asked | None:
+def asked(fields: dict[str, Any], spec: GuidedSpec | None = None) -> ConstraintRequest | None:
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]} | fields)
-    return asked_form(body, body.response_format, spec)
+    return requested_constraint(body, body.response_format, spec)
 
 
 def refused(fields: dict[str, Any]) -> str | None:
@@ -118,7 +118,7 @@ def test_how_it_is_held() -> None:
     outputs = {"json": SCHEMA, "backend": "two", "close_on_length": True}
     outputs["disable_additional_properties"] = True
     found = asked({"structured_outputs": outputs, "guided_decoding_backend": "one"})
-    assert found == Asked(
+    assert found == ConstraintRequest(
         where="structured_outputs.json",
         form=Json(SCHEMA | {"additionalProperties": False}),
         backend="two",
@@ -190,9 +190,9 @@ def test_strict_calls_are_held_beside_tags() -> None:
         }
     )
     use = tool_use(body, Parsers(tool=parsers.Hermes(None)))
-    found = asked_answer(server, body, use)
+    found = answer_constraint(server, body, use)
     assert found is not None
     assert [trigger for trigger, _ in found.tags] == ["<a", "<tool_call>"]
     bare = tool_use(body, Parsers(tool=pythonic.Pythonic(None)))
     with pytest.raises(RequestError, match="no opening tag"):
-        asked_answer(server, body, bare)
+        answer_constraint(server, body, bare)

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from dovetail.server import wire
+from dovetail.server.http import head_limits
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 
@@ -32,7 +32,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 def served(talk: Callable[[socket.socket], bytes], max_headers: int = 256) -> bytes:
     """Return what `talk` returns, which runs in a thread against a server on a free port."""
-    http = wire.bounded_http(max_head_bytes=65536, max_headers=max_headers)
+    http = head_limits.limited_http_protocol(max_head_bytes=65536, max_headers=max_headers)
 
     async def main() -> bytes:
         config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None)
@@ -127,7 +127,7 @@ def test_what_follows_a_body_is_bounded(tail: tuple[bytes, ...]) -> None:
 def test_a_trailer_is_no_header() -> None:
     seen: list[bytes] = []
 
-    class Notes(wire.BoundedHttp):
+    class Notes(head_limits.LimitedHttpProtocol):
         def on_message_complete(self) -> None:
             seen.extend(name for name, _ in self.scope["headers"])
             super().on_message_complete()
@@ -156,19 +156,19 @@ def test_what_is_no_http_is_told_so_as_json() -> None:
 
 
 def test_a_slow_head_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEAD_LIMIT_S", 0.2)
+    monkeypatch.setattr(head_limits, "HEAD_LIMIT_S", 0.2)
     assert served(sends(b"GET / HTT")) == b""
     assert served(sends()) == b""
 
 
 def test_a_slow_second_head_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEAD_LIMIT_S", 0.2)
+    monkeypatch.setattr(head_limits, "HEAD_LIMIT_S", 0.2)
     answer = served(sends(GET + b"\r\n", GET))
     assert answer.count(b"HTTP/1.1 200 ") == 1
 
 
 def test_a_body_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEAD_LIMIT_S", 0.2)
+    monkeypatch.setattr(head_limits, "HEAD_LIMIT_S", 0.2)
     head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 200000\r\n\r\n"
 
     def talk(sock: socket.socket) -> bytes:

@@ -16,7 +16,7 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.config.log_config import read_log_config
 from dovetail.errors import ConfigError
 from dovetail.observability.logging import UVICORN_LOGGERS, configure
-from dovetail.server.launch.lifecycle import Life
+from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.sockets import bind
 from dovetail.testing.serving import app_for
 
@@ -111,7 +111,7 @@ def test_the_access_log(has_flag: bool, capsys: pytest.CaptureFixture[str]) -> N
     async def main() -> None:
         sock = bind(None, 0)
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        life = Life(app, engine, frontend)  # type: ignore[arg-type]
+        life = ServerLifecycle(app, engine, frontend)  # type: ignore[arg-type]
         ready = asyncio.Event()
         task = asyncio.ensure_future(life.run(sock, ready.set))
         await ready.wait()

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server import life
+from dovetail.server.launch import lifecycle
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind
 from dovetail.testing.certificates import Certificates, make_certificates
@@ -40,7 +40,7 @@ def served(frontend: FrontendConfig, talk: Callable[[int], Any]) -> Any:
 
     async def main() -> Any:
         sock = bind(None, 0)
-        one = life.Life(app, engine, frontend)  # type: ignore[arg-type]
+        one = lifecycle.ServerLifecycle(app, engine, frontend)  # type: ignore[arg-type]
         ready = asyncio.Event()
         task = asyncio.ensure_future(one.run(sock, ready.set))
         await ready.wait()
@@ -112,7 +112,7 @@ def test_client_certificates(made: Certificates, own: str | None, reqs: int) -> 
 def test_a_renewed_certificate_is_used(
     made: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refreshes: bool
 ) -> None:
-    monkeypatch.setattr(life, "REFRESH_PERIOD_S", 0.02)
+    monkeypatch.setattr(lifecycle, "REFRESH_PERIOD_S", 0.02)
     own = Certificates(folder=tmp_path)
     shutil.copy(made.cert("first"), own.cert("now"))
     shutil.copy(made.key("first"), own.key("now"))
@@ -141,7 +141,7 @@ def test_a_renewed_certificate_is_used(
 def test_a_removed_authority_is_no_longer_trusted(
     made: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "REFRESH_PERIOD_S", 0.02)
+    monkeypatch.setattr(lifecycle, "REFRESH_PERIOD_S", 0.02)
     authorities = tmp_path / "authorities.pem"
     shutil.copy(made.cert("other"), authorities)
 
@@ -222,6 +222,6 @@ def test_one_file_may_hold_both(made: Certificates, tmp_path: Path) -> None:
 
 def test_no_tls_is_plain_http(made: Certificates) -> None:
     app = FastAPI()
-    assert life.uvicorn_config(app, FrontendConfig(), None).ssl is None
+    assert lifecycle.uvicorn_config(app, FrontendConfig(), None).ssl is None
     with pytest.raises((ssl.SSLError, ConnectionError)):
         served(FrontendConfig(), lambda port: status(port, client(made)))

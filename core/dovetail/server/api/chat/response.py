@@ -25,7 +25,7 @@ from dovetail.server.generate.events import (
     ToolCallArgsDelta,
     ToolCallStart,
 )
-from dovetail.server.generate.generation import Counts, Reply
+from dovetail.server.generate.generation import ResponseMeta, UsageCounter
 from dovetail.server.generate.logprobs import chat_logprobs, prompt_logprobs
 from dovetail.server.generate.streaming import Step
 
@@ -38,7 +38,7 @@ REASONING_NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatShape:
+class ChatResponseOptions:
     """What the request wants shown. `echo` is text put before every answer."""
 
     role: str
@@ -55,21 +55,23 @@ class ChatShape:
     prompt_ids: tuple[int, ...] = ()
     echo: str = ""
 
-    def counts(self) -> Counts:
+    def counts(self) -> UsageCounter:
         """Return a count of nothing yet."""
-        return Counts(shows_cached=self.shows_cached, shows_reasoning=self.shows_reasoning_count)
+        return UsageCounter(
+            shows_cached=self.shows_cached, shows_reasoning=self.shows_reasoning_count
+        )
 
     def reasoning_fields(self, text: str) -> dict[str, Any]:
         """Return reasoning under the names that the server writes."""
         return dict.fromkeys(self.reasoning_names, text)
 
 
-def _delta(event: Event, shape: ChatShape) -> ReplyMessage:
+def _delta(event: Event, options: ChatResponseOptions) -> ReplyMessage:
     match event:
         case ContentDelta(text=text):
             return ReplyMessage(content=text)
         case ReasoningDelta(text=text):
-            return ReplyMessage(**shape.reasoning_fields(text))
+            return ReplyMessage(**options.reasoning_fields(text))
         case ToolCallStart(index=index, call_id=call_id, name=name):
             function = CallFunction(name=name, arguments="")
             call = ReplyToolCall(index=index, id=call_id, type="function", function=function)
@@ -79,32 +81,34 @@ def _delta(event: Event, shape: ChatShape) -> ReplyMessage:
             return ReplyMessage(tool_calls=[call])
 
 
-def _is_shown(event: Event, shape: ChatShape) -> bool:
-    return shape.shows_reasoning or not isinstance(event, ReasoningDelta)
+def _is_shown(event: Event, options: ChatResponseOptions) -> bool:
+    return options.shows_reasoning or not isinstance(event, ReasoningDelta)
 
 
-def _step_logprobs(step: Step, reply: Reply, shape: ChatShape) -> list[TokenLogprob] | None:
-    if shape.num_top_logprobs is None or step.logprobs is None:
+def _step_logprobs(
+    step: Step, meta: ResponseMeta, options: ChatResponseOptions
+) -> list[TokenLogprob] | None:
+    if options.num_top_logprobs is None or step.logprobs is None:
         return None
-    return chat_logprobs(step.logprobs, shape.num_top_logprobs, reply.names)
+    return chat_logprobs(step.logprobs, options.num_top_logprobs, meta.names)
 
 
-def _prompt_fields(step: Step, reply: Reply, shape: ChatShape) -> dict[str, Any]:
+def _prompt_fields(step: Step, meta: ResponseMeta, options: ChatResponseOptions) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    if shape.shows_token_ids:
-        fields["prompt_token_ids"] = list(shape.prompt_ids)
-    if shape.shows_prompt_logprobs and step.prompt_logprobs is not None:
-        fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, reply.names)
+    if options.shows_token_ids:
+        fields["prompt_token_ids"] = list(options.prompt_ids)
+    if options.shows_prompt_logprobs and step.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, meta.names)
     return fields
 
 
 class ChatChunks:
     """Makes the chunks of one stream."""
 
-    def __init__(self, reply: Reply, shape: ChatShape) -> None:
-        self._reply = reply
-        self._shape = shape
-        self._counts = shape.counts()
+    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
+        self._meta = meta
+        self._options = options
+        self._counts = options.counts()
         self._opened: set[int] = set()
         self._is_first = True
 
@@ -113,19 +117,19 @@ class ChatChunks:
         async for step in steps:
             self._counts.note(step)
             for choice in self._choices(step):
-                fields = _prompt_fields(step, self._reply, self._shape) if self._is_first else {}
+                fields = _prompt_fields(step, self._meta, self._options) if self._is_first else {}
                 self._is_first = False
                 yield self._chunk([choice], fields)
-        if self._shape.shows_usage:
+        if self._options.shows_usage:
             yield self._encoded([], {"usage": self._counts.usage()})
 
     def _choices(self, step: Step) -> list[ChatChunkChoice]:
         made: list[ChatChunkChoice] = []
         if step.index not in self._opened:
             self._opened.add(step.index)
-            opening = ReplyMessage(role=self._shape.role, content=self._shape.echo)
+            opening = ReplyMessage(role=self._options.role, content=self._options.echo)
             made.append(self._choice(step.index, opening))
-        deltas = [_delta(e, self._shape) for e in step.events if _is_shown(e, self._shape)]
+        deltas = [_delta(e, self._options) for e in step.events if _is_shown(e, self._options)]
         extras = self._extras(step)
         if extras and not deltas:
             deltas = [ReplyMessage()]
@@ -138,10 +142,10 @@ class ChatChunks:
 
     def _extras(self, step: Step) -> dict[str, Any]:
         extras: dict[str, Any] = {}
-        logprobs = _step_logprobs(step, self._reply, self._shape)
+        logprobs = _step_logprobs(step, self._meta, self._options)
         if logprobs:
             extras["logprobs"] = ChatLogprobs(content=logprobs)
-        if self._shape.shows_token_ids and step.token_ids:
+        if self._options.shows_token_ids and step.token_ids:
             extras["token_ids"] = list(step.token_ids)
         return extras
 
@@ -152,20 +156,20 @@ class ChatChunks:
         return ChatChunkChoice(index=index, delta=delta, **(base | (extras or {})))
 
     def _chunk(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
-        if self._shape.shows_usage_always:
+        if self._options.shows_usage_always:
             fields = fields | {"usage": self._counts.usage()}
-        elif self._shape.shows_usage:
+        elif self._options.shows_usage:
             fields = fields | {"usage": None}
         return self._encoded(choices, fields)
 
     def _encoded(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
         chunk = ChatChunk(
-            id=f"chatcmpl-{self._reply.request_id}",
+            id=f"chatcmpl-{self._meta.request_id}",
             object="chat.completion.chunk",
-            created=self._reply.created_s,
-            model=self._reply.model,
+            created=self._meta.created_s,
+            model=self._meta.model,
             choices=choices,
-            system_fingerprint=self._shape.fingerprint,
+            system_fingerprint=self._options.fingerprint,
             **fields,
         )
         return chunk.model_dump_json(exclude_unset=True).encode()
@@ -182,40 +186,42 @@ class _Answer:
     stop_reason: int | str | None = None
 
 
-async def chat_body(steps: AsyncIterator[Step], reply: Reply, shape: ChatShape) -> ChatReply:
+async def chat_body(
+    steps: AsyncIterator[Step], meta: ResponseMeta, options: ChatResponseOptions
+) -> ChatReply:
     """Return the whole answer: exactly its stream, joined."""
     answers: dict[int, _Answer] = {}
-    counts = shape.counts()
+    counts = options.counts()
     fields: dict[str, Any] = {}
     async for step in steps:
         counts.note(step)
-        fields = _prompt_fields(step, reply, shape) | fields
+        fields = _prompt_fields(step, meta, options) | fields
         answer = answers.setdefault(step.index, _Answer())
-        answer.collected.add(e for e in step.events if _is_shown(e, shape))
-        answer.logprobs += _step_logprobs(step, reply, shape) or ()
+        answer.collected.add(e for e in step.events if _is_shown(e, options))
+        answer.logprobs += _step_logprobs(step, meta, options) or ()
         answer.token_ids += step.token_ids
         if step.finish_reason is not None:
             answer.finish_reason, answer.stop_reason = step.finish_reason, step.stop_reason
     return ChatReply(
-        id=f"chatcmpl-{reply.request_id}",
+        id=f"chatcmpl-{meta.request_id}",
         object="chat.completion",
-        created=reply.created_s,
-        model=reply.model,
-        choices=[_choice(index, answers[index], shape) for index in sorted(answers)],
+        created=meta.created_s,
+        model=meta.model,
+        choices=[_choice(index, answers[index], options) for index in sorted(answers)],
         usage=counts.usage(),
-        system_fingerprint=shape.fingerprint,
+        system_fingerprint=options.fingerprint,
         **fields,
     )
 
 
-def _choice(index: int, answer: _Answer, shape: ChatShape) -> ChatChoice:
+def _choice(index: int, answer: _Answer, options: ChatResponseOptions) -> ChatChoice:
     logprobs = None
-    if shape.num_top_logprobs is not None:
+    if options.num_top_logprobs is not None:
         logprobs = ChatLogprobs(content=answer.logprobs)
-    extras = {"token_ids": answer.token_ids} if shape.shows_token_ids else {}
+    extras = {"token_ids": answer.token_ids} if options.shows_token_ids else {}
     return ChatChoice(
         index=index,
-        message=message_of(answer.collected, shape),
+        message=message_of(answer.collected, options),
         logprobs=logprobs,
         finish_reason=answer.finish_reason,
         stop_reason=answer.stop_reason,
@@ -223,12 +229,12 @@ def _choice(index: int, answer: _Answer, shape: ChatShape) -> ChatChoice:
     )
 
 
-def message_of(collected: Collected, shape: ChatShape) -> ReplyMessage:
+def message_of(collected: Collected, options: ChatResponseOptions) -> ReplyMessage:
     """Return a whole answer as a message."""
-    content = shape.echo + collected.content
+    content = options.echo + collected.content
     fields: dict[str, Any] = {"refusal": None}
     if collected.reasoning:
-        fields |= shape.reasoning_fields(collected.reasoning)
+        fields |= options.reasoning_fields(collected.reasoning)
     if collected.calls:
         fields["tool_calls"] = [
             ReplyToolCall(
@@ -239,4 +245,4 @@ def message_of(collected: Collected, shape: ChatShape) -> ReplyMessage:
             for call in collected.calls
         ]
     is_null = not content and bool(collected.calls)
-    return ReplyMessage(role=shape.role, content=None if is_null else content, **fields)
+    return ReplyMessage(role=options.role, content=None if is_null else content, **fields)

@@ -7,36 +7,48 @@ from typing import Any
 
 from fastapi import Request
 
-from dovetail.server.api.chat.response import REASONING_NAMES, ChatChunks, ChatShape, chat_body
+from dovetail.server.api.chat.response import (
+    REASONING_NAMES,
+    ChatChunks,
+    ChatResponseOptions,
+    chat_body,
+)
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import Prepared, prepare
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import check_stream, enter, streamed, whole
-from dovetail.server.generate.server_state import Server
-from dovetail.server.generate.streaming import until_gone
+from dovetail.server.generate.generation import (
+    admit,
+    check_stream,
+    event_stream_response,
+    json_response,
+)
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect
 
 
 async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
     """Answer a conversation, streamed or whole."""
     check_stream(body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
-        enter(server, owned, body.n or 1)
+        admit(server, owned, body.n or 1)
         ignored = server.fields.check(body, known=("messages.",))
         work = prepare(server, body, request, ignored=ignored)
-        prepared = await until_gone(request, work)
-        reply, shape = prepared.reply, _shape(server, body, prepared)
+        prepared = await cancel_on_disconnect(request, work)
+        meta, options = prepared.meta, _response_options(server, body, prepared)
         steps = prepared.generation.steps(server)
         owned.push_async_callback(steps.aclose)
         if body.stream:
-            run = ChatChunks(reply, shape).run
-            return await streamed(request, owned, reply, steps, run)
-        return await whole(request, reply, chat_body(steps, reply, shape))
+            run = ChatChunks(meta, options).run
+            return await event_stream_response(request, owned, meta, steps, run)
+        return await json_response(request, meta, chat_body(steps, meta, options))
 
 
-def _shape(server: Server, body: ChatRequest, prepared: Prepared) -> ChatShape:
+def _response_options(
+    server: ServerState, body: ChatRequest, prepared: Prepared
+) -> ChatResponseOptions:
     options = body.stream_options
     usage = bool(options and options.include_usage) or server.frontend.enable_force_include_usage
-    return ChatShape(
+    return ChatResponseOptions(
         role=_role(server, body),
         fingerprint=server.fingerprint,
         num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -53,13 +65,13 @@ def _shape(server: Server, body: ChatRequest, prepared: Prepared) -> ChatShape:
     )
 
 
-def _role(server: Server, body: ChatRequest) -> str:
+def _role(server: ServerState, body: ChatRequest) -> str:
     if body.continue_final_message or not body.add_generation_prompt:
         return body.messages[-1].role
     return server.frontend.response_role
 
 
-def _echo(server: Server, body: ChatRequest) -> str:
+def _echo(server: ServerState, body: ChatRequest) -> str:
     """Return the final message's text when it is to be repeated before the answer."""
     final = body.messages[-1]
     if not body.echo or final.role != _role(server, body) or not isinstance(final.content, str):

@@ -12,7 +12,7 @@ from dovetail.server.api.completions.protocol import (
     CompletionLogprobs,
     CompletionReply,
 )
-from dovetail.server.generate.generation import Counts, Reply
+from dovetail.server.generate.generation import ResponseMeta, UsageCounter
 from dovetail.server.generate.logprobs import CompletionColumns, completion_columns, prompt_logprobs
 from dovetail.server.generate.streaming import Step
 
@@ -21,7 +21,7 @@ Numbered = tuple[int, Step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionShape:
+class CompletionResponseOptions:
     """What the request wants shown. `prompts` pairs each prompt's text and ids."""
 
     fingerprint: str
@@ -40,60 +40,60 @@ class CompletionShape:
 class CompletionPieces:
     """Turns steps into pieces of choices, keeping each choice's place in its text."""
 
-    def __init__(self, reply: Reply, shape: CompletionShape) -> None:
-        self._reply = reply
-        self._shape = shape
+    def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
+        self._meta = meta
+        self._options = options
         self._offsets: dict[int, int] = {}
 
     def piece(self, which: int, step: Step) -> CompletionChoice:
         """Return a step as a piece of its choice. Mutates: the choice's offset"""
-        index = which * self._shape.n + step.index
+        index = which * self._options.n + step.index
         is_first = index not in self._offsets
-        text = "" if self._shape.hides_answer else step.text
+        text = "" if self._options.hides_answer else step.text
         fields: dict[str, Any] = {"logprobs": None}
         columns = self._columns(which, index, step, is_first)
         if columns is not None:
             fields["logprobs"] = columns
         if is_first:
             fields |= self._prompt_fields(which, step)
-            if self._shape.echoes:
-                text = self._shape.prompts[which][0] + text
-        if self._shape.shows_token_ids:
+            if self._options.echoes:
+                text = self._options.prompts[which][0] + text
+        if self._options.shows_token_ids:
             fields["token_ids"] = list(step.token_ids)
         if step.finish_reason is not None:
             fields["stop_reason"] = step.stop_reason
         return CompletionChoice(index=index, text=text, finish_reason=self._reason(step), **fields)
 
     def _reason(self, step: Step) -> str | None:
-        is_hidden = self._shape.hides_answer and step.finish_reason is not None
+        is_hidden = self._options.hides_answer and step.finish_reason is not None
         return "length" if is_hidden else step.finish_reason
 
     def _columns(
         self, which: int, index: int, step: Step, is_first: bool
     ) -> CompletionLogprobs | None:
         offset = self._offsets.setdefault(index, 0)
-        num_top = self._shape.num_top_logprobs
+        num_top = self._options.num_top_logprobs
         if num_top is None:
             return None
         positions: list[TokenLogprobs | None] = []
         ids: list[int] = []
-        if is_first and self._shape.echoes:
+        if is_first and self._options.echoes:
             positions += [None, *(step.prompt_logprobs or ())]
-            ids += self._shape.prompts[which][1]
+            ids += self._options.prompts[which][1]
             positions += [None] * (len(ids) - len(positions))
-        if not self._shape.hides_answer:
+        if not self._options.hides_answer:
             positions += step.logprobs or ()
             ids += step.token_ids
-        columns = completion_columns(positions, ids, num_top, self._reply.names, offset)
+        columns = completion_columns(positions, ids, num_top, self._meta.names, offset)
         self._offsets[index] = offset + sum(map(len, columns.tokens))
         return _logprobs(columns)
 
     def _prompt_fields(self, which: int, step: Step) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        if self._shape.shows_token_ids:
-            fields["prompt_token_ids"] = list(self._shape.prompts[which][1])
-        if self._shape.shows_prompt_logprobs and step.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, self._reply.names)
+        if self._options.shows_token_ids:
+            fields["prompt_token_ids"] = list(self._options.prompts[which][1])
+        if self._options.shows_prompt_logprobs and step.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, self._meta.names)
         return fields
 
 
@@ -107,39 +107,42 @@ def _logprobs(columns: CompletionColumns) -> CompletionLogprobs:
 
 
 def _body(
-    reply: Reply, shape: CompletionShape, choices: list[CompletionChoice], fields: dict[str, Any]
+    meta: ResponseMeta,
+    options: CompletionResponseOptions,
+    choices: list[CompletionChoice],
+    fields: dict[str, Any],
 ) -> CompletionReply:
     return CompletionReply(
-        id=f"cmpl-{reply.request_id}",
+        id=f"cmpl-{meta.request_id}",
         object="text_completion",
-        created=reply.created_s,
-        model=reply.model,
+        created=meta.created_s,
+        model=meta.model,
         choices=choices,
-        system_fingerprint=shape.fingerprint,
+        system_fingerprint=options.fingerprint,
         **fields,
     )
 
 
 async def completion_chunks(
-    steps: AsyncIterator[Numbered], reply: Reply, shape: CompletionShape
+    steps: AsyncIterator[Numbered], meta: ResponseMeta, options: CompletionResponseOptions
 ) -> AsyncGenerator[bytes, None]:
     """Yield the JSON of every chunk of a stream."""
-    pieces = CompletionPieces(reply, shape)
-    counts = Counts(shows_cached=shape.shows_cached)
+    pieces = CompletionPieces(meta, options)
+    counts = UsageCounter(shows_cached=options.shows_cached)
     async for which, step in steps:
         counts.note(step, which)
         piece = pieces.piece(which, step)
         if not _says_something(piece):
             continue
         fields: dict[str, Any] = {}
-        if shape.shows_usage_always:
+        if options.shows_usage_always:
             fields["usage"] = counts.usage()
-        elif shape.shows_usage:
+        elif options.shows_usage:
             fields["usage"] = None
-        yield _body(reply, shape, [piece], fields).model_dump_json(exclude_unset=True).encode()
-    if shape.shows_usage:
+        yield _body(meta, options, [piece], fields).model_dump_json(exclude_unset=True).encode()
+    if options.shows_usage:
         usage = {"usage": counts.usage()}
-        yield _body(reply, shape, [], usage).model_dump_json(exclude_unset=True).encode()
+        yield _body(meta, options, [], usage).model_dump_json(exclude_unset=True).encode()
 
 
 def _says_something(piece: CompletionChoice) -> bool:
@@ -148,11 +151,11 @@ def _says_something(piece: CompletionChoice) -> bool:
 
 
 async def completion_body(
-    steps: AsyncIterator[Numbered], reply: Reply, shape: CompletionShape
+    steps: AsyncIterator[Numbered], meta: ResponseMeta, options: CompletionResponseOptions
 ) -> CompletionReply:
     """Return the whole answer: exactly its stream, joined."""
-    pieces = CompletionPieces(reply, shape)
-    counts = Counts(shows_cached=shape.shows_cached)
+    pieces = CompletionPieces(meta, options)
+    counts = UsageCounter(shows_cached=options.shows_cached)
     choices: dict[int, CompletionChoice] = {}
     async for which, step in steps:
         counts.note(step, which)
@@ -160,7 +163,7 @@ async def completion_body(
         known = choices.get(piece.index)
         choices[piece.index] = piece if known is None else _joined(known, piece)
     ordered = [choices[index] for index in sorted(choices)]
-    return _body(reply, shape, ordered, {"usage": counts.usage()})
+    return _body(meta, options, ordered, {"usage": counts.usage()})
 
 
 def _joined(first: CompletionChoice, second: CompletionChoice) -> CompletionChoice:

@@ -13,7 +13,7 @@ from fastapi import Request
 from dovetail.errors import RequestError
 from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
 from dovetail.server.api.completions.response import (
-    CompletionShape,
+    CompletionResponseOptions,
     completion_body,
     completion_chunks,
 )
@@ -21,18 +21,18 @@ from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import (
     Generation,
-    Reply,
+    ResponseMeta,
+    admit,
     check_stream,
-    enter,
+    event_stream_response,
     generation_for,
-    open_reply,
+    json_response,
     request_id_of,
-    streamed,
-    whole,
+    response_meta,
 )
-from dovetail.server.generate.server_state import Server
-from dovetail.server.generate.streaming import merged, until_gone
-from dovetail.server.generate.structured_outputs import asked_form
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect, merged
+from dovetail.server.generate.structured_outputs import requested_constraint
 
 Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is to be repeated) and its token ids."""
@@ -43,16 +43,16 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     prompts = prompt_list(body)
     _check(body, len(prompts))
     async with AsyncExitStack() as owned:
-        enter(server, owned, len(prompts) * (body.n or 1))
-        reply, generations, shape = await until_gone(
+        admit(server, owned, len(prompts) * (body.n or 1))
+        meta, generations, options = await cancel_on_disconnect(
             request, _prepare(server, body, request, prompts)
         )
         steps = merged([generation.steps(server) for generation in generations])
         owned.push_async_callback(steps.aclose)
         if body.stream:
-            run = partial(completion_chunks, reply=reply, shape=shape)
-            return await streamed(request, owned, reply, steps, run)
-        return await whole(request, reply, completion_body(steps, reply, shape))
+            run = partial(completion_chunks, meta=meta, options=options)
+            return await event_stream_response(request, owned, meta, steps, run)
+        return await json_response(request, meta, completion_body(steps, meta, options))
 
 
 def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
@@ -76,39 +76,39 @@ def _check(body: CompletionRequest, num_prompts: int) -> None:
 
 
 async def _prepare(
-    server: Server,
+    server: ServerState,
     body: CompletionRequest,
     request: Request,
     prompts: Sequence[str | list[int]],
-) -> tuple[Reply, list[Generation], CompletionShape]:
+) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
     model = server.model_name(body.model)
-    reply = open_reply(server, body, request_id_of(request, body.request_id), model)
-    reply.ignored += server.fields.check(body)
+    meta = response_meta(server, body, request_id_of(request, body.request_id), model)
+    meta.ignored += server.fields.check(body)
     fields = _engine_fields(body)
-    asked = asked_form(body, body.response_format, server.guided_spec)
+    asked = requested_constraint(body, body.response_format, server.guided_spec)
     if asked is not None:
         fields["guide"] = await server.guide(asked, SessionPlan(), "")
     generations: list[Generation] = []
     texts: list[Prompt] = []
     for which, prompt in enumerate(prompts):
         ids = await _token_ids(server, body, prompt)
-        made = generation_for(server, body, reply, ids, fields, SessionPlan())
+        made = generation_for(server, body, meta, ids, fields, SessionPlan())
         is_alone = len(prompts) == 1
-        request_id = reply.request_id if is_alone else f"{reply.request_id}-{which}"
+        request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
         generations.append(replace(made, request_id=request_id))
         texts.append((await _echo_text(server, body, prompt), made.prompt_ids))
-    return reply, generations, _shape(server, body, texts)
+    return meta, generations, _response_options(server, body, texts)
 
 
 async def _token_ids(
-    server: Server, body: CompletionRequest, prompt: str | list[int]
+    server: ServerState, body: CompletionRequest, prompt: str | list[int]
 ) -> Sequence[int]:
     if isinstance(prompt, str):
         return await server.tokenize(prompt, add_special_tokens=body.add_special_tokens)
     return prompt
 
 
-async def _echo_text(server: Server, body: CompletionRequest, prompt: str | list[int]) -> str:
+async def _echo_text(server: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
     if not body.echo:
         return ""
     if isinstance(prompt, str):
@@ -118,7 +118,7 @@ async def _echo_text(server: Server, body: CompletionRequest, prompt: str | list
     return await server.run(lambda: tokenizer.decode(prompt), len(prompt))
 
 
-def _check_ids(server: Server, token_ids: Sequence[int]) -> None:
+def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
     size = server.engine.spec.run.model.vocab_size
     if token_ids and max(token_ids) >= size:
         raise RequestError(f"valid token ids are 0 to {size - 1}.", where="prompt")
@@ -136,10 +136,12 @@ def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
     return fields
 
 
-def _shape(server: Server, body: CompletionRequest, prompts: Sequence[Prompt]) -> CompletionShape:
+def _response_options(
+    server: ServerState, body: CompletionRequest, prompts: Sequence[Prompt]
+) -> CompletionResponseOptions:
     options = body.stream_options
     usage = bool(options and options.include_usage) or server.frontend.enable_force_include_usage
-    return CompletionShape(
+    return CompletionResponseOptions(
         fingerprint=server.fingerprint,
         n=body.n or 1,
         prompts=prompts,

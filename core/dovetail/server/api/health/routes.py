@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from dovetail.observability import metrics
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import STALL_S, Server
+from dovetail.server.generate.server_state import STALL_S, ServerState
 from dovetail.server.http.errors import problem
 from dovetail.version import __version__
 
@@ -61,13 +61,13 @@ async def show_metrics() -> Response:
     return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
 
 
-def _dead_reason(server: Server) -> str | None:
+def _dead_reason(server: ServerState) -> str | None:
     if server.engine.is_alive:
         return None
     return f"the engine is gone: {server.engine.death_reason or 'unknown cause'}"
 
 
-def _stall_reason(server: Server) -> str | None:
+def _stall_reason(server: ServerState) -> str | None:
     age_s = server.engine.heartbeat_age_s()
     has_work = server.admission.num_inside > 0 or sum(server.engine.load()) > 0
     if has_work and age_s > STALL_S:

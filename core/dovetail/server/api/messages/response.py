@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.server.api.messages.protocol import MessageReply, MessageUsage, OutputTokensDetails
-from dovetail.server.generate.content_blocks import Block, Blocks, Change
-from dovetail.server.generate.generation import Counts, Reply
+from dovetail.server.generate.content_blocks import BlockChange, ContentBlock, ContentBlocks
+from dovetail.server.generate.generation import ResponseMeta, UsageCounter
 from dovetail.server.generate.streaming import Framing, Step, named_frame
 from dovetail.server.http.errors import Problem, message_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageShape:
+class MessageResponseOptions:
     """What the request wants shown. `counts_reasoning`: a reasoning parser reads the answer."""
 
     shows_reasoning: bool = True
@@ -31,17 +31,17 @@ class MessageShape:
 class Message:
     """One message as it grows."""
 
-    def __init__(self, reply: Reply, shape: MessageShape) -> None:
-        self._reply = reply
-        self._shape = shape
-        self._blocks = Blocks(shows_reasoning=shape.shows_reasoning)
-        self._counts = Counts(
-            shows_cached=shape.shows_cached, shows_reasoning=shape.counts_reasoning
+    def __init__(self, meta: ResponseMeta, options: MessageResponseOptions) -> None:
+        self._meta = meta
+        self._options = options
+        self._blocks = ContentBlocks(shows_reasoning=options.shows_reasoning)
+        self._counts = UsageCounter(
+            shows_cached=options.shows_cached, shows_reasoning=options.counts_reasoning
         )
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
 
-    def take(self, step: Step) -> list[Change]:
+    def take(self, step: Step) -> list[BlockChange]:
         """Return what a step changes. Mutates: self"""
         self._counts.note(step)
         changes = self._blocks.feed(step.events)
@@ -55,10 +55,10 @@ class Message:
     def body(self) -> MessageReply:
         """Return the message so far."""
         return MessageReply(
-            id=f"msg_{self._reply.request_id}",
+            id=f"msg_{self._meta.request_id}",
             type="message",
             role="assistant",
-            model=self._reply.model,
+            model=self._meta.model,
             content=[content_block(block) for block in self._blocks.blocks],
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
@@ -88,7 +88,7 @@ class Message:
         return {"type": "message_delta", "delta": delta, "usage": usage}
 
 
-def content_block(block: Block) -> dict[str, Any]:
+def content_block(block: ContentBlock) -> dict[str, Any]:
     """Return a block as content of a message; arguments that are not an object are cut ones."""
     if block.kind == "reasoning":
         thought = {"type": "thinking", "thinking": block.text}
@@ -125,7 +125,7 @@ _EMPTY = {
 }
 
 
-def _events(change: Change) -> list[dict[str, Any]]:
+def _events(change: BlockChange) -> list[dict[str, Any]]:
     block = change.block
     if change.what == "grown":
         return [_grown(block, _delta(block, change.text))]
@@ -138,11 +138,11 @@ def _events(change: Change) -> list[dict[str, Any]]:
     return [{"type": "content_block_start", "index": block.index, "content_block": start}]
 
 
-def _grown(block: Block, delta: dict[str, Any]) -> dict[str, Any]:
+def _grown(block: ContentBlock, delta: dict[str, Any]) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-def _delta(block: Block, text: str) -> dict[str, Any]:
+def _delta(block: ContentBlock, text: str) -> dict[str, Any]:
     match block.kind:
         case "reasoning":
             return {"type": "thinking_delta", "thinking": text}

@@ -13,7 +13,7 @@ from dovetail.server.api.messages.input import NAMES, chat_of, ignored_fields, s
 from dovetail.server.api.messages.protocol import CountReply, CountRequest, MessagesRequest
 from dovetail.server.api.messages.response import (
     Message,
-    MessageShape,
+    MessageResponseOptions,
     framing,
     message_body,
     message_frames,
@@ -22,10 +22,10 @@ from dovetail.server.generate.as_chat import engine_names, in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import Prepared, prepare, render
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import enter, streamed, whole
+from dovetail.server.generate.generation import admit, event_stream_response, json_response
 from dovetail.server.generate.ignored_fields import HEADER, header_value
-from dovetail.server.generate.server_state import Server
-from dovetail.server.generate.streaming import until_gone
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.generate.thinking import switches_of, unused_fields
 
 
@@ -33,17 +33,19 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
     """Answer a conversation in Anthropic's shapes, streamed or whole."""
     chat, ignored = _translated(server, body)
     async with AsyncExitStack() as owned:
-        enter(server, owned, 1)
-        prepared = await until_gone(request, _prepare(server, body, chat, request, ignored))
-        reply = prepared.reply
+        admit(server, owned, 1)
+        prepared = await cancel_on_disconnect(
+            request, _prepare(server, body, chat, request, ignored)
+        )
+        meta = prepared.meta
         steps = prepared.generation.steps(server)
         owned.push_async_callback(steps.aclose)
-        message = Message(reply, _shape(server, prepared))
+        message = Message(meta, _response_options(server, prepared))
         if body.stream:
             run = partial(message_frames, message=message)
-            frames = framing(reply.request_id)
-            return await streamed(request, owned, reply, steps, run, frames)
-        return await whole(request, reply, message_body(steps, message))
+            frames = framing(meta.request_id)
+            return await event_stream_response(request, owned, meta, steps, run, frames)
+        return await json_response(request, meta, message_body(steps, message))
 
 
 async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
@@ -60,7 +62,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     return Response(counted.model_dump_json(), media_type="application/json", headers=headers)
 
 
-def _translated(server: Server, body: CountRequest) -> tuple[ChatRequest, list[str]]:
+def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:
     """Return the body in chat's words, and the names of what changes nothing."""
     budgets = server.parsers.reasoning is not None and server.engine.guides is not None
     ignored = server.fields.check(body)
@@ -70,7 +72,7 @@ def _translated(server: Server, body: CountRequest) -> tuple[ChatRequest, list[s
 
 
 async def _prepare(
-    server: Server,
+    server: ServerState,
     body: MessagesRequest,
     chat: ChatRequest,
     request: Request,
@@ -87,8 +89,8 @@ async def _prepare(
     )
 
 
-def _shape(server: Server, prepared: Prepared) -> MessageShape:
-    return MessageShape(
+def _response_options(server: ServerState, prepared: Prepared) -> MessageResponseOptions:
+    return MessageResponseOptions(
         shows_cached=server.frontend.enable_prompt_tokens_details,
         counts_reasoning=prepared.generation.plan.reasoning is not None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.errors import NotFound
 from dovetail.server.api.models.protocol import ModelCard, ModelList
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.server_state import Server
+from dovetail.server.generate.server_state import ServerState
 
 
 async def list_models(server: ServerOf) -> ModelList:
@@ -20,7 +20,7 @@ async def show_model(model_id: str, server: ServerOf) -> ModelCard:
     return _card(server, server.model_name(model_id))
 
 
-def _card(server: Server, name: str) -> ModelCard:
+def _card(server: ServerState, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=server.created_s,

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from dovetail.server.api.chat.response import REASONING_NAMES, ChatShape, message_of
+from dovetail.server.api.chat.response import REASONING_NAMES, ChatResponseOptions, message_of
 from dovetail.server.api.parse.protocol import ParseReply, ParseRequest
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.events import (
@@ -22,7 +22,7 @@ from dovetail.server.generate.events import (
 )
 from dovetail.server.generate.ignored_fields import HEADER, header_value
 from dovetail.server.generate.named_parsers import parsers_for
-from dovetail.server.generate.server_state import Parsers, Server
+from dovetail.server.generate.server_state import Parsers, ServerState
 from dovetail.server.generate.template.messages import tool_values
 from dovetail.server.generate.tool_choice import layout_in_use
 
@@ -42,7 +42,7 @@ async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
     events = await server.run(lambda: _events(body.text, plan), len(body.text))
     reply = ParseReply(
         events=[_event(event) for event in events],
-        message=message_of(_collected(events), _shape(server)),
+        message=message_of(_collected(events), _response_options(server)),
         starts_inside_reasoning=plan.starts_inside,
     )
     headers = {HEADER: header_value(ignored)} if ignored else {}
@@ -73,9 +73,11 @@ def _collected(events: list[Event]) -> Collected:
     return collected
 
 
-def _shape(server: Server) -> ChatShape:
+def _response_options(server: ServerState) -> ChatResponseOptions:
     names = REASONING_NAMES[server.frontend.reasoning_field]
-    return ChatShape(role="assistant", fingerprint=server.fingerprint, reasoning_names=names)
+    return ChatResponseOptions(
+        role="assistant", fingerprint=server.fingerprint, reasoning_names=names
+    )
 
 
 def _event(event: Event) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from dovetail.server.api.responses.protocol import (
     ResponsesRequest,
     ResponseUsage,
 )
-from dovetail.server.generate.content_blocks import Block, Blocks, Change
-from dovetail.server.generate.generation import Counts
+from dovetail.server.generate.content_blocks import BlockChange, ContentBlock, ContentBlocks
+from dovetail.server.generate.generation import UsageCounter
 from dovetail.server.generate.streaming import Framing, Step, named_frame
 from dovetail.server.http.errors import Problem
 
@@ -47,7 +47,7 @@ class Listed:
 class CallEnd:
     """What the call of a block came to: the tool's output, or an error of the API's shapes."""
 
-    block: Block
+    block: ContentBlock
     output: str | None = None
     error: dict[str, Any] | None = None
 
@@ -84,9 +84,9 @@ class Answer:
         self._is_stored = is_stored
         self._created_s = int(time.time())
         self._completed_s: int | None = None
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._ids: list[str] = []
-        self._counts = Counts(shows_cached=shows_cached, shows_reasoning=True)
+        self._counts = UsageCounter(shows_cached=shows_cached, shows_reasoning=True)
         self._fault: ResponseFault | None = None
         self._unlisted = list(lists)
         self._lists: list[Item] = []
@@ -104,7 +104,7 @@ class Answer:
         """Return whether the model has called a function of the client's in this turn."""
         return any(b.kind == "call" and not self._is_mcp(b) for b in self._blocks_of_turn())
 
-    def pending(self) -> list[Block]:
+    def pending(self) -> list[ContentBlock]:
         """Return the calls of this turn that the server is to make."""
         return [b for b in self._blocks_of_turn() if self._is_mcp(b) and b.index not in self._ends]
 
@@ -124,7 +124,7 @@ class Answer:
                     return [*events, *self._finish(news.finish_reason, changes)]
                 return [*events, *self._told_of(changes)]
 
-    def _finish(self, reason: str | None, changes: list[Change]) -> list[dict[str, Any]]:
+    def _finish(self, reason: str | None, changes: list[BlockChange]) -> list[dict[str, Any]]:
         """Return the events of a turn's end, which is the answer's where there is a reason."""
         if reason is None:
             events = self._told_of([*changes, *self._blocks.next_turn()])
@@ -137,13 +137,13 @@ class Answer:
         self._completed_s = int(time.time())
         return [*events, self.told(f"response.{self.status}")]
 
-    def _told_of(self, changes: Sequence[Change]) -> list[dict[str, Any]]:
+    def _told_of(self, changes: Sequence[BlockChange]) -> list[dict[str, Any]]:
         return [event for change in changes for event in self._events(change)]
 
-    def _is_mcp(self, block: Block) -> bool:
+    def _is_mcp(self, block: ContentBlock) -> bool:
         return block.kind == "call" and block.name in self._labels
 
-    def _blocks_of_turn(self) -> list[Block]:
+    def _blocks_of_turn(self) -> list[ContentBlock]:
         return self._blocks.blocks[self._turn_start :]
 
     def begin(self) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ class Answer:
         self.sequence += 1
         return {"type": kind, "sequence_number": number} | fields
 
-    def _item(self, block: Block) -> Item:
+    def _item(self, block: ContentBlock) -> Item:
         """Return a block as an item, as far as it has come."""
         status = self._status(block)
         item: Item = {"id": self._ids[block.index], "status": status}
@@ -245,7 +245,7 @@ class Answer:
                 call = {"type": "function_call", "call_id": block.call_id, "name": block.name}
                 return item | call | {"arguments": block.text}
 
-    def _mcp_call(self, block: Block) -> Item:
+    def _mcp_call(self, block: ContentBlock) -> Item:
         end = self._ends.get(block.index)
         return {
             "type": "mcp_call",
@@ -257,7 +257,7 @@ class Answer:
             "approval_request_id": None,
         }
 
-    def _status(self, block: Block) -> str:
+    def _status(self, block: ContentBlock) -> str:
         if self._is_mcp(block):
             return self._mcp_status(block)
         if block is not self._blocks.blocks[-1]:
@@ -266,16 +266,16 @@ class Answer:
             return "in_progress" if self._blocks.is_open else "completed"
         return "completed" if self.status == "completed" else "incomplete"
 
-    def _mcp_status(self, block: Block) -> str:
+    def _mcp_status(self, block: ContentBlock) -> str:
         end = self._ends.get(block.index)
         if end is None:
             return "in_progress" if self.is_running else "incomplete"
         return "completed" if end.error is None else "failed"
 
-    def _place(self, block: Block) -> dict[str, Any]:
+    def _place(self, block: ContentBlock) -> dict[str, Any]:
         return {"output_index": len(self._lists) + block.index}
 
-    def _events(self, change: Change) -> list[dict[str, Any]]:
+    def _events(self, change: BlockChange) -> list[dict[str, Any]]:
         block, place = change.block, self._place(change.block)
         if change.what == "opened":
             prefix = "mcp" if self._is_mcp(block) else PREFIXES[block.kind]
@@ -296,7 +296,7 @@ class Answer:
                 return self._closed(block, place, inner)
 
     def _opened(
-        self, block: Block, place: dict[str, Any], inner: dict[str, Any]
+        self, block: ContentBlock, place: dict[str, Any], inner: dict[str, Any]
     ) -> list[dict[str, Any]]:
         item = self._item(block) | {"status": "in_progress"}
         if block.kind == "call":
@@ -309,7 +309,7 @@ class Answer:
         ]
 
     def _closed(
-        self, block: Block, place: dict[str, Any], inner: dict[str, Any]
+        self, block: ContentBlock, place: dict[str, Any], inner: dict[str, Any]
     ) -> list[dict[str, Any]]:
         done = self._event
         if block.kind == "call":
@@ -322,7 +322,7 @@ class Answer:
             ]
         return [*ends, self._item_done(block)]
 
-    def _item_done(self, block: Block) -> dict[str, Any]:
+    def _item_done(self, block: ContentBlock) -> dict[str, Any]:
         item = self._item(block)
         return self._event("response.output_item.done", item=item, **self._place(block))
 
@@ -344,7 +344,7 @@ class Answer:
         return events
 
     def _mcp_events(
-        self, change: Change, place: dict[str, Any], inner: dict[str, Any]
+        self, change: BlockChange, place: dict[str, Any], inner: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Return the events of a call that the server makes, up to its end."""
         match change.what:
@@ -404,11 +404,11 @@ def _list_item(listed: Listed) -> Item:
     }
 
 
-def _more(block: Block) -> dict[str, Any]:
+def _more(block: ContentBlock) -> dict[str, Any]:
     return {"logprobs": []} if block.kind == "text" else {}
 
 
-def _part(block: Block, text: str | None = None) -> dict[str, Any]:
+def _part(block: ContentBlock, text: str | None = None) -> dict[str, Any]:
     text = block.text if text is None else text
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}

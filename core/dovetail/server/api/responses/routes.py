@@ -38,9 +38,14 @@ from dovetail.server.generate.as_chat import engine_names, in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import Prepared, prepare
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import Generation, enter, streamed, whole
-from dovetail.server.generate.server_state import Server
-from dovetail.server.generate.streaming import until_gone
+from dovetail.server.generate.generation import (
+    Generation,
+    admit,
+    event_stream_response,
+    json_response,
+)
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.http.errors import problem_of
 from dovetail.server.http.middleware import key_of
 
@@ -68,11 +73,11 @@ async def create_response(body: ResponsesRequest, request: Request, server: Serv
     with in_words_of(NAMES):
         plan = _plan(server, body, request, unknown)
     async with AsyncExitStack() as owned:
-        enter(server, owned, 1)
-        prepared = await until_gone(request, _prepare(server, plan, request))
+        admit(server, owned, 1)
+        prepared = await cancel_on_disconnect(request, _prepare(server, plan, request))
         answer = Answer(
             body,
-            model=prepared.reply.model,
+            model=prepared.meta.model,
             params=prepared.generation.params,
             is_stored=plan.is_stored,
             shows_cached=server.frontend.enable_prompt_tokens_details,
@@ -86,15 +91,15 @@ async def create_response(body: ResponsesRequest, request: Request, server: Serv
             if body.background:
                 reply = answer.encoded()
                 kept.task = asyncio.create_task(_run(owned.pop_all(), answer, steps))
-                return _json(reply, prepared.reply.headers())
+                return _json(reply, prepared.meta.headers())
         if body.stream:
             frames = framing(answer)
 
             def run(given: AsyncIterator[News]) -> AsyncGenerator[bytes, None]:
                 return response_frames(given, answer)
 
-            return await streamed(request, owned, prepared.reply, steps, run, frames)
-        return await whole(request, prepared.reply, response_body(steps, answer))
+            return await event_stream_response(request, owned, prepared.meta, steps, run, frames)
+        return await json_response(request, prepared.meta, response_body(steps, answer))
 
 
 async def get_response(response_id: str, request: Request, server: ServerOf) -> Any:
@@ -137,7 +142,9 @@ def owner_of(request: Request) -> bytes:
     return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
 
 
-def _plan(server: Server, body: ResponsesRequest, request: Request, unknown: Sequence[str]) -> Plan:
+def _plan(
+    server: ServerState, body: ResponsesRequest, request: Request, unknown: Sequence[str]
+) -> Plan:
     offer = offer_of(body, server.tool_servers)
     ignored = [*unknown, *ignored_fields(body)]
     ignored += server.fields.report(offer.ignored)
@@ -161,7 +168,7 @@ def _plan(server: Server, body: ResponsesRequest, request: Request, unknown: Seq
     )
 
 
-def _is_stored(server: Server, body: ResponsesRequest) -> bool:
+def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
     """Return whether the response is kept. Raises: RequestError for what needs keeping where
     nothing is kept."""
     can_store = server.frontend.api_server_count == 1
@@ -184,7 +191,7 @@ def _is_stored(server: Server, body: ResponsesRequest) -> bool:
     return can_store and body.store is not False
 
 
-def _earlier(server: Server, response_id: str, owner: bytes) -> list[Message]:
+def _earlier(server: ServerState, response_id: str, owner: bytes) -> list[Message]:
     """Return the turns that a response left behind. Raises: RequestError"""
     kept = server.stored.get(response_id, owner)
     if kept.answer is not None:
@@ -193,7 +200,7 @@ def _earlier(server: Server, response_id: str, owner: bytes) -> list[Message]:
     return found
 
 
-async def _prepare(server: Server, plan: Plan, request: Request) -> Prepared:
+async def _prepare(server: ServerState, plan: Plan, request: Request) -> Prepared:
     """Return the request ready for the engine; with truncation, without turns that do not fit.
 
     Raises: RequestError
@@ -217,7 +224,7 @@ async def _prepare(server: Server, plan: Plan, request: Request) -> Prepared:
 
 
 def _news(
-    server: Server, plan: Plan, first: Generation, answer: Answer, request: Request
+    server: ServerState, plan: Plan, first: Generation, answer: Answer, request: Request
 ) -> AsyncGenerator[News, None]:
     """Return what comes: one generation, or as many as the servers' tools take."""
     if not plan.offer.servers:
@@ -240,7 +247,7 @@ def _news(
     return turns.run(first)
 
 
-def _settle(server: Server, plan: Plan, answer: Answer) -> None:
+def _settle(server: ServerState, plan: Plan, answer: Answer) -> None:
     """Keep a response for good, whatever ended it. Mutates: the store"""
     if answer.is_running:
         answer.cancel()

@@ -15,9 +15,9 @@ from dovetail.errors import RequestError
 from dovetail.server.api.responses.mcp import McpFault, McpServer, McpTool
 from dovetail.server.api.responses.protocol import ResponsesRequest
 from dovetail.server.api.responses.response import Answer, CallEnd, Listed, News, TurnEnd
-from dovetail.server.generate.content_blocks import Block
+from dovetail.server.generate.content_blocks import ContentBlock
 from dovetail.server.generate.generation import Generation
-from dovetail.server.generate.server_state import Server
+from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import Step
 
 MAX_TURNS = 16
@@ -133,7 +133,7 @@ class Turns:
     """What a response with such tools takes. `follow` returns the generation that goes on from
     the answer so far, with changes of the chat request."""
 
-    server: Server
+    server: ServerState
     offer: Offer
     answer: Answer
     follow: Callable[[dict[str, Any]], Awaitable[Generation]]
@@ -185,7 +185,7 @@ class Turns:
             changes["max_completion_tokens"] = self.max_tokens - num_tokens
         return changes
 
-    async def _call(self, block: Block) -> CallEnd:
+    async def _call(self, block: ContentBlock) -> CallEnd:
         """Return what a call comes to; a fault is told to the model, and ends nothing."""
         try:
             arguments = json.loads(block.text or "{}")
@@ -205,10 +205,10 @@ class Turns:
         return CallEnd(block=block, output=result.text)
 
 
-def _over(block: Block) -> CallEnd:
+def _over(block: ContentBlock) -> CallEnd:
     return _fault(block, "max_tool_calls is used up.", -32000)
 
 
-def _fault(block: Block, message: str, code: int) -> CallEnd:
+def _fault(block: ContentBlock, message: str, code: int) -> CallEnd:
     kind = "http_error" if code > 0 else "mcp_protocol_error"
     return CallEnd(block=block, error={"type": kind, "code": code, "message": message})

@@ -18,7 +18,7 @@ from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
 from dovetail.server.generate.bodies import Reply
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.ignored_fields import HEADER, header_value
-from dovetail.server.generate.server_state import LONG_WORK, Server
+from dovetail.server.generate.server_state import LONG_WORK, ServerState
 from dovetail.server.generate.template.chat import RenderQuery
 
 
@@ -39,7 +39,7 @@ async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
     return _response(reply, [*ignored, *server.fields.report(unused)])
 
 
-async def _text(server: Server, body: TokenizeRequest) -> tuple[str, bool, tuple[str, ...]]:
+async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, tuple[str, ...]]:
     """Return (text, whether special tokens are added, names that had no effect)."""
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages.", where="prompt")

@@ -3,9 +3,9 @@
 One pipeline for every endpoint, streamed or not; knows no HTTP, tokens or model names.
 """
 
-from dovetail.server.generate.events.collect import Collected, CollectedCall
-from dovetail.server.generate.events.counted import CountedSession
+from dovetail.server.generate.events.collector import Collected, CollectedCall
 from dovetail.server.generate.events.session import Session, SessionPlan
+from dovetail.server.generate.events.token_counting import CountedSession
 from dovetail.server.generate.events.types import (
     ContentDelta,
     Event,
