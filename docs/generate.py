@@ -77,14 +77,10 @@ def first_paragraph(documented: Any) -> str:
 
 def http_page() -> str:
     """Return routes with their first docstring paragraph, then the fields of each request body."""
-    from dovetail.server import app
-    from dovetail.server.api.completions.protocol import CompletionRequest
-    from dovetail.server.api.messages.protocol import CountRequest, MessagesRequest
-    from dovetail.server.api.parse.protocol import ParseRequest
-    from dovetail.server.api.responses.protocol import ResponsesRequest
-    from dovetail.server.api.tokenize.protocol import DetokenizeRequest, TokenizeRequest
-    from dovetail.server.generate.chat_body import ChatRequest
+    from dovetail.config.engine import flags
+    from dovetail.server.api.families import build_apis
 
+    routes = [route for api in build_apis().values() for route in api.routes]
     parts = [
         "# HTTP routes\n",
         NOTE,
@@ -96,24 +92,13 @@ def http_page() -> str:
         "| method | path | what | key |",
         "|---|---|---|---|",
     ]
-    for method, path, endpoint in app.ROUTES:
-        line = first_paragraph(endpoint)
-        key = "open" if endpoint in app.OPEN_ENDPOINTS else "needed"
-        parts.append(f"| {method} | `{path}` | {line} | {key} |")
-    for field, method, path, endpoint in app.FLAG_ROUTES:
-        line = first_paragraph(endpoint)
-        flag = "--" + field.replace("_", "-")
-        parts.append(f"| {method} | `{path}` | {line} Only with `{flag}`. | needed |")
-    bodies = (
-        ChatRequest,
-        CompletionRequest,
-        ResponsesRequest,
-        MessagesRequest,
-        CountRequest,
-        ParseRequest,
-        TokenizeRequest,
-        DetokenizeRequest,
-    )
+    for route in sorted(routes, key=lambda route: route.flag is not None):
+        line = first_paragraph(route.endpoint)
+        if route.flag is not None:
+            line += f" Only with `{flags()[route.flag].spelling}`."
+        key = "open" if route.is_open else "needed"
+        parts.append(f"| {route.method} | `{route.path}` | {line} | {key} |")
+    bodies = [route.body for route in routes if route.body is not None]
     parts += [_fields_section(body) for body in bodies]
     return "\n".join(parts) + "\n"
 

@@ -31,10 +31,9 @@ from dovetail.config.frontend import FrontendConfig
 from dovetail.config.log_config import read_log_config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability import logging as log_setup
-from dovetail.server.api.responses.mcp import connected
-from dovetail.server.launch.engine_start import max_queued, start_engine
+from dovetail.server.launch.engine_start import chosen_apis, max_queued, starting_engine
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind, url_of, warn_if_open
 from dovetail.server.launch.startup_timer import StartupTimer
@@ -49,6 +48,7 @@ class Job:
 
     config: Config
     frontend: FrontendConfig
+    apis: tuple[Selection, ...]
     input: Path
     results: Results
     found: Scan
@@ -84,6 +84,7 @@ def _prepare(
     """Return the job, its files found good. Mutates: owned. Raises: ConfigError, TransferError"""
     frontend = answer_config(config)
     check_frontend(frontend)
+    apis = chosen_apis(config)
     target = _output_path(flags, folder)
     path = _input_path(flags, folder, owned)
     _check_two_files(path, target)
@@ -98,6 +99,7 @@ def _prepare(
     return Job(
         config=config,
         frontend=frontend,
+        apis=apis,
         input=path,
         results=results,
         found=found,
@@ -203,38 +205,33 @@ def _answer(job: Job) -> int:
 
 async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
     """Answer with an engine of our own; return the exit status."""
-    tool_servers = await connected(job.frontend.tool_server)
-    engine = await start_engine(job.config, spec, timer)
-    try:
+    async with starting_engine(job.config, spec, timer) as starting:
         from dovetail.batch.call import Caller
         from dovetail.batch.drive import drive
+        from dovetail.server.api.families import build_apis, opened_apis
         from dovetail.server.app import build_app, build_renderer
         from dovetail.server.generate.parsers import build_parsers, choose_parsers
 
-        renderer = build_renderer(engine, job.frontend)
-        parsers = build_parsers(choose_parsers(job.config, renderer.source))
-        # The queue is never full: no more lines are taken up than it has room for.
-        app = build_app(
-            engine,
-            job.frontend,
-            parsers=parsers,
-            renderer=renderer,
-            tool_servers=tool_servers,
-        )
-        max_open = spec.schedule.max_rows + max_queued(job.config, spec)
-        progress = Progress(job.found, is_bar=is_terminal())
-        async with _metrics(app, job.metrics_socket):
-            with progress:
-                await drive(
-                    read_lines(job.input, job.line_bytes),
-                    Caller(app),
-                    job.results,
-                    progress,
-                    max_open=max_open,
-                    death_of=lambda: None if engine.is_alive else engine.death_reason or "ended",
-                )
-    finally:
-        await engine.shutdown()
+        async with opened_apis(build_apis(job.apis), job.frontend) as apis:
+            engine = await starting
+            renderer = build_renderer(engine, job.frontend)
+            parsers = build_parsers(choose_parsers(job.config, renderer.source))
+            # The queue is never full: no more lines are taken up than it has room for.
+            app = build_app(engine, job.frontend, apis, parsers=parsers, renderer=renderer)
+            max_open = spec.schedule.max_rows + max_queued(job.config, spec)
+            progress = Progress(job.found, is_bar=is_terminal())
+            async with _metrics(app, job.metrics_socket):
+                with progress:
+                    await drive(
+                        read_lines(job.input, job.line_bytes),
+                        Caller(app),
+                        job.results,
+                        progress,
+                        max_open=max_open,
+                        death_of=lambda: (
+                            None if engine.is_alive else engine.death_reason or "ended"
+                        ),
+                    )
     job.results.sync()
     print(_summary(progress, job), flush=True)
     return EXIT_SOME_FAILED if progress.num_failed else 0

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.resolve import resolve
     from dovetail.config.show import DEMO
     from dovetail.engine.transport import make_socket_folder
+    from dovetail.server.launch.engine_start import chosen_apis
     from dovetail.server.launch.frontend_checks import check_frontend
     from dovetail.server.launch.preview import look_ahead
     from dovetail.server.launch.sockets import listening, url_of
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     given = sum(origin != DEMO for origin in config.origins.values())
     _say("settings", f"{given} given, all known and in range")
     check_frontend(config.frontend)
+    chosen_apis(config)
     _say("HTTP flags", _frontend_text(config))
     spec = resolve(config)
     _say("model", _model_text(spec))

@@ -1,4 +1,4 @@
-"""What all bodies share: the sampling fields with their bounds, usage, errors, ignored fields.
+"""What all bodies share: the sampling fields with their bounds, usage, ignored fields.
 
 Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 """
@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
+from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
 
 INT31 = 1 << 31
 MAX_LIST = 1 << 16
-MAX_REQUEST_ID_CHARS = 128
 MAX_CHOICE_TEXTS = 4096
 
 Count = Annotated[int, Field(ge=0, le=INT31)]
@@ -182,21 +182,6 @@ class Usage(Reply):
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
-
-
-class ErrorInfo(Reply):
-    """OpenAI's error object."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorReply(Reply):
-    """OpenAI's error body."""
-
-    error: ErrorInfo
 
 
 def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:

@@ -6,7 +6,7 @@ of answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +15,12 @@ from fastapi import Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.form import Choice, Form
 from dovetail.interfaces.text import Tool
-from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
+from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.dialect import Dialect
 from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.finish_reason import Dialect
 from dovetail.server.generate.generation import (
     Generation,
-    ResponseMeta,
     generation_for,
     request_id_of,
     response_meta,
@@ -29,7 +28,7 @@ from dovetail.server.generate.generation import (
 from dovetail.server.generate.named_parsers import parsers_for
 from dovetail.server.generate.server_state import LONG_WORK, Parsers, ServerState
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
-from dovetail.server.generate.template.chat import Rendered, RenderQuery
+from dovetail.server.generate.template.chat import RenderQuery
 from dovetail.server.generate.thinking import (
     Switch,
     switches_of,
@@ -41,23 +40,18 @@ from dovetail.server.generate.tool_choice import ToolUse, kept_special_ids, sess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """A rendered conversation: its ids, and what decides how the answer is read."""
+class RenderedPrompt:
+    """A conversation as the model reads it, and what decides how the answer is read.
+
+    `tail` is the end of its text, `ignored` names the fields that the template did not look at.
+    """
 
     ids: list[int]
-    rendered: Rendered
+    tail: str
+    ignored: Sequence[str]
     use: ToolUse
     parsers: Parsers
     plan: SessionPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """All that is decided before the engine hears of the request."""
-
-    meta: ResponseMeta
-    generation: Generation
-    prompt: Prompt
 
 
 async def prepare(
@@ -65,30 +59,28 @@ async def prepare(
     body: ChatRequest,
     request: Request,
     *,
-    dialect: Dialect = "chat",
+    dialect: Dialect,
     ignored: Sequence[str] = (),
     others: Sequence[Switch] = (),
-    names: Mapping[str, str] = CHAT_NAMES,
-) -> Prepared:
-    """Return the request ready for the engine. Raises: RequestError in the dialect's `names`
+) -> Generation:
+    """Return the request ready for the engine. Raises: RequestError in the dialect's names
 
     `ignored` are names that the dialect has reported itself, `others` its words on thinking.
     """
-    with in_words_of(names):
+    with in_words_of(dialect.field_names):
         switches = switches_of(body, others)
         model = server.model_name(body.model)
         meta = response_meta(server, body, request_id_of(request, body.request_id), model)
         meta.ignored += ignored
         prompt = await render(server, body, switches)
-        unused = unused_fields(body, switches, prompt.rendered.ignored)
-        meta.ignored += server.fields.report(unused)
+        meta.ignored += server.fields.report(unused_fields(body, switches, prompt.ignored))
         fields = await _engine_fields(server, body, prompt)
-        made = generation_for(server, body, meta, prompt.ids, fields, prompt.plan)
-    generation = replace(made, dialect=dialect, names=names)
-    return Prepared(meta=meta, generation=generation, prompt=prompt)
+        return generation_for(server, body, meta, prompt.ids, fields, prompt.plan, dialect)
 
 
-async def render(server: ServerState, body: ChatRequest, switches: Sequence[Switch]) -> Prompt:
+async def render(
+    server: ServerState, body: ChatRequest, switches: Sequence[Switch]
+) -> RenderedPrompt:
     """Return the conversation as the model will read it. Raises: RequestError"""
     server.check_text("messages")
     server.check_template(body.chat_template)
@@ -105,7 +97,14 @@ async def render(server: ServerState, body: ChatRequest, switches: Sequence[Swit
     ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
     is_strict = server.frontend.tool_parser_strict
     plan = session_plan(body, use, parsers.reasoning, rendered.tail, is_strict=is_strict)
-    return Prompt(ids=ids, rendered=rendered, use=use, parsers=parsers, plan=plan)
+    return RenderedPrompt(
+        ids=ids,
+        tail=rendered.tail,
+        ignored=rendered.ignored,
+        use=use,
+        parsers=parsers,
+        plan=plan,
+    )
 
 
 def text_size(body: ChatRequest) -> int:
@@ -131,7 +130,9 @@ def render_query(body: ChatRequest, use: ToolUse, switches: Sequence[Switch]) ->
     )
 
 
-async def _engine_fields(server: ServerState, body: ChatRequest, prompt: Prompt) -> dict[str, Any]:
+async def _engine_fields(
+    server: ServerState, body: ChatRequest, prompt: RenderedPrompt
+) -> dict[str, Any]:
     """Return the sampling fields that a conversation decides. Raises: RequestError"""
     fields: dict[str, Any] = {}
     max_tokens = body.max_completion_tokens or body.max_tokens
@@ -150,7 +151,7 @@ async def _engine_fields(server: ServerState, body: ChatRequest, prompt: Prompt)
         fields["thinking"] = thinking_budget(body.thinking_token_budget, prompt.plan, tokenizer)
     asked = answer_constraint(server, body, prompt.use)
     if asked is not None:
-        fields["guide"] = await server.guide(asked, prompt.plan, prompt.rendered.tail)
+        fields["guide"] = await server.guide(asked, prompt.plan, prompt.tail)
     return fields
 
 

@@ -6,7 +6,6 @@ Knows no prompt text and no tokenizer; the engine checks the same bounds again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -48,14 +47,6 @@ class ParamsMaker(Protocol):
         """Return the server's defaults overlaid by the given fields."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Params for the engine; `clamped_tokens` is the max_tokens given instead of the asked."""
-
-    params: SamplingParams
-    clamped_tokens: int | None = None
-
-
 def sampling_fields(body: SamplingFields) -> dict[str, Any]:
     """Return the fields that the request set, as SamplingParams takes them."""
     fields = {n: getattr(body, n) for n in _COPIED if getattr(body, n) is not None}
@@ -72,8 +63,9 @@ def sampling_fields(body: SamplingFields) -> dict[str, Any]:
 
 def build_sampling(
     engine: ParamsMaker, fields: Mapping[str, Any], num_prompt_tokens: int
-) -> Sampling:
-    """Return checked params. Raises: RequestError"""
+) -> tuple[SamplingParams, int | None]:
+    """Return checked params, and the max_tokens given where the request asked for more than the
+    context leaves. Raises: RequestError"""
     params = engine.default_params(**fields)
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
@@ -82,7 +74,7 @@ def build_sampling(
     if params.min_tokens > room:
         raise RequestError(f"only {room} tokens of the context are left.", where="min_tokens")
     params.verify()
-    return Sampling(params=params, clamped_tokens=room if clamped else None)
+    return params, room if clamped else None
 
 
 def _token_biases(given: Mapping[str, float]) -> dict[int, float]:

@@ -18,13 +18,12 @@ from dovetail.engine.input import PROMPT, verify_text
 from dovetail.engine.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
 from dovetail.guided.choose import none_installed
+from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.form import sequence
 from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.api.responses.mcp import McpServer
-from dovetail.server.api.responses.store import ResponseStore
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
@@ -65,11 +64,14 @@ class ServerState:
     parsers: Parsers
     admission: Admission
     fields: FieldReporter
-    stored: ResponseStore
     threads: ThreadPoolExecutor
     created_s: int
     fingerprint: str
-    tool_servers: Sequence[McpServer] = ()
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """Return what the model can do. The engine generates text."""
+        return frozenset({GENERATE})
 
     @property
     def names(self) -> Sequence[str]:
@@ -171,7 +173,6 @@ def build_server(
     renderer: ChatRenderer,
     parsers: Parsers,
     max_queued_requests: int | None,
-    tool_servers: Sequence[McpServer] = (),
 ) -> ServerState:
     """Return the parts of one application."""
     return ServerState(
@@ -183,11 +184,9 @@ def build_server(
             engine, max_running=engine.spec.schedule.max_rows, max_queued=max_queued_requests
         ),
         fields=FieldReporter(is_strict=frontend.strict_request_fields),
-        stored=ResponseStore(),
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),
-        tool_servers=tool_servers,
     )
 
 

@@ -14,7 +14,6 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Mapping,
     Sequence,
 )
 from contextlib import AsyncExitStack
@@ -29,9 +28,9 @@ from dovetail.engine.outputs import CompletionDelta, RequestOutput
 from dovetail.errors import DovetailError, RequestFault
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.observability import metrics
-from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.events import CountedSession, Event, SessionPlan
-from dovetail.server.generate.finish_reason import Dialect, finish_reason
 from dovetail.server.http.errors import Problem, problem_of
 
 logger = logging.getLogger("dovetail.server")
@@ -68,18 +67,17 @@ class Step:
 async def event_steps(
     outputs: AsyncGenerator[RequestOutput, None],
     plan: SessionPlan,
-    dialect: Dialect = "chat",
-    names: Mapping[str, str] = CHAT_NAMES,
+    dialect: Dialect,
 ) -> AsyncGenerator[Step, None]:
     """Yield a step per delta of the engine. Closing it closes `outputs`, which aborts.
 
     Raises: RequestFault when the engine ended an answer with an error or an abort, RequestError in
-    the dialect's `names`.
+    the dialect's names of fields.
     """
     sessions: dict[int, CountedSession] = {}
     num_generated = 0
     try:
-        with in_words_of(names):
+        with in_words_of(dialect.field_names):
             async for output in outputs:
                 for delta in output.deltas:
                     num_generated += len(delta.token_ids)
@@ -122,12 +120,13 @@ def _step(
 def _reason(delta: CompletionDelta, counted: CountedSession, dialect: Dialect) -> str | None:
     if delta.finish_reason is None:
         return None
-    return finish_reason(
-        delta.finish_reason,
-        num_calls=counted.session.num_calls,
-        is_forced_call=counted.session.plan.is_forced_call,
-        is_stop_text=isinstance(delta.stop_reason, str),
-        dialect=dialect,
+    return dialect.finish_reason(
+        AnswerEnd(
+            cause=delta.finish_reason,
+            num_calls=counted.session.num_calls,
+            is_forced_call=counted.session.plan.is_forced_call,
+            is_stop_text=isinstance(delta.stop_reason, str),
+        )
     )
 
 

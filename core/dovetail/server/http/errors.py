@@ -1,11 +1,12 @@
 """Errors as HTTP: status, error object, headers. The only place that knows this map.
 
-The object is OpenAI's, and Anthropic's on the paths of its dialect.
+The body is OpenAI's, but on the paths of families that have their own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fastapi.exceptions import RequestValidationError
@@ -14,8 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError, RequestFault
-from dovetail.server.api.messages.protocol import MessageErrorInfo, MessageErrorReply
-from dovetail.server.generate.bodies import ErrorInfo, ErrorReply
+from dovetail.interfaces.api import ApiError, openai_error
 
 _KINDS = {
     401: "authentication_error",
@@ -23,17 +23,22 @@ _KINDS = {
     405: "invalid_request_error",
     413: "invalid_request_error",
 }
-MESSAGES = "/v1/messages"
-_MESSAGE_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    529: "overloaded_error",
-}
-"""Anthropic's words; source: its API reference, errors."""
+ErrorBody = Callable[[int, ApiError, str | None], bytes]
+"""Makes a family's error body of status, error and the request's id."""
+
+
+class ErrorBodies:
+    """Which paths have an error body of their own, and all paths below them."""
+
+    def __init__(self, by_path: Mapping[str, ErrorBody]) -> None:
+        self._by_path = dict(by_path)
+
+    def body_of(self, path: str) -> ErrorBody | None:
+        """Return what makes the error bodies of a path; None where they are OpenAI's."""
+        for root, body in self._by_path.items():
+            if path == root or path.startswith(f"{root}/"):
+                return body
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,36 +46,30 @@ class Problem:
     """One error, ready to be sent as a response or inside a stream."""
 
     status: int
-    info: ErrorInfo
+    info: ApiError
     headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
-        """Return the JSON body."""
-        return ErrorReply(error=self.info).model_dump_json().encode()
+        """Return OpenAI's JSON body."""
+        return openai_error(self.info)
 
     def response(self, scope: Scope | None = None) -> Response:
-        """Return the HTTP response, in the shape that the request's path is answered in."""
-        is_message = scope is not None and _is_message(scope)
-        request_id = scope.get("state", {}).get("request_id") if scope else None
+        """Return the HTTP response, with the body that errors have on the request's path."""
         return Response(
-            message_error(self, request_id) if is_message else self.body(),
+            self.body() if scope is None else self._body_for(scope),
             status_code=self.status,
             headers=self.headers,
             media_type="application/json",
         )
 
-
-def _is_message(scope: Scope) -> bool:
-    path = str(scope.get("path", "")).removeprefix(str(scope.get("root_path", "")))
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
-
-
-def message_error(found: Problem, request_id: str | None) -> bytes:
-    """Return an error as Anthropic's JSON body."""
-    default = "api_error" if found.status >= 500 else "invalid_request_error"
-    kind = _MESSAGE_KINDS.get(found.status, default)
-    info = MessageErrorInfo(type=kind, message=found.info.message)
-    return MessageErrorReply(error=info, request_id=request_id).model_dump_json().encode()
+    def _body_for(self, scope: Scope) -> bytes:
+        state = scope.get("state", {})
+        bodies: ErrorBodies | None = state.get("error_bodies")
+        path = str(scope.get("path", "")).removeprefix(str(scope.get("root_path", "")))
+        own = bodies.body_of(path) if bodies is not None else None
+        if own is None:
+            return self.body()
+        return own(self.status, self.info, state.get("request_id"))
 
 
 def problem(
@@ -84,7 +83,7 @@ def problem(
 ) -> Problem:
     """Return a Problem; `kind` defaults to the one usual for the status."""
     default = "internal_error" if status >= 500 else "invalid_request_error"
-    info = ErrorInfo(
+    info = ApiError(
         message=_encodable(message),
         type=kind or _KINDS.get(status, default),
         param=None if param is None else _encodable(param),

@@ -24,11 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.observability import metrics
 from dovetail.observability.caller import note_caller
-from dovetail.server.generate.bodies import MAX_REQUEST_ID_CHARS
-from dovetail.server.http.errors import Problem, problem, problem_of
+from dovetail.server.http.errors import ErrorBodies, Problem, problem, problem_of
 
 logger = logging.getLogger("dovetail.server")
 REQUEST_ID = "x-request-id"
+MAX_REQUEST_ID_CHARS = 128
 _GOOD_ID = re.compile(rf"[\w.:-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 
 
@@ -50,15 +50,23 @@ class _Sent:
 class RequestIdMiddleware:
     """Gives every request an id, and counts.
 
-    `root_path` is what a proxy has before every path, whether it takes that off or not.
+    `root_path` is what a proxy has before every path, whether it takes that off or not;
+    `error_bodies` is handed to whatever answers with an error.
     """
 
     def __init__(
-        self, app: ASGIApp, *, shows_id: bool, open_requests: OpenRequests, root_path: str = ""
+        self,
+        app: ASGIApp,
+        *,
+        shows_id: bool,
+        open_requests: OpenRequests,
+        error_bodies: ErrorBodies,
+        root_path: str = "",
     ) -> None:
         self._app = app
         self._shows_id = shows_id
         self._open = open_requests
+        self._error_bodies = error_bodies
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +75,8 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state["error_bodies"] = request_id, self._error_bodies
         if self._root_path:
             scope["root_path"] = self._root_path
         note_caller(scope["path"], scope["headers"])

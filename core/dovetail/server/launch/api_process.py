@@ -12,7 +12,7 @@ from dovetail import process
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.observability import logging as log_setup
-from dovetail.server.api.responses.mcp import connected
+from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.app import build_app
 from dovetail.server.generate.parsers import build_parsers
 from dovetail.server.launch.api_processes import READY, ChildBoot
@@ -40,20 +40,20 @@ def main() -> int:
 
 
 async def _serve(boot: ChildBoot) -> int:
-    tool_servers = await connected(boot.frontend.tool_server)
-    engine = await AsyncEngine.attach(boot.address, boot.spec)
-    try:
-        app = build_app(
-            engine,
-            boot.frontend,
-            parsers=build_parsers(boot.parsers),
-            max_queued_requests=boot.max_queued,
-            tool_servers=tool_servers,
-        )
-        sock = socket.socket(fileno=boot.socket_fd)
-        return await ServerLifecycle(app, engine, boot.frontend).run(sock, _tell_ready)
-    finally:
-        await engine.shutdown()
+    async with opened_apis(build_apis(boot.apis), boot.frontend) as apis:
+        engine = await AsyncEngine.attach(boot.address, boot.spec)
+        try:
+            app = build_app(
+                engine,
+                boot.frontend,
+                apis,
+                parsers=build_parsers(boot.parsers),
+                max_queued_requests=boot.max_queued,
+            )
+            sock = socket.socket(fileno=boot.socket_fd)
+            return await ServerLifecycle(app, engine, boot.frontend).run(sock, _tell_ready)
+        finally:
+            await engine.shutdown()
 
 
 def _tell_ready() -> None:

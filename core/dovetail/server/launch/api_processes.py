@@ -18,12 +18,12 @@ from dovetail.config.engine import Config
 from dovetail.config.frontend import FrontendConfig
 from dovetail.engine.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.process import Child, spawn
-from dovetail.server.api.responses.mcp import connected
+from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
-from dovetail.server.launch.engine_start import max_queued, start_engine, tell_ready
+from dovetail.server.launch.engine_start import max_queued, starting_engine, tell_ready
 from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
@@ -40,31 +40,42 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     spec: EngineSpec
     frontend: FrontendConfig
     parsers: ParserChoice
+    apis: tuple[Selection, ...] = ()
     address: str
     socket_fd: int
     max_queued: int
 
 
-async def run(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> int:
+async def run(
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    timer: StartupTimer,
+) -> int:
     """Run engine and children until told to stop; return the exit status."""
-    await connected(config.frontend.tool_server)  # a fault is told before anything starts
-    engine = await start_engine(config, spec, timer)
-    children: list[Child] = []
-    stop = _stop_event()
-    try:
-        boots = _boots(config, spec, sock, engine)
-        for boot in boots:
-            children.append(_spawn(boot, sock))
-        await _wait_started(children)
-        tell_ready(config, spec, sock, timer)
-        return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
-    finally:
-        _end(children)
-        await engine.shutdown()
+    async with starting_engine(config, spec, timer) as starting:
+        async with opened_apis(build_apis(apis), config.frontend):
+            pass  # what is wrong with a state is told here, once, not by every child
+        engine = await starting
+        children: list[Child] = []
+        stop = _stop_event()
+        try:
+            for boot in _boots(config, spec, apis, sock, engine):
+                children.append(_spawn(boot, sock))
+            await _wait_started(children)
+            tell_ready(config, spec, sock, timer)
+            return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
+        finally:
+            _end(children)
 
 
 def _boots(
-    config: Config, spec: EngineSpec, sock: socket.socket, engine: AsyncEngine
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    engine: AsyncEngine,
 ) -> list[ChildBoot]:
     count = config.frontend.api_server_count
     queue = max_queued(config, spec)
@@ -77,6 +88,7 @@ def _boots(
             spec=spec,
             frontend=config.frontend,
             parsers=parsers,
+            apis=apis,
             address=engine.address,
             socket_fd=sock.fileno(),
             max_queued=max(1, queue // count),

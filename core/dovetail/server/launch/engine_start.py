@@ -6,12 +6,15 @@ decided when it is first imported.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import socket
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from dovetail.config.engine import Config
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.server.launch.sockets import url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 
@@ -26,7 +29,36 @@ def max_queued(config: Config, spec: EngineSpec) -> int:
     return config.scheduler.max_num_queued_reqs or 4 * spec.schedule.max_rows
 
 
-async def start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -> AsyncEngine:
+def chosen_apis(config: Config) -> tuple[Selection, ...]:
+    """Return what --api names. Raises: PluginError, ConfigError
+
+    Without the flag nothing is imported: dovetail's own families come with the application.
+    """
+    if not config.frontend.api:
+        return ()
+    from dovetail.server.api.families import choose_apis
+
+    return choose_apis(config)
+
+
+@contextlib.asynccontextmanager
+async def starting_engine(
+    config: Config, spec: EngineSpec, timer: StartupTimer
+) -> AsyncIterator[asyncio.Task[AsyncEngine]]:
+    """Give the engine's start, under way while the block prepares what the engine is not needed
+    for. The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start
+    """
+    task = asyncio.ensure_future(_start_engine(config, spec, timer))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        (engine,) = await asyncio.gather(task, return_exceptions=True)
+        if not isinstance(engine, BaseException):
+            await engine.shutdown()
+
+
+async def _start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -> AsyncEngine:
     """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
     from dovetail.engine.async_engine import AsyncEngine
 

@@ -19,10 +19,14 @@ from typing import Any
 from dovetail.config.engine import Config
 from dovetail.config.log_config import read_log_config
 from dovetail.config.resolve import resolve
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability import logging as log_setup
-from dovetail.server.api.responses.mcp import connected
-from dovetail.server.launch.engine_start import max_queued, start_engine, tell_ready
+from dovetail.server.launch.engine_start import (
+    chosen_apis,
+    max_queued,
+    starting_engine,
+    tell_ready,
+)
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import listening
 from dovetail.server.launch.startup_timer import StartupTimer
@@ -45,11 +49,12 @@ def run(config: Config) -> int:
     logger.info("start: imports took %.2f s", timer.durations_s["imports"])
     with timer.time("config"):
         check_frontend(config.frontend)
+        apis = chosen_apis(config)
         spec = resolve(config)
     with listening(config.frontend) as sock:
         if config.frontend.api_server_count > 1:
-            return _run_fleet(config, spec, sock, timer)
-        return run_loop(_run_one(config, spec, sock, timer))
+            return _run_fleet(config, spec, apis, sock, timer)
+        return run_loop(_run_one(config, spec, apis, sock, timer))
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -81,32 +86,34 @@ async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _run_one(
-    config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    timer: StartupTimer,
 ) -> int:
-    # The application's imports take a second that the engine process needs for its own.
-    imports = asyncio.get_running_loop().run_in_executor(None, _import_application)
-    tool_servers = await connected(config.frontend.tool_server)
-    engine = await start_engine(config, spec, timer)
-    try:
-        with timer.time("application"):
-            await imports
-            from dovetail.server.app import build_app, build_renderer
-            from dovetail.server.generate.parsers import build_parsers, choose_parsers
-            from dovetail.server.launch.lifecycle import ServerLifecycle
+    async with starting_engine(config, spec, timer) as starting:
+        # The application's imports take a second in which the engine process does its own.
+        await asyncio.get_running_loop().run_in_executor(None, _import_application)
+        from dovetail.server.api.families import build_apis, opened_apis
+        from dovetail.server.app import build_app, build_renderer
+        from dovetail.server.generate.parsers import build_parsers, choose_parsers
+        from dovetail.server.launch.lifecycle import ServerLifecycle
 
-            renderer = build_renderer(engine, config.frontend)
-            app = build_app(
-                engine,
-                config.frontend,
-                parsers=build_parsers(choose_parsers(config, renderer.source)),
-                max_queued_requests=max_queued(config, spec),
-                renderer=renderer,
-                tool_servers=tool_servers,
-            )
-        life = ServerLifecycle(app, engine, config.frontend)
-        return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
-    finally:
-        await engine.shutdown()
+        async with opened_apis(build_apis(apis), config.frontend) as opened:
+            engine = await starting
+            with timer.time("application"):
+                renderer = build_renderer(engine, config.frontend)
+                app = build_app(
+                    engine,
+                    config.frontend,
+                    opened,
+                    parsers=build_parsers(choose_parsers(config, renderer.source)),
+                    max_queued_requests=max_queued(config, spec),
+                    renderer=renderer,
+                )
+            life = ServerLifecycle(app, engine, config.frontend)
+            return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
 
 
 def _import_application() -> None:
@@ -114,7 +121,13 @@ def _import_application() -> None:
     importlib.import_module("dovetail.server.launch.lifecycle")
 
 
-def _run_fleet(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> int:
+def _run_fleet(
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    timer: StartupTimer,
+) -> int:
     """Run several API processes. Their metrics meet in a private folder, removed at the end."""
     folder = tempfile.mkdtemp(prefix="dovetail-metrics-")
     # prometheus_client decides at import how it keeps numbers, so this precedes its import.
@@ -122,7 +135,7 @@ def _run_fleet(config: Config, spec: EngineSpec, sock: socket.socket, timer: Sta
     try:
         from dovetail.server.launch import api_processes
 
-        return run_loop(api_processes.run(config, spec, sock, timer))
+        return run_loop(api_processes.run(config, spec, apis, sock, timer))
     finally:
         os.environ.pop(METRICS_VARIABLE, None)
         shutil.rmtree(folder, ignore_errors=True)

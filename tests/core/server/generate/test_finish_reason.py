@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.server.generate.finish_reason import finish_reason
+from dovetail.server.api.chat.response import CHAT
+from dovetail.server.api.completions.response import COMPLETIONS
+from dovetail.server.api.messages.response import MESSAGES
+from dovetail.server.api.responses.response import RESPONSES
+from dovetail.server.generate.dialect import AnswerEnd
 from dovetail.testing.fake_async_engine import Script
 from dovetail.testing.serving import TOOLS, USER, app_for, events_of, send
 
@@ -26,17 +30,11 @@ TABLE = [
 @pytest.mark.parametrize("row", TABLE)
 def test_the_table(row: tuple[Any, ...]) -> None:
     cause, num_calls, is_forced, is_stop_text, *words = row
-    found = [
-        finish_reason(
-            cause,
-            num_calls=num_calls,
-            is_forced_call=is_forced,
-            is_stop_text=is_stop_text,
-            dialect=dialect,
-        )
-        for dialect in ("completions", "chat", "responses", "messages")
-    ]
-    assert found == words
+    end = AnswerEnd(
+        cause=cause, num_calls=num_calls, is_forced_call=is_forced, is_stop_text=is_stop_text
+    )
+    dialects = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
+    assert [dialect.finish_reason(end) for dialect in dialects] == words
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -14,7 +14,7 @@ from dovetail.interfaces.form import Choice, Form, Grammar, Json, Literal, Patte
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import answer_constraint
-from dovetail.server.generate.server_state import Parsers, Server
+from dovetail.server.generate.server_state import Parsers, ServerState
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.tool_choice import tool_use
 
@@ -180,7 +180,7 @@ def test_what_says_no_form_is_refused(fields: dict[str, Any]) -> None:
 def test_strict_calls_are_held_beside_tags() -> None:
     parsers = pytest.importorskip("dovetail_plugins.tool_parsers.hermes")
     pythonic = pytest.importorskip("dovetail_plugins.tool_parsers.pythonic")
-    server = cast(Server, SimpleNamespace(guided_spec=None))
+    server = cast(ServerState, SimpleNamespace(guided_spec=None))
     tool = {"function": {"name": "f", "parameters": SCHEMA, "strict": True}}
     body = ChatRequest.model_validate(
         {

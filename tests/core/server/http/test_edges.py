@@ -312,7 +312,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 def test_n_counts_in_the_queue() -> None:
     engine = FakeAsyncEngine(spec=fake_spec(max_rows=2))
     app, _ = app_for(engine=engine, max_queued=3)
-    ticket = app.state.server.admission.enter(4)
+    ticket = app.state.server.admission.admit(4)
     assert chat(app, n=2).status_code == 503
     assert chat(app).status_code == 200
     ticket.close()

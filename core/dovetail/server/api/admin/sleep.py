@@ -1,4 +1,4 @@
-"""Sleep and waking up; there only with --enable-dev-endpoints, as closed as every other route.
+"""POST /sleep and /wake_up, GET /is_sleeping.
 
 The answers come when it is done. Knows neither levels nor what there is to wake: the engine does.
 """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.server.generate.chat_body import (
+from dovetail.server.api.chat.logprobs import chat_logprobs
+from dovetail.server.api.chat.protocol import (
     CallFunction,
     ChatChoice,
     ChatChunk,
@@ -17,6 +18,8 @@ from dovetail.server.generate.chat_body import (
     ReplyToolCall,
     TokenLogprob,
 )
+from dovetail.server.generate.as_chat import CHAT_NAMES
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.events import (
     Collected,
     ContentDelta,
@@ -25,10 +28,19 @@ from dovetail.server.generate.events import (
     ToolCallArgsDelta,
     ToolCallStart,
 )
-from dovetail.server.generate.generation import ResponseMeta, UsageCounter
-from dovetail.server.generate.logprobs import chat_logprobs, prompt_logprobs
+from dovetail.server.generate.generation import ResponseMeta
+from dovetail.server.generate.logprobs import prompt_logprobs
 from dovetail.server.generate.streaming import Step
+from dovetail.server.generate.usage import StreamUsage, UsageCounter
 
+
+def finish_reason(end: AnswerEnd) -> str:
+    """Return chat's word: a function that the request named has been called, not chosen."""
+    is_call = end.cause == "stop" and end.num_calls and not end.is_forced_call
+    return "tool_calls" if is_call else end.cause
+
+
+CHAT = Dialect(finish_reason=finish_reason, field_names=CHAT_NAMES)
 REASONING_NAMES = {
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
@@ -42,17 +54,15 @@ class ChatResponseOptions:
     """What the request wants shown. `echo` is text put before every answer."""
 
     role: str
-    fingerprint: str
     num_top_logprobs: int | None = None
     shows_token_ids: bool = False
     shows_reasoning: bool = True
-    shows_usage: bool = False
-    shows_usage_always: bool = False
+    stream_usage: StreamUsage = "never"
     shows_cached: bool = False
     shows_prompt_logprobs: bool = False
     shows_reasoning_count: bool = False
     reasoning_names: tuple[str, ...] = REASONING_NAMES["both"]
-    prompt_ids: tuple[int, ...] = ()
+    prompt_ids: Sequence[int] = ()
     echo: str = ""
 
     def counts(self) -> UsageCounter:
@@ -120,7 +130,7 @@ class ChatChunks:
                 fields = _prompt_fields(step, self._meta, self._options) if self._is_first else {}
                 self._is_first = False
                 yield self._chunk([choice], fields)
-        if self._options.shows_usage:
+        if self._options.stream_usage != "never":
             yield self._encoded([], {"usage": self._counts.usage()})
 
     def _choices(self, step: Step) -> list[ChatChunkChoice]:
@@ -156,9 +166,9 @@ class ChatChunks:
         return ChatChunkChoice(index=index, delta=delta, **(base | (extras or {})))
 
     def _chunk(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
-        if self._options.shows_usage_always:
+        if self._options.stream_usage == "always":
             fields = fields | {"usage": self._counts.usage()}
-        elif self._options.shows_usage:
+        elif self._options.stream_usage == "at_end":
             fields = fields | {"usage": None}
         return self._encoded(choices, fields)
 
@@ -169,7 +179,7 @@ class ChatChunks:
             created=self._meta.created_s,
             model=self._meta.model,
             choices=choices,
-            system_fingerprint=self._options.fingerprint,
+            system_fingerprint=self._meta.fingerprint,
             **fields,
         )
         return chunk.model_dump_json(exclude_unset=True).encode()
@@ -209,7 +219,7 @@ async def chat_body(
         model=meta.model,
         choices=[_choice(index, answers[index], options) for index in sorted(answers)],
         usage=counts.usage(),
-        system_fingerprint=options.fingerprint,
+        system_fingerprint=meta.fingerprint,
         **fields,
     )
 

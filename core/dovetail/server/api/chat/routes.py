@@ -7,23 +7,27 @@ from typing import Any
 
 from fastapi import Request
 
+from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.plugin import Info
 from dovetail.server.api.chat.response import (
+    CHAT,
     REASONING_NAMES,
     ChatChunks,
     ChatResponseOptions,
     chat_body,
 )
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import Prepared, prepare
+from dovetail.server.generate.conversation import prepare
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import (
+    Generation,
     admit,
-    check_stream,
     event_stream_response,
     json_response,
 )
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
+from dovetail.server.generate.usage import check_stream, stream_usage
 
 
 async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
@@ -32,10 +36,10 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
     async with AsyncExitStack() as owned:
         admit(server, owned, body.n or 1)
         ignored = server.fields.check(body, known=("messages.",))
-        work = prepare(server, body, request, ignored=ignored)
-        prepared = await cancel_on_disconnect(request, work)
-        meta, options = prepared.meta, _response_options(server, body, prepared)
-        steps = prepared.generation.steps(server)
+        work = prepare(server, body, request, dialect=CHAT, ignored=ignored)
+        generation = await cancel_on_disconnect(request, work)
+        meta, options = generation.meta, _response_options(server, body, generation)
+        steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
         if body.stream:
             run = ChatChunks(meta, options).run
@@ -44,22 +48,20 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
 
 
 def _response_options(
-    server: ServerState, body: ChatRequest, prepared: Prepared
+    server: ServerState, body: ChatRequest, generation: Generation
 ) -> ChatResponseOptions:
-    options = body.stream_options
-    usage = bool(options and options.include_usage) or server.frontend.enable_force_include_usage
     return ChatResponseOptions(
         role=_role(server, body),
-        fingerprint=server.fingerprint,
         num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
-        shows_usage=usage,
-        shows_usage_always=usage and bool(options and options.continuous_usage_stats),
+        stream_usage=stream_usage(
+            body.stream_options, is_forced=server.frontend.enable_force_include_usage
+        ),
         shows_cached=server.frontend.enable_prompt_tokens_details,
-        shows_reasoning_count=prepared.generation.plan.reasoning is not None,
+        shows_reasoning_count=generation.plan.reasoning is not None,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
-        prompt_ids=tuple(prepared.generation.prompt_ids),
+        prompt_ids=generation.prompt_ids,
         reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
         echo=_echo(server, body),
     )
@@ -77,3 +79,18 @@ def _echo(server: ServerState, body: ChatRequest) -> str:
     if not body.echo or final.role != _role(server, body) or not isinstance(final.content, str):
         return ""
     return final.content
+
+
+class ChatApi(Api):
+    """OpenAI's chat."""
+
+    info = Info(summary="chat completions in OpenAI's shapes", source="the OpenAI API reference")
+    routes = (
+        Route(
+            method="POST",
+            path="/v1/chat/completions",
+            endpoint=create_chat_completion,
+            body=ChatRequest,
+        ),
+    )
+    task = GENERATE

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.step import TokenLogprobs
+from dovetail.server.api.completions.logprobs import CompletionColumns, completion_columns
 from dovetail.server.api.completions.protocol import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionReply,
 )
-from dovetail.server.generate.generation import ResponseMeta, UsageCounter
-from dovetail.server.generate.logprobs import CompletionColumns, completion_columns, prompt_logprobs
+from dovetail.server.generate.dialect import Dialect
+from dovetail.server.generate.generation import ResponseMeta
+from dovetail.server.generate.logprobs import prompt_logprobs
 from dovetail.server.generate.streaming import Step
+from dovetail.server.generate.usage import StreamUsage, UsageCounter
+
+COMPLETIONS = Dialect(finish_reason=lambda end: end.cause)
 
 Numbered = tuple[int, Step]
 """Which of the request's prompts, and a step of its answer."""
@@ -24,15 +29,13 @@ Numbered = tuple[int, Step]
 class CompletionResponseOptions:
     """What the request wants shown. `prompts` pairs each prompt's text and ids."""
 
-    fingerprint: str
     n: int
     prompts: Sequence[tuple[str, Sequence[int]]]
     num_top_logprobs: int | None = None
     echoes: bool = False
     hides_answer: bool = False
     shows_token_ids: bool = False
-    shows_usage: bool = False
-    shows_usage_always: bool = False
+    stream_usage: StreamUsage = "never"
     shows_cached: bool = False
     shows_prompt_logprobs: bool = False
 
@@ -107,10 +110,7 @@ def _logprobs(columns: CompletionColumns) -> CompletionLogprobs:
 
 
 def _body(
-    meta: ResponseMeta,
-    options: CompletionResponseOptions,
-    choices: list[CompletionChoice],
-    fields: dict[str, Any],
+    meta: ResponseMeta, choices: list[CompletionChoice], fields: dict[str, Any]
 ) -> CompletionReply:
     return CompletionReply(
         id=f"cmpl-{meta.request_id}",
@@ -118,7 +118,7 @@ def _body(
         created=meta.created_s,
         model=meta.model,
         choices=choices,
-        system_fingerprint=options.fingerprint,
+        system_fingerprint=meta.fingerprint,
         **fields,
     )
 
@@ -135,14 +135,14 @@ async def completion_chunks(
         if not _says_something(piece):
             continue
         fields: dict[str, Any] = {}
-        if options.shows_usage_always:
+        if options.stream_usage == "always":
             fields["usage"] = counts.usage()
-        elif options.shows_usage:
+        elif options.stream_usage == "at_end":
             fields["usage"] = None
-        yield _body(meta, options, [piece], fields).model_dump_json(exclude_unset=True).encode()
-    if options.shows_usage:
+        yield _body(meta, [piece], fields).model_dump_json(exclude_unset=True).encode()
+    if options.stream_usage != "never":
         usage = {"usage": counts.usage()}
-        yield _body(meta, options, [], usage).model_dump_json(exclude_unset=True).encode()
+        yield _body(meta, [], usage).model_dump_json(exclude_unset=True).encode()
 
 
 def _says_something(piece: CompletionChoice) -> bool:
@@ -163,7 +163,7 @@ async def completion_body(
         known = choices.get(piece.index)
         choices[piece.index] = piece if known is None else _joined(known, piece)
     ordered = [choices[index] for index in sorted(choices)]
-    return _body(meta, options, ordered, {"usage": counts.usage()})
+    return _body(meta, ordered, {"usage": counts.usage()})
 
 
 def _joined(first: CompletionChoice, second: CompletionChoice) -> CompletionChoice:

@@ -11,8 +11,11 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.plugin import Info
 from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
 from dovetail.server.api.completions.response import (
+    COMPLETIONS,
     CompletionResponseOptions,
     completion_body,
     completion_chunks,
@@ -23,7 +26,6 @@ from dovetail.server.generate.generation import (
     Generation,
     ResponseMeta,
     admit,
-    check_stream,
     event_stream_response,
     generation_for,
     json_response,
@@ -33,6 +35,7 @@ from dovetail.server.generate.generation import (
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect, merged
 from dovetail.server.generate.structured_outputs import requested_constraint
+from dovetail.server.generate.usage import check_stream, stream_usage
 
 Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is to be repeated) and its token ids."""
@@ -85,14 +88,14 @@ async def _prepare(
     meta = response_meta(server, body, request_id_of(request, body.request_id), model)
     meta.ignored += server.fields.check(body)
     fields = _engine_fields(body)
-    asked = requested_constraint(body, body.response_format, server.guided_spec)
-    if asked is not None:
-        fields["guide"] = await server.guide(asked, SessionPlan(), "")
+    constraint = requested_constraint(body, body.response_format, server.guided_spec)
+    if constraint is not None:
+        fields["guide"] = await server.guide(constraint, SessionPlan(), "")
     generations: list[Generation] = []
     texts: list[Prompt] = []
     for which, prompt in enumerate(prompts):
         ids = await _token_ids(server, body, prompt)
-        made = generation_for(server, body, meta, ids, fields, SessionPlan())
+        made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         is_alone = len(prompts) == 1
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
         generations.append(replace(made, request_id=request_id))
@@ -139,18 +142,31 @@ def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
 def _response_options(
     server: ServerState, body: CompletionRequest, prompts: Sequence[Prompt]
 ) -> CompletionResponseOptions:
-    options = body.stream_options
-    usage = bool(options and options.include_usage) or server.frontend.enable_force_include_usage
     return CompletionResponseOptions(
-        fingerprint=server.fingerprint,
         n=body.n or 1,
         prompts=prompts,
         num_top_logprobs=body.logprobs,
         echoes=body.echo,
         hides_answer=body.max_tokens == 0,
         shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
-        shows_usage=usage,
-        shows_usage_always=usage and bool(options and options.continuous_usage_stats),
+        stream_usage=stream_usage(
+            body.stream_options, is_forced=server.frontend.enable_force_include_usage
+        ),
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
     )
+
+
+class CompletionsApi(Api):
+    """OpenAI's completions."""
+
+    info = Info(summary="text completions in OpenAI's shapes", source="the OpenAI API reference")
+    routes = (
+        Route(
+            method="POST",
+            path="/v1/completions",
+            endpoint=create_completion,
+            body=CompletionRequest,
+        ),
+    )
+    task = GENERATE

@@ -10,6 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
 from dovetail.observability import metrics
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.server_state import STALL_S, ServerState
@@ -79,3 +81,19 @@ def _answer(reason: str | None) -> Response:
     if reason is None:
         return Response(status_code=200)
     return problem(503, reason, kind="unavailable").response()
+
+
+class HealthApi(Api):
+    """Health, load, metrics and version."""
+
+    info = Info(summary="health, load, metrics and version")
+    routes = (
+        Route(method="GET", path="/health", endpoint=health, is_open=True),
+        Route(method="GET", path="/live", endpoint=live, is_open=True),
+        Route(method="GET", path="/ready", endpoint=ready, is_open=True),
+        Route(method="GET", path="/ping", endpoint=ping, is_open=True),
+        Route(method="POST", path="/ping", endpoint=ping, is_open=True),
+        Route(method="GET", path="/version", endpoint=version),
+        Route(method="GET", path="/load", endpoint=load),
+        Route(method="GET", path="/metrics", endpoint=show_metrics),
+    )

@@ -12,11 +12,28 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.server.api.messages.errors import error_body
+from dovetail.server.api.messages.input import NAMES
 from dovetail.server.api.messages.protocol import MessageReply, MessageUsage, OutputTokensDetails
+from dovetail.server.generate.as_chat import engine_names
 from dovetail.server.generate.content_blocks import BlockChange, ContentBlock, ContentBlocks
-from dovetail.server.generate.generation import ResponseMeta, UsageCounter
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
+from dovetail.server.generate.generation import ResponseMeta
 from dovetail.server.generate.streaming import Framing, Step, named_frame
-from dovetail.server.http.errors import Problem, message_error
+from dovetail.server.generate.usage import UsageCounter
+from dovetail.server.http.errors import Problem
+
+
+def finish_reason(end: AnswerEnd) -> str:
+    """Return Anthropic's word. Source: its API reference, stop reasons."""
+    if end.cause == "length":
+        return "max_tokens"
+    if end.num_calls:
+        return "tool_use"
+    return "stop_sequence" if end.is_stop_text else "end_turn"
+
+
+MESSAGES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +210,6 @@ def framing(request_id: str) -> Framing:
     """Return how a stream of messages is framed: an error is an event, and nothing ends it."""
 
     def error(found: Problem) -> bytes:
-        return named_frame("error", message_error(found, request_id))
+        return named_frame("error", error_body(found.status, found.info, request_id))
 
     return Framing(frame=bytes, end=b"", error=error)

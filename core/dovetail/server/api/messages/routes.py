@@ -9,20 +9,29 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.server.api.messages.errors import error_body
 from dovetail.server.api.messages.input import NAMES, chat_of, ignored_fields, switches
 from dovetail.server.api.messages.protocol import CountReply, CountRequest, MessagesRequest
 from dovetail.server.api.messages.response import (
+    MESSAGES,
     Message,
     MessageResponseOptions,
     framing,
     message_body,
     message_frames,
 )
-from dovetail.server.generate.as_chat import engine_names, in_words_of
+from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import Prepared, prepare, render
+from dovetail.server.generate.conversation import prepare, render
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import admit, event_stream_response, json_response
+from dovetail.server.generate.generation import (
+    Generation,
+    admit,
+    event_stream_response,
+    json_response,
+)
 from dovetail.server.generate.ignored_fields import HEADER, header_value
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
@@ -34,13 +43,14 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
     chat, ignored = _translated(server, body)
     async with AsyncExitStack() as owned:
         admit(server, owned, 1)
-        prepared = await cancel_on_disconnect(
-            request, _prepare(server, body, chat, request, ignored)
+        work = prepare(
+            server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
         )
-        meta = prepared.meta
-        steps = prepared.generation.steps(server)
+        generation = await cancel_on_disconnect(request, work)
+        meta = generation.meta
+        steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
-        message = Message(meta, _response_options(server, prepared))
+        message = Message(meta, _response_options(server, generation))
         if body.stream:
             run = partial(message_frames, message=message)
             frames = framing(meta.request_id)
@@ -51,11 +61,11 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
 async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     """Return how many tokens the prompt of a message has."""
     chat, ignored = _translated(server, body)
-    with in_words_of(engine_names(NAMES)):
+    with in_words_of(MESSAGES.field_names):
         server.model_name(chat.model)
         wishes = switches_of(chat, switches(body))
         prompt = await render(server, chat, wishes)
-        unused = unused_fields(chat, wishes, prompt.rendered.ignored)
+        unused = unused_fields(chat, wishes, prompt.ignored)
         ignored += server.fields.report(unused)
     headers = {HEADER: header_value(ignored)} if ignored else {}
     counted = CountReply(input_tokens=len(prompt.ids))
@@ -71,26 +81,28 @@ def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, l
     return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]
 
 
-async def _prepare(
-    server: ServerState,
-    body: MessagesRequest,
-    chat: ChatRequest,
-    request: Request,
-    ignored: list[str],
-) -> Prepared:
-    return await prepare(
-        server,
-        chat,
-        request,
-        dialect="messages",
-        ignored=ignored,
-        others=switches(body),
-        names=engine_names(NAMES),
-    )
-
-
-def _response_options(server: ServerState, prepared: Prepared) -> MessageResponseOptions:
+def _response_options(server: ServerState, generation: Generation) -> MessageResponseOptions:
     return MessageResponseOptions(
         shows_cached=server.frontend.enable_prompt_tokens_details,
-        counts_reasoning=prepared.generation.plan.reasoning is not None,
+        counts_reasoning=generation.plan.reasoning is not None,
     )
+
+
+class MessagesApi(Api):
+    """Anthropic's Messages."""
+
+    info = Info(summary="messages in Anthropic's shapes", source="the Anthropic API reference")
+    routes = (
+        Route(method="POST", path="/v1/messages", endpoint=create_message, body=MessagesRequest),
+        Route(
+            method="POST",
+            path="/v1/messages/count_tokens",
+            endpoint=count_tokens,
+            body=CountRequest,
+        ),
+    )
+    task = GENERATE
+
+    def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
+        """Return Anthropic's JSON body of an error."""
+        return error_body(status, error, request_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dovetail.errors import NotFound
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
 from dovetail.server.api.models.protocol import ModelCard, ModelList
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.server_state import ServerState
@@ -26,4 +28,14 @@ def _card(server: ServerState, name: str) -> ModelCard:
         created=server.created_s,
         root=server.names[0],
         max_model_len=server.engine.spec.run.max_model_tokens,
+    )
+
+
+class ModelsApi(Api):
+    """The served names."""
+
+    info = Info(summary="the names of the served model", source="the OpenAI API reference")
+    routes = (
+        Route(method="GET", path="/v1/models", endpoint=list_models),
+        Route(method="GET", path="/v1/models/{model_id:path}", endpoint=show_model),
     )

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from dovetail.server.api.chat.protocol import ReplyMessage
 from dovetail.server.generate.bodies import Body, Reply
-from dovetail.server.generate.chat_body import MAX_NAME_CHARS, MAX_TOOLS, ReplyMessage, ToolBody
+from dovetail.server.generate.chat_body import MAX_NAME_CHARS, MAX_TOOLS, ToolBody
 
 MAX_TEXT_CHARS = 1 << 22
 

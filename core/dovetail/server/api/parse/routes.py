@@ -7,6 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
 from dovetail.server.api.chat.response import REASONING_NAMES, ChatResponseOptions, message_of
 from dovetail.server.api.parse.protocol import ParseReply, ParseRequest
 from dovetail.server.generate.dependencies import ServerOf
@@ -75,10 +77,15 @@ def _collected(events: list[Event]) -> Collected:
 
 def _response_options(server: ServerState) -> ChatResponseOptions:
     names = REASONING_NAMES[server.frontend.reasoning_field]
-    return ChatResponseOptions(
-        role="assistant", fingerprint=server.fingerprint, reasoning_names=names
-    )
+    return ChatResponseOptions(role="assistant", reasoning_names=names)
 
 
 def _event(event: Event) -> dict[str, Any]:
     return {"type": EVENT_NAMES[type(event)], **dataclasses.asdict(event)}
+
+
+class ParseApi(Api):
+    """A model's text as events."""
+
+    info = Info(summary="reads a model's text as an answer would be read")
+    routes = (Route(method="POST", path="/v1/parse", endpoint=parse_text, body=ParseRequest),)

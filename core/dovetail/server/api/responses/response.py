@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.server.api.responses.input import NAMES
 from dovetail.server.api.responses.mcp import McpTool
 from dovetail.server.api.responses.protocol import (
     InputDetails,
@@ -24,15 +25,25 @@ from dovetail.server.api.responses.protocol import (
     ResponsesRequest,
     ResponseUsage,
 )
+from dovetail.server.generate.as_chat import engine_names
 from dovetail.server.generate.content_blocks import BlockChange, ContentBlock, ContentBlocks
-from dovetail.server.generate.generation import UsageCounter
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.streaming import Framing, Step, named_frame
+from dovetail.server.generate.usage import UsageCounter
 from dovetail.server.http.errors import Problem
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 MCP_FIELDS = ("type", "server_label", "allowed_tools", "require_approval")
 RUNNING = frozenset({"queued", "in_progress"})
+
+
+def finish_reason(end: AnswerEnd) -> str:
+    """Return the state of a response whose answer has ended, calls or not."""
+    return "incomplete" if end.cause == "length" else "completed"
+
+
+RESPONSES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

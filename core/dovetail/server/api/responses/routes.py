@@ -9,14 +9,17 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
+from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import RequestError
+from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.plugin import Info
 from dovetail.server.api.responses.input import (
     NAMES,
     chat_of,
@@ -27,16 +30,22 @@ from dovetail.server.api.responses.input import (
 )
 from dovetail.server.api.responses.protocol import DeletedReply, ResponsesRequest
 from dovetail.server.api.responses.response import (
+    RESPONSES,
     Answer,
     News,
     framing,
     response_body,
     response_frames,
 )
+from dovetail.server.api.responses.state import (
+    ResponsesState,
+    ResponsesStateOf,
+    opened_state,
+)
 from dovetail.server.api.responses.tool_turns import Offer, Turns, offer_of
-from dovetail.server.generate.as_chat import engine_names, in_words_of
+from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import Prepared, prepare
+from dovetail.server.generate.conversation import prepare
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import (
     Generation,
@@ -67,42 +76,45 @@ class Plan:
     drops_turns: bool
 
 
-async def create_response(body: ResponsesRequest, request: Request, server: ServerOf) -> Any:
+async def create_response(
+    body: ResponsesRequest, request: Request, server: ServerOf, state: ResponsesStateOf
+) -> Any:
     """Answer input items, streamed, whole or in the background."""
     unknown = server.fields.check(body)
     with in_words_of(NAMES):
-        plan = _plan(server, body, request, unknown)
+        plan = _plan(server, state, body, request, unknown)
     async with AsyncExitStack() as owned:
         admit(server, owned, 1)
-        prepared = await cancel_on_disconnect(request, _prepare(server, plan, request))
+        generation = await cancel_on_disconnect(request, _prepare(server, plan, request))
+        meta = generation.meta
         answer = Answer(
             body,
-            model=prepared.meta.model,
-            params=prepared.generation.params,
+            model=meta.model,
+            params=generation.params,
             is_stored=plan.is_stored,
             shows_cached=server.frontend.enable_prompt_tokens_details,
             lists=plan.offer.lists,
         )
-        steps = _news(server, plan, prepared.generation, answer, request)
+        steps = _news(server, plan, generation, answer, request)
         owned.push_async_callback(steps.aclose)
         if plan.is_stored:
-            kept = server.stored.begin(answer, plan.owner, is_background=bool(body.background))
-            owned.callback(_settle, server, plan, answer)
+            kept = state.stored.begin(answer, plan.owner, is_background=bool(body.background))
+            owned.callback(_settle, state, plan, answer)
             if body.background:
                 reply = answer.encoded()
                 kept.task = asyncio.create_task(_run(owned.pop_all(), answer, steps))
-                return _json(reply, prepared.meta.headers())
+                return _json(reply, meta.headers())
         if body.stream:
             frames = framing(answer)
 
             def run(given: AsyncIterator[News]) -> AsyncGenerator[bytes, None]:
                 return response_frames(given, answer)
 
-            return await event_stream_response(request, owned, prepared.meta, steps, run, frames)
-        return await json_response(request, prepared.meta, response_body(steps, answer))
+            return await event_stream_response(request, owned, meta, steps, run, frames)
+        return await json_response(request, meta, response_body(steps, answer))
 
 
-async def get_response(response_id: str, request: Request, server: ServerOf) -> Any:
+async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return a kept response, as far as it has come."""
     if request.query_params.get("stream", "").lower() in ("true", "1"):
         raise RequestError(
@@ -110,21 +122,21 @@ async def get_response(response_id: str, request: Request, server: ServerOf) -> 
             where="stream",
             code="unsupported_field",
         )
-    return _json(server.stored.get(response_id, owner_of(request)).reply_json())
+    return _json(state.stored.get(response_id, owner_of(request)).reply_json())
 
 
-async def delete_response(response_id: str, request: Request, server: ServerOf) -> Any:
+async def delete_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Forget a kept response, ending it if it runs in the background."""
-    kept = server.stored.get(response_id, owner_of(request))
+    kept = state.stored.get(response_id, owner_of(request))
     if kept.task is not None:
         kept.task.cancel()
-    server.stored.drop(response_id)
+    state.stored.drop(response_id)
     return _json(DeletedReply(id=response_id).model_dump_json().encode())
 
 
-async def cancel_response(response_id: str, request: Request, server: ServerOf) -> Any:
+async def cancel_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """End a response that runs in the background; one that has ended stays as it is."""
-    kept = server.stored.get(response_id, owner_of(request))
+    kept = state.stored.get(response_id, owner_of(request))
     if not kept.is_background:
         raise RequestError(
             "only responses made in the background can be cancelled.",
@@ -143,16 +155,20 @@ def owner_of(request: Request) -> bytes:
 
 
 def _plan(
-    server: ServerState, body: ResponsesRequest, request: Request, unknown: Sequence[str]
+    server: ServerState,
+    state: ResponsesState,
+    body: ResponsesRequest,
+    request: Request,
+    unknown: Sequence[str],
 ) -> Plan:
-    offer = offer_of(body, server.tool_servers)
+    offer = offer_of(body, state.tool_servers)
     ignored = [*unknown, *ignored_fields(body)]
     ignored += server.fields.report(offer.ignored)
     owner = owner_of(request)
     is_stored = _is_stored(server, body)
     earlier: list[Message] = []
     if body.previous_response_id is not None:
-        earlier = _earlier(server, body.previous_response_id, owner)
+        earlier = _earlier(state, body.previous_response_id, owner)
     messages = [*earlier, *messages_of(body.input)]
     if not messages:
         raise RequestError("holds no turn.", where="input")
@@ -191,16 +207,16 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
     return can_store and body.store is not False
 
 
-def _earlier(server: ServerState, response_id: str, owner: bytes) -> list[Message]:
+def _earlier(state: ResponsesState, response_id: str, owner: bytes) -> list[Message]:
     """Return the turns that a response left behind. Raises: RequestError"""
-    kept = server.stored.get(response_id, owner)
+    kept = state.stored.get(response_id, owner)
     if kept.answer is not None:
         raise RequestError("that response has not ended yet.", where="previous_response_id")
     found: list[Message] = json.loads(kept.messages)
     return found
 
 
-async def _prepare(server: ServerState, plan: Plan, request: Request) -> Prepared:
+async def _prepare(server: ServerState, plan: Plan, request: Request) -> Generation:
     """Return the request ready for the engine; with truncation, without turns that do not fit.
 
     Raises: RequestError
@@ -212,9 +228,8 @@ async def _prepare(server: ServerState, plan: Plan, request: Request) -> Prepare
                 server,
                 chat,
                 request,
-                dialect="responses",
+                dialect=RESPONSES,
                 ignored=plan.ignored,
-                names=engine_names(NAMES),
             )
         except RequestError as error:
             shorter = without_oldest(plan.chat, num_dropped) if plan.drops_turns else None
@@ -234,7 +249,7 @@ def _news(
         messages = [*plan.messages, *output_messages(answer.output())]
         chat = chat_of(plan.body, messages, plan.offer.functions(), plan.offer.labels())
         changed = replace(plan, chat=chat.model_copy(update=changes))
-        return (await _prepare(server, changed, request)).generation
+        return await _prepare(server, changed, request)
 
     turns = Turns(
         server=server,
@@ -247,11 +262,11 @@ def _news(
     return turns.run(first)
 
 
-def _settle(server: ServerState, plan: Plan, answer: Answer) -> None:
+def _settle(state: ResponsesState, plan: Plan, answer: Answer) -> None:
     """Keep a response for good, whatever ended it. Mutates: the store"""
     if answer.is_running:
         answer.cancel()
-    server.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
+    state.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
 
 
 async def _run(owned: AsyncExitStack, answer: Answer, steps: AsyncGenerator[News, None]) -> None:
@@ -266,3 +281,20 @@ async def _run(owned: AsyncExitStack, answer: Answer, steps: AsyncGenerator[News
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:
     return Response(data, media_type="application/json", headers=headers)
+
+
+class ResponsesApi(Api):
+    """OpenAI's Responses."""
+
+    info = Info(summary="responses in OpenAI's shapes", source="the OpenAI API reference")
+    routes = (
+        Route(method="POST", path="/v1/responses", endpoint=create_response, body=ResponsesRequest),
+        Route(method="GET", path="/v1/responses/{response_id}", endpoint=get_response),
+        Route(method="DELETE", path="/v1/responses/{response_id}", endpoint=delete_response),
+        Route(method="POST", path="/v1/responses/{response_id}/cancel", endpoint=cancel_response),
+    )
+    task = GENERATE
+
+    def state(self, frontend: FrontendConfig) -> AbstractAsyncContextManager[ResponsesState]:
+        """Return the store of responses, and the servers of tools."""
+        return opened_state(frontend)

@@ -7,6 +7,8 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
 from dovetail.server.api.tokenize.protocol import (
     DetokenizeReply,
     DetokenizeRequest,
@@ -86,4 +88,20 @@ def _response(reply: Reply, ignored: list[str]) -> Response:
     headers = {HEADER: header_value(ignored)} if ignored else {}
     return Response(
         reply.model_dump_json(exclude_none=True), media_type="application/json", headers=headers
+    )
+
+
+class TokenizeApi(Api):
+    """Text to token ids and back."""
+
+    info = Info(summary="text to token ids and back", source="the HTTP API of `vllm serve`")
+    routes = (
+        Route(method="POST", path="/tokenize", endpoint=tokenize, body=TokenizeRequest),
+        Route(method="POST", path="/detokenize", endpoint=detokenize, body=DetokenizeRequest),
+        Route(
+            method="GET",
+            path="/get_tokenizer_info",
+            endpoint=get_tokenizer_info,
+            flag="enable_tokenizer_info_endpoint",
+        ),
     )
