@@ -28,6 +28,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "allowed_headers": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_methods": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
+    "api": (
+        "core/server/api/test_families.py::test_api_names_a_family",
+        "e2e/test_added_endpoint.py::test_the_tutorial",
+    ),
     "api_key": (f"{EDGES}::test_every_route_but_the_open_ones_needs_the_key",),
     "api_server_count": (f"{LIFE}::test_several_api_processes",),
     "async_scheduling": (f"{WHOLE}::test_async_scheduling",),

@@ -33,11 +33,11 @@ def test_what_routes_do_is_told_in_whole_sentences() -> None:
 
 
 def test_dev_endpoints_are_all_told() -> None:
-    from dovetail.server.app import FLAG_ROUTES
+    from dovetail.server.api.admin.routes import AdminApi
 
     page = (ROOT / "docs" / "how_to" / "configure.md").read_text()
     told = page.partition("`--enable-dev-endpoints` adds")[2].partition("\n- ")[0]
-    routes = {f"`{method} {path}`" for name, method, path, _ in FLAG_ROUTES if "dev" in name}
+    routes = {f"`{route.method} {route.path}`" for route in AdminApi.routes}
     assert set(re.findall(r"`(?:GET|POST) [^`]+`", told)) == routes
 
 
