@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import NotFound, RequestFault
+from dovetail.server.api.responses.state import ResponsesState
 from dovetail.server.api.responses.store import ResponseStore
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
 from dovetail.testing.serving import app_for, client_of, send
@@ -166,7 +167,7 @@ def test_store_false_keeps_nothing() -> None:
     app, _ = app_for()
     kept = ask(app, store=False).json()
     assert kept["store"] is False
-    assert len(app.state.server.stored) == 0
+    assert len(app.state.api_states[ResponsesState].stored) == 0
     assert send(app, "GET", f"/v1/responses/{kept['id']}").status_code == 404
     answer = ask(app, previous_response_id=kept["id"])
     assert answer.status_code == 404

@@ -13,7 +13,8 @@ from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
 from dovetail.errors import RequestError
-from dovetail.server.app import OPEN_ENDPOINTS, open_route
+from dovetail.server.api.families import BUILT_IN
+from dovetail.server.app import open_route
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
@@ -27,6 +28,10 @@ from dovetail.testing.serving import (
     events_of,
     send,
 )
+
+OPEN_ENDPOINTS = {
+    route.endpoint for api in BUILT_IN.values() for route in api.routes if route.is_open
+}
 
 KEYS = ("first-key", "second-key")
 
