@@ -57,6 +57,16 @@ def test_the_map_shows_every_folder_of_core() -> None:
     assert [order[name] for name in mapped] == sorted(order[name] for name in mapped)
 
 
+def test_the_map_shows_the_floors_of_the_server() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (floors,) = [
+        c["layers"] for c in contracts["contracts"] if c["name"] == "the floors of the server"
+    ]
+    table = (ROOT / "docs" / "map.md").read_text().partition("## The folders of the server")[2]
+    mapped = re.findall(r"^\| `core/dovetail/server/(\w+)(?:\.py)?`", table, re.MULTILINE)
+    assert mapped == [name.rpartition(".")[2] for name in reversed(floors)]
+
+
 def test_every_path_in_the_map_exists() -> None:
     text = (ROOT / "docs" / "map.md").read_text()
     paths = re.findall(r"`((?:core|plugins|kernels|contrib|tests|docs|examples)/[^`*{ ]+)`", text)

@@ -118,13 +118,13 @@ def text_size(body: ChatRequest) -> int:
 def render_query(body: ChatRequest, use: ToolUse, switches: Sequence[Switch]) -> RenderQuery:
     """Return what to render."""
     continues = body.continue_final_message
-    asked = "add_generation_prompt" in body.model_fields_set
+    is_set = "add_generation_prompt" in body.model_fields_set
     return RenderQuery(
         messages=body.messages,
         tools=use.tools,
         documents=body.documents or (),
         kwargs=template_kwargs(body, switches),
-        adds_generation_prompt=body.add_generation_prompt and not (continues and not asked),
+        adds_generation_prompt=body.add_generation_prompt and not (continues and not is_set),
         continues_final_message=continues,
         template=body.chat_template,
     )
@@ -149,9 +149,9 @@ async def _engine_fields(
     if body.thinking_token_budget is not None:
         server.check_guides("thinking_token_budget")
         fields["thinking"] = thinking_budget(body.thinking_token_budget, prompt.plan, tokenizer)
-    asked = answer_constraint(server, body, prompt.use)
-    if asked is not None:
-        fields["guide"] = await server.guide(asked, prompt.plan, prompt.tail)
+    constraint = answer_constraint(server, body, prompt.use)
+    if constraint is not None:
+        fields["guide"] = await server.guide(constraint, prompt.plan, prompt.tail)
     return fields
 
 
@@ -163,30 +163,30 @@ def answer_constraint(
     What a request says of its answer's form holds for the words of it: a call that must be made is
     held to its tool alone, and one that may be made is another way to answer.
     """
-    asked = requested_constraint(body, body.response_format, server.guided_spec)
-    if asked is None or body.tool_choice not in (None, "auto", "none"):
-        return use.asked or asked
-    if asked.form is None:
-        return _with_strict_calls(asked, use)
+    constraint = requested_constraint(body, body.response_format, server.guided_spec)
+    if constraint is None or body.tool_choice not in (None, "auto", "none"):
+        return use.constraint or constraint
+    if constraint.form is None:
+        return _with_strict_calls(constraint, use)
     calls = _possible_calls(body, use)
     if calls is None:
-        return asked
-    return replace(asked, form=Choice((asked.form, calls)))
+        return constraint
+    return replace(constraint, form=Choice((constraint.form, calls)))
 
 
-def _with_strict_calls(asked: ConstraintRequest, use: ToolUse) -> ConstraintRequest:
+def _with_strict_calls(constraint: ConstraintRequest, use: ToolUse) -> ConstraintRequest:
     """Return tags in free text, those of strict tools' calls among them. Raises: RequestError"""
-    if use.asked is None:
-        return asked
-    if use.asked.form is not None:
+    if use.constraint is None:
+        return constraint
+    if use.constraint.form is not None:
         raise RequestError(
             "structural tags and strict tools cannot be combined for this model: its tool calls "
             "have no opening tag.",
-            where=asked.where,
+            where=constraint.where,
             fix="remove strict from the tools, or remove the structural tags.",
             code="unsupported_field",
         )
-    return replace(asked, tags=(*asked.tags, *use.asked.tags))
+    return replace(constraint, tags=(*constraint.tags, *use.constraint.tags))
 
 
 def _possible_calls(body: ChatRequest, use: ToolUse) -> Form | None:

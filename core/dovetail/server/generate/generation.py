@@ -1,6 +1,6 @@
 """What chat and completions share on the way to the engine and back: checks, params, steps.
 
-Routes stay thin: they turn bodies into a Query and steps into their own shapes.
+Routes stay thin: they turn bodies into a Generation and steps into bodies of their own.
 """
 
 from __future__ import annotations

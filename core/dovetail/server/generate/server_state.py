@@ -78,15 +78,15 @@ class ServerState:
         """Return the served model names, the main one first."""
         return self.engine.spec.served_names or (self.engine.spec.run.model.path,)
 
-    def model_name(self, asked: str | None) -> str:
+    def model_name(self, requested: str | None) -> str:
         """Return the name to answer with. Raises: NotFound"""
-        if not asked:
+        if not requested:
             return self.names[0]
-        if asked in self.names:
-            return asked
+        if requested in self.names:
+            return requested
         served = ", ".join(self.names)
         raise NotFound(
-            f'the model "{asked[:256]}" is not served here.',
+            f'the model "{requested[:256]}" is not served here.',
             where="model",
             fix=f"use one of: {served}.",
             code="model_not_found",
@@ -122,34 +122,34 @@ class ServerState:
         """Return how answers are held to forms; None where no backend is installed."""
         return self.engine.spec.run.guided
 
-    async def guide(self, asked: ConstraintRequest, plan: SessionPlan, tail: str) -> Guide:
+    async def guide(self, constraint: ConstraintRequest, plan: SessionPlan, tail: str) -> Guide:
         """Return the guide of an answer. `tail` is the end of the rendered prompt.
 
         The form counts from behind the reasoning, if there is any. Raises: RequestError
         """
-        self.check_guides(asked.where)
+        self.check_guides(constraint.where)
         guides = self.engine.guides
         assert guides is not None
-        if asked.form is None:
+        if constraint.form is None:
             thinking = plan.reasoning
             return await guides.triggered(
-                asked.tags,
-                where=asked.where,
-                backend=asked.backend,
+                constraint.tags,
+                where=constraint.where,
+                backend=constraint.backend,
                 thinking=(thinking.start, thinking.end) if thinking else (),
                 starts_thinking=plan.starts_inside,
             )
-        form, starts_after = asked.form, ""
+        form, starts_after = constraint.form, ""
         if plan.reasoning is not None and plan.starts_inside:
             form, starts_after = sequence(BLANKS, form), plan.reasoning.end
         elif plan.reasoning is not None and not tail.rstrip().endswith(plan.reasoning.end):
             form = after_reasoning(form, plan.reasoning)
         return await guides.guide(
             form,
-            where=asked.where,
-            backend=asked.backend,
+            where=constraint.where,
+            backend=constraint.backend,
             starts_after=starts_after,
-            closes=asked.closes,
+            closes=constraint.closes,
         )
 
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:

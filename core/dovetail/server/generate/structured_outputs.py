@@ -29,7 +29,7 @@ _NO_BLANKS = outside(ranges(" \n\r\t"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintRequest:
-    """A form that a request asks for, the field that did, and the backend it wishes.
+    """A form that an answer is to have, the field that asks for it, and the backend it names.
 
     `closes`: near max_tokens the answer is led to its end. `tags` are texts and the form that
     follows each of them in free text; then `form` is None.
@@ -55,7 +55,7 @@ def requested_constraint(
     if not found:
         return None
     if len(found) > 1:
-        fields = ", ".join(asked.where for asked in found)
+        fields = ", ".join(one.where for one in found)
         raise RequestError(f"only one of {fields} may be given.", where=found[1].where)
     return found[0]
 
@@ -64,20 +64,20 @@ class _JsonStyle:
     """How JSON is written and which backend is wished: the same for every way of asking."""
 
     def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
-        asked = body.structured_outputs or StructuredOutputs.model_construct()
-        self.backend = _named_backend(asked, body, spec)
-        if asked.disable_fallback and spec is not None:
+        outputs = body.structured_outputs or StructuredOutputs.model_construct()
+        self.backend = _named_backend(outputs, body, spec)
+        if outputs.disable_fallback and spec is not None:
             self.backend = self.backend or spec.backend
-        self.closes_early = asked.close_on_length
+        self.closes_early = outputs.close_on_length
         self.blanks = spec.blanks if spec else Json().blanks
-        if asked.disable_any_whitespace:
+        if outputs.disable_any_whitespace:
             self.blanks = ""
-        elif asked.whitespace_pattern is not None:
+        elif outputs.whitespace_pattern is not None:
             where = "structured_outputs.whitespace_pattern"
-            self.blanks = _blanks(asked.whitespace_pattern, where)
+            self.blanks = _blanks(outputs.whitespace_pattern, where)
         elif body.guided_whitespace_pattern is not None:
             self.blanks = _blanks(body.guided_whitespace_pattern, "guided_whitespace_pattern")
-        self.closes = asked.disable_additional_properties or bool(spec and spec.closes_objects)
+        self.closes = outputs.disable_additional_properties or bool(spec and spec.closes_objects)
 
     def json(self, schema: Any, where: str) -> Json:
         """Return JSON by a schema, given as an object or as text. Raises: RequestError"""
@@ -92,18 +92,18 @@ class _JsonStyle:
             raise RequestError("must be a JSON schema, an object.", where=where)
         return Json(closed(schema) if self.closes else schema, self.blanks)
 
-    def asked(self, where: str, form: Form) -> ConstraintRequest:
-        """Return what was asked for."""
+    def request(self, where: str, form: Form) -> ConstraintRequest:
+        """Return the constraint that a field asks for."""
         return ConstraintRequest(
             where=where, form=form, backend=self.backend, closes=self.closes_early
         )
 
 
 def _named_backend(
-    asked: StructuredOutputs, body: SamplingFields, spec: GuidedSpec | None
+    outputs: StructuredOutputs, body: SamplingFields, spec: GuidedSpec | None
 ) -> str | None:
     """Return the backend that the request names. Raises: RequestError for one that is not loaded"""
-    name, where = asked.backend, "structured_outputs.backend"
+    name, where = outputs.backend, "structured_outputs.backend"
     if not name:
         name, where = body.guided_decoding_backend, "guided_decoding_backend"
     if name and spec is not None and spec.backends:
@@ -130,13 +130,13 @@ def _response_format(given: ResponseFormat | None, style: _JsonStyle) -> list[Co
         return []
     match given.type:
         case "json_object":
-            return [style.asked(where, style.json({"type": "object"}, where))]
+            return [style.request(where, style.json({"type": "object"}, where))]
         case "json_schema":
             wrapped = given.json_schema or {}
             schema = wrapped.get("schema", given.schema_)
             if schema is None:
                 raise RequestError("has no schema.", where=f"{where}.json_schema")
-            return [style.asked(where, style.json(schema, f"{where}.json_schema.schema"))]
+            return [style.request(where, style.json(schema, f"{where}.json_schema.schema"))]
         case "structural_tag":
             content = {"structures": given.structures, "triggers": given.triggers}
             return [_tags(content, style, where)]
@@ -166,7 +166,7 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
     )
     if given.json_object:
         where = "structured_outputs.json_object"
-        found.append(style.asked(where, style.json({"type": "object"}, where)))
+        found.append(style.request(where, style.json({"type": "object"}, where)))
     if given.structural_tag is not None:
         where = "structured_outputs.structural_tag"
         found.append(_tags(_object(given.structural_tag, where), style, where))
@@ -203,7 +203,7 @@ def _forms(
         found.append(("choice", Choice(texts)))
     if grammar is not None:
         found.append(("grammar", Grammar(grammar, language_of(grammar))))
-    return [style.asked(prefix + name, form) for name, form in found]
+    return [style.request(prefix + name, form) for name, form in found]
 
 
 def language_of(grammar: str) -> str:

@@ -24,12 +24,12 @@ from dovetail.server.generate.template.messages import tool_values
 class ToolUse:
     """The tools that the template sees; without a parser no call of theirs is read.
 
-    `asked` is the form that calls are held to, `is_named` says that the request names the tool.
+    `constraint` is what calls must follow, `is_named` says that the request names the tool.
     """
 
     tools: Sequence[ToolBody] = ()
     parser: ToolParser | None = None
-    asked: ConstraintRequest | None = None
+    constraint: ConstraintRequest | None = None
     is_named: bool = False
 
 
@@ -49,7 +49,7 @@ def tool_use(
         if not may_decide:
             raise _undecided()
         parser = _needed(parsers.tool)
-        return ToolUse(tools=body.tools, parser=parser, asked=_strict(body, parser))
+        return ToolUse(tools=body.tools, parser=parser, constraint=_strict(body, parser))
     if not body.tools:
         raise RequestError("is given without tools.", where="tool_choice")
     parser = _needed(parsers.tool)
@@ -59,8 +59,8 @@ def tool_use(
     is_named = choice != "required"
     most = 1 if is_named or body.parallel_tool_calls is False else None
     form = calls_form(parser, tool_values(offered), most, where="tool_choice")
-    asked = ConstraintRequest(where="tool_choice", form=form)
-    return ToolUse(tools=body.tools, parser=parser, asked=asked, is_named=is_named)
+    constraint = ConstraintRequest(where="tool_choice", form=form)
+    return ToolUse(tools=body.tools, parser=parser, constraint=constraint, is_named=is_named)
 
 
 def _undecided() -> RequestError:

@@ -84,7 +84,7 @@ def _echo(server: ServerState, body: ChatRequest) -> str:
 class ChatApi(Api):
     """OpenAI's chat."""
 
-    info = Info(summary="chat completions in OpenAI's shapes", source="the OpenAI API reference")
+    info = Info(summary="chat completions of the OpenAI API", source="the OpenAI API reference")
     routes = (
         Route(
             method="POST",

@@ -160,7 +160,7 @@ def _response_options(
 class CompletionsApi(Api):
     """OpenAI's completions."""
 
-    info = Info(summary="text completions in OpenAI's shapes", source="the OpenAI API reference")
+    info = Info(summary="text completions of the OpenAI API", source="the OpenAI API reference")
     routes = (
         Route(
             method="POST",

@@ -91,7 +91,7 @@ def _response_options(server: ServerState, generation: Generation) -> MessageRes
 class MessagesApi(Api):
     """Anthropic's Messages."""
 
-    info = Info(summary="messages in Anthropic's shapes", source="the Anthropic API reference")
+    info = Info(summary="messages of the Anthropic API", source="the Anthropic API reference")
     routes = (
         Route(method="POST", path="/v1/messages", endpoint=create_message, body=MessagesRequest),
         Route(

@@ -286,7 +286,7 @@ def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:
 class ResponsesApi(Api):
     """OpenAI's Responses."""
 
-    info = Info(summary="responses in OpenAI's shapes", source="the OpenAI API reference")
+    info = Info(summary="responses of the OpenAI API", source="the OpenAI API reference")
     routes = (
         Route(method="POST", path="/v1/responses", endpoint=create_response, body=ResponsesRequest),
         Route(method="GET", path="/v1/responses/{response_id}", endpoint=get_response),

@@ -1,6 +1,6 @@
 """ResponseStore: responses that clients may come back to, bounded in bytes and in time.
 
-In the memory of one process; what is kept belongs to the key that asked for it. Knows no shapes.
+In the memory of one process; what is kept belongs to the key that asked for it. Knows no bodies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LiveResponse(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Kept:
+class StoredResponse:
     """One response. While it runs `answer` is it; then `reply` and `messages` are its JSON.
 
     `messages` are the turns of the conversation, this answer's included.
@@ -66,15 +66,17 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._kept_s = kept_s
         self._clock = clock
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def begin(self, answer: LiveResponse, owner: bytes, *, is_background: bool) -> Kept:
+    def begin(self, answer: LiveResponse, owner: bytes, *, is_background: bool) -> StoredResponse:
         """Keep a response that is about to run. Mutates: self"""
-        kept = Kept(owner=owner, since_s=self._clock(), is_background=is_background, answer=answer)
+        kept = StoredResponse(
+            owner=owner, since_s=self._clock(), is_background=is_background, answer=answer
+        )
         self._kept[answer.id] = kept
         return kept
 
@@ -92,7 +94,7 @@ class ResponseStore:
         self._num_bytes += kept.num_bytes
         self._trim()
 
-    def get(self, response_id: str, owner: bytes) -> Kept:
+    def get(self, response_id: str, owner: bytes) -> StoredResponse:
         """Return a response. Raises: NotFound, also for another key's"""
         self._trim()
         kept = self._kept.get(response_id)
