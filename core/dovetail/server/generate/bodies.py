@@ -5,7 +5,6 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -182,14 +181,3 @@ class Usage(Reply):
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
-
-
-def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of fields that no model declares; list positions are left out."""
-    for name in body.model_extra or {}:
-        yield prefix + name
-    for name in type(body).model_fields:
-        value = getattr(body, name)
-        for part in value if isinstance(value, list) else (value,):
-            if isinstance(part, BaseModel):
-                yield from unknown_fields(part, f"{prefix}{name}.")

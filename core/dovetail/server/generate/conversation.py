@@ -22,11 +22,10 @@ from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import (
     Generation,
     generation_for,
-    request_id_of,
     response_meta,
 )
 from dovetail.server.generate.named_parsers import parsers_for
-from dovetail.server.generate.server_state import LONG_WORK, Parsers, ServerState
+from dovetail.server.generate.server_state import LONG_WORK, ServerState
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.template.chat import RenderQuery
 from dovetail.server.generate.thinking import (
@@ -43,15 +42,16 @@ from dovetail.server.generate.tool_choice import ToolUse, kept_special_ids, sess
 class RenderedPrompt:
     """A conversation as the model reads it, and what decides how the answer is read.
 
-    `tail` is the end of its text, `ignored` names the fields that the template did not look at.
+    `tail` is the end of its text, `unused` names the fields that changed nothing,
+    `kept_special_ids` are the special tokens by which reasoning and calls are told.
     """
 
     ids: list[int]
     tail: str
-    ignored: Sequence[str]
+    unused: Sequence[str]
     use: ToolUse
-    parsers: Parsers
     plan: SessionPlan
+    kept_special_ids: tuple[int, ...]
 
 
 async def prepare(
@@ -69,11 +69,9 @@ async def prepare(
     """
     with in_words_of(dialect.field_names):
         switches = switches_of(body, others)
-        model = server.model_name(body.model)
-        meta = response_meta(server, body, request_id_of(request, body.request_id), model)
-        meta.ignored += ignored
+        meta = response_meta(server, body, request, body.model)
         prompt = await render(server, body, switches)
-        meta.ignored += server.fields.report(unused_fields(body, switches, prompt.ignored))
+        meta.ignored += [*ignored, *server.fields.report(prompt.unused)]
         fields = await _engine_fields(server, body, prompt)
         return generation_for(server, body, meta, prompt.ids, fields, prompt.plan, dialect)
 
@@ -100,10 +98,12 @@ async def render(
     return RenderedPrompt(
         ids=ids,
         tail=rendered.tail,
-        ignored=rendered.ignored,
         use=use,
-        parsers=parsers,
         plan=plan,
+        kept_special_ids=kept_special_ids(
+            use.parser, parsers.reasoning, server.engine.tokenizer.facts()
+        ),
+        unused=unused_fields(body, switches, rendered.ignored),
     )
 
 
@@ -142,13 +142,12 @@ async def _engine_fields(
         fields["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
-    tokenizer = server.engine.tokenizer
-    fields["kept_special_ids"] = kept_special_ids(
-        prompt.use.parser, prompt.parsers.reasoning, tokenizer.facts()
-    )
+    fields["kept_special_ids"] = prompt.kept_special_ids
     if body.thinking_token_budget is not None:
         server.check_guides("thinking_token_budget")
-        fields["thinking"] = thinking_budget(body.thinking_token_budget, prompt.plan, tokenizer)
+        fields["thinking"] = thinking_budget(
+            body.thinking_token_budget, prompt.plan, server.engine.tokenizer
+        )
     constraint = answer_constraint(server, body, prompt.use)
     if constraint is not None:
         fields["guide"] = await server.guide(constraint, prompt.plan, prompt.tail)

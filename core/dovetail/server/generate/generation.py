@@ -25,7 +25,7 @@ from dovetail.server.generate.events import CountedSession, SessionPlan
 from dovetail.server.generate.ignored_fields import HEADER, header_value
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.request_log import with_request_log
-from dovetail.server.generate.sampling import build_sampling, sampling_fields
+from dovetail.server.generate.sampling import build_sampling
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
@@ -97,25 +97,22 @@ class Generation:
 
 
 def response_meta(
-    server: ServerState, body: SamplingFields, request_id: str, model: str
+    server: ServerState, body: SamplingFields, request: Request, model: str | None
 ) -> ResponseMeta:
-    """Return what is known of the answer before its first token."""
+    """Return what is known of the answer before its first token; its id is the body's, or the
+    header's, or a new one. Raises: NotFound for a `model` that is not served
+    """
     writes_ids = body.return_tokens_as_token_ids
     if writes_ids is None:
         writes_ids = server.frontend.return_tokens_as_token_ids
     return ResponseMeta(
-        request_id=request_id,
-        model=model,
+        request_id=body.request_id or str(request.state.request_id),
+        model=server.model_name(model),
         created_s=int(time.time()),
         fingerprint=server.fingerprint,
         names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),
         ignored=[],
     )
-
-
-def request_id_of(request: Request, given: str | None) -> str:
-    """Return the id of this request: the body's, the header's, or a new one."""
-    return given or str(request.state.request_id)
 
 
 def generation_for(
@@ -131,9 +128,7 @@ def generation_for(
     limit = server.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
     kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit, wanted)
-    params, clamped_tokens = build_sampling(
-        server.engine, sampling_fields(body) | fields, len(kept)
-    )
+    params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
     return Generation(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
-from dovetail.server.generate.bodies import NEUTRAL, REFUSED, WITHOUT_EFFECT, unknown_fields
+from dovetail.server.generate.bodies import NEUTRAL, REFUSED, WITHOUT_EFFECT
 
 HEADER = "x-dovetail-ignored-fields"
 MAX_NAMES = 32
@@ -69,6 +69,17 @@ class FieldReporter:
             self._warned.add(name)
             logger.warning("request field %s is not known here and is ignored", name)
         metrics.IGNORED_FIELDS.labels(name).inc()
+
+
+def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of fields that no model declares; list positions are left out."""
+    for name in body.model_extra or {}:
+        yield prefix + name
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, BaseModel):
+                yield from unknown_fields(part, f"{prefix}{name}.")
 
 
 def _asks(name: str, value: object) -> bool:

@@ -62,11 +62,11 @@ def sampling_fields(body: SamplingFields) -> dict[str, Any]:
 
 
 def build_sampling(
-    engine: ParamsMaker, fields: Mapping[str, Any], num_prompt_tokens: int
+    engine: ParamsMaker, body: SamplingFields, fields: Mapping[str, Any], num_prompt_tokens: int
 ) -> tuple[SamplingParams, int | None]:
     """Return checked params, and the max_tokens given where the request asked for more than the
-    context leaves. Raises: RequestError"""
-    params = engine.default_params(**fields)
+    context leaves. `fields` win over the body's. Raises: RequestError"""
+    params = engine.default_params(**sampling_fields(body) | fields)
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
     if params.max_tokens is None or clamped:

@@ -12,6 +12,7 @@ from dovetail.server.generate.bodies import (
     StreamOptions,
     Usage,
 )
+from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import Step
 
 StreamUsage = Literal["never", "at_end", "always"]
@@ -56,14 +57,13 @@ class UsageCounter:
         )
 
 
-def stream_usage(options: StreamOptions | None, *, is_forced: bool) -> StreamUsage:
-    """Return when a stream tells the usage; `is_forced`: the server wants it, asked for or not."""
-    if not is_forced and (options is None or not options.include_usage):
-        return "never"
-    return "always" if options is not None and options.continuous_usage_stats else "at_end"
-
-
-def check_stream(is_stream: bool, options: StreamOptions | None) -> None:
-    """Raise RequestError for stream options without a stream."""
+def stream_usage(
+    server: ServerState, is_stream: bool, options: StreamOptions | None
+) -> StreamUsage:
+    """Return when a stream tells the usage. Raises: RequestError for options without a stream"""
     if options is not None and not is_stream:
         raise RequestError("is only allowed when stream is true.", where="stream_options")
+    is_wanted = options is not None and options.include_usage
+    if not is_wanted and not server.frontend.enable_force_include_usage:
+        return "never"
+    return "always" if options is not None and options.continuous_usage_stats else "at_end"

@@ -27,18 +27,18 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
-from dovetail.server.generate.usage import check_stream, stream_usage
+from dovetail.server.generate.usage import StreamUsage, stream_usage
 
 
 async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
     """Answer a conversation, streamed or whole."""
-    check_stream(body.stream, body.stream_options)
+    usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
         admit(server, owned, body.n or 1)
         ignored = server.fields.check(body, known=("messages.",))
         work = prepare(server, body, request, dialect=CHAT, ignored=ignored)
         generation = await cancel_on_disconnect(request, work)
-        meta, options = generation.meta, _response_options(server, body, generation)
+        meta, options = generation.meta, _response_options(server, body, generation, usage)
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
         if body.stream:
@@ -48,16 +48,14 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
 
 
 def _response_options(
-    server: ServerState, body: ChatRequest, generation: Generation
+    server: ServerState, body: ChatRequest, generation: Generation, usage: StreamUsage
 ) -> ChatResponseOptions:
     return ChatResponseOptions(
         role=_role(server, body),
         num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
-        stream_usage=stream_usage(
-            body.stream_options, is_forced=server.frontend.enable_force_include_usage
-        ),
+        stream_usage=usage,
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_reasoning_count=generation.plan.reasoning is not None,
         shows_prompt_logprobs=body.prompt_logprobs is not None,

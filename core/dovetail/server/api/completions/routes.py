@@ -29,13 +29,12 @@ from dovetail.server.generate.generation import (
     event_stream_response,
     generation_for,
     json_response,
-    request_id_of,
     response_meta,
 )
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect, merged
 from dovetail.server.generate.structured_outputs import requested_constraint
-from dovetail.server.generate.usage import check_stream, stream_usage
+from dovetail.server.generate.usage import StreamUsage, stream_usage
 
 Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is to be repeated) and its token ids."""
@@ -45,10 +44,11 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     """Continue one or several prompts, streamed or whole."""
     prompts = prompt_list(body)
     _check(body, len(prompts))
+    usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
         admit(server, owned, len(prompts) * (body.n or 1))
         meta, generations, options = await cancel_on_disconnect(
-            request, _prepare(server, body, request, prompts)
+            request, _prepare(server, body, request, prompts, usage)
         )
         steps = merged([generation.steps(server) for generation in generations])
         owned.push_async_callback(steps.aclose)
@@ -75,7 +75,6 @@ def _check(body: CompletionRequest, num_prompts: int) -> None:
         raise RequestError(f"prompts times n is above {MAX_CHOICES}.", where="n")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("0 makes sense only with echo.", where="max_tokens")
-    check_stream(body.stream, body.stream_options)
 
 
 async def _prepare(
@@ -83,9 +82,9 @@ async def _prepare(
     body: CompletionRequest,
     request: Request,
     prompts: Sequence[str | list[int]],
+    usage: StreamUsage,
 ) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
-    model = server.model_name(body.model)
-    meta = response_meta(server, body, request_id_of(request, body.request_id), model)
+    meta = response_meta(server, body, request, body.model)
     meta.ignored += server.fields.check(body)
     fields = _engine_fields(body)
     constraint = requested_constraint(body, body.response_format, server.guided_spec)
@@ -100,7 +99,7 @@ async def _prepare(
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
         generations.append(replace(made, request_id=request_id))
         texts.append((await _echo_text(server, body, prompt), made.prompt_ids))
-    return meta, generations, _response_options(server, body, texts)
+    return meta, generations, _response_options(server, body, texts, usage)
 
 
 async def _token_ids(
@@ -140,7 +139,7 @@ def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
 
 
 def _response_options(
-    server: ServerState, body: CompletionRequest, prompts: Sequence[Prompt]
+    server: ServerState, body: CompletionRequest, prompts: Sequence[Prompt], usage: StreamUsage
 ) -> CompletionResponseOptions:
     return CompletionResponseOptions(
         n=body.n or 1,
@@ -149,9 +148,7 @@ def _response_options(
         echoes=body.echo,
         hides_answer=body.max_tokens == 0,
         shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
-        stream_usage=stream_usage(
-            body.stream_options, is_forced=server.frontend.enable_force_include_usage
-        ),
+        stream_usage=usage,
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
     )

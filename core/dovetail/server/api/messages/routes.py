@@ -35,7 +35,7 @@ from dovetail.server.generate.generation import (
 from dovetail.server.generate.ignored_fields import HEADER, header_value
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
-from dovetail.server.generate.thinking import switches_of, unused_fields
+from dovetail.server.generate.thinking import switches_of
 
 
 async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
@@ -65,8 +65,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
         server.model_name(chat.model)
         wishes = switches_of(chat, switches(body))
         prompt = await render(server, chat, wishes)
-        unused = unused_fields(chat, wishes, prompt.ignored)
-        ignored += server.fields.report(unused)
+        ignored += server.fields.report(prompt.unused)
     headers = {HEADER: header_value(ignored)} if ignored else {}
     counted = CountReply(input_tokens=len(prompt.ids))
     return Response(counted.model_dump_json(), media_type="application/json", headers=headers)

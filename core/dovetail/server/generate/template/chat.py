@@ -78,10 +78,11 @@ class ChatRenderer:
         template = self._pick(query)
         kwargs, unused = template.pick_kwargs(query.kwargs)
         messages = normalise(query.messages, self._format(template), template.source)
+        tools = tool_dicts(query.tools)
         _check_flags(query)
         variables = kwargs | {
             "messages": messages,
-            "tools": tool_dicts(query.tools) or None,
+            "tools": tools or None,
             "documents": list(query.documents) or None,
             "add_generation_prompt": query.adds_generation_prompt,
             "continue_final_message": query.continues_final_message,
