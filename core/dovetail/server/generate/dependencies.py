@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 from fastapi import Depends
@@ -19,7 +19,7 @@ def server_of(request: Request) -> ServerState:
     return server
 
 
-def state_of(kind: type[State]) -> Callable[[Request], State]:
+def state_of(kind: type[State]) -> Callable[[Request], Awaitable[State]]:
     """Return a dependency: what the family keeps whose `Api.state` gives this type."""
 
     async def found(request: Request) -> State:

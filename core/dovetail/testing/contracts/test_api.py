@@ -28,8 +28,8 @@ def api(plugin: Any) -> Api:
 
 def all_flags(api: Api) -> FrontendConfig:
     """Return the flags that switch every route of the family on, with a key for clients."""
-    names = {route.flag for route in api.routes if route.flag is not None}
-    return FrontendConfig(api_key=(KEY,), **dict.fromkeys(names, True))
+    switches: dict[str, Any] = {route.flag: True for route in api.routes if route.flag is not None}
+    return FrontendConfig(api_key=(KEY,), **switches)
 
 
 @asynccontextmanager
