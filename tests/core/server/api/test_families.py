@@ -17,6 +17,8 @@ from pydantic import BaseModel
 
 from dovetail.config.engine import Config
 from dovetail.config.frontend import FrontendConfig
+from dovetail.config.plugin import PluginConfig
+from dovetail.config.selections import check_choices
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
@@ -57,6 +59,13 @@ class NotesApi(Api):
     """Keeps words."""
 
     info = Info(summary="keeps words")
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Options:
+        """What is kept from the start."""
+
+        first_word: str = field(default="", metadata={"help": "word that is there already"})
+
     routes = (
         Route(method="POST", path="/notes", endpoint=add_word, body=Word),
         Route(method="POST", path="/dev_notes", endpoint=add_word, flag="enable_dev_endpoints"),
@@ -64,7 +73,8 @@ class NotesApi(Api):
 
     @asynccontextmanager
     async def state(self, frontend: FrontendConfig) -> AsyncIterator[Notes]:
-        notes = Notes()
+        first = self.options.first_word
+        notes = Notes(words=[first] if first else [])
         yield notes
         notes.is_closed = True
 
@@ -138,7 +148,7 @@ def test_a_task_that_the_model_cannot_do() -> None:
 
 def test_a_state_lives_as_long_as_the_block() -> None:
     async def state() -> Notes:
-        async with opened_apis({"notes": NotesApi(None)}, FrontendConfig()) as apis:
+        async with opened_apis({"notes": NotesApi(NotesApi.Options())}, FrontendConfig()) as apis:
             notes: Notes = apis[0].state
             assert not notes.is_closed
         return notes
@@ -176,6 +186,15 @@ def test_api_names_a_family() -> None:
     assert type(built[chosen.name]).__name__ == "NotesApi"
     with pytest.raises(PluginError, match="no_such_api"):
         choose_apis(config_with("no_such_api"))
+
+
+def test_options_stand_under_the_name() -> None:
+    path = f"{__file__}:NotesApi"
+    options = PluginConfig(plugin_options={"api": {path: {"first_word": "a"}}})
+    config = Config(frontend=FrontendConfig(api=(path,)), plugin=options)
+    check_choices(config)
+    (chosen,) = choose_apis(config)
+    assert build_apis([chosen])[path].options.first_word == "a"
 
 
 def test_naming_one_of_dovetails_own_changes_nothing() -> None:
