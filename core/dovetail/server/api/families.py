@@ -13,6 +13,7 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.config.engine import Config, flags
+from dovetail.config.field import flags_of
 from dovetail.config.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
@@ -84,6 +85,7 @@ def build_apis(chosen: Iterable[Selection] = ()) -> dict[str, Api]:
 def check_routes(apis: Mapping[str, Api]) -> None:
     """Raise ConfigError for a route that two families claim, and for a flag that is not one."""
     owners: dict[tuple[str, str], str] = {}
+    switches = {None, *(flag.name for flag in flags_of(FrontendConfig))}
     for name, api in apis.items():
         for route in api.routes:
             where = f"{FLAG} {name}"
@@ -94,7 +96,7 @@ def check_routes(apis: Mapping[str, Api]) -> None:
                     where=where,
                     fix="leave one of them out, or give the endpoint another path.",
                 )
-            if route.flag is not None and not hasattr(FrontendConfig(), route.flag):
+            if route.flag not in switches:
                 raise ConfigError(
                     f'{route.path} asks for "{route.flag}", which is not a flag of the HTTP '
                     "server.",
