@@ -5,7 +5,6 @@ Whatever can be wrong with flags and files is found before the engine loads.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
@@ -15,7 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -34,6 +33,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability import logging as log_setup
 from dovetail.server.launch.engine_start import chosen_apis, max_queued, starting_engine
+from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind, url_of, warn_if_open
 from dovetail.server.launch.startup_timer import StartupTimer
@@ -200,7 +200,7 @@ def _answer(job: Job) -> int:
     timer = StartupTimer()
     with timer.time("config"):
         spec = resolve(job.config)
-    return _run_loop(_serve(job, spec, timer))
+    return run_loop(_serve(job, spec, timer), _stopped)
 
 
 async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
@@ -261,32 +261,10 @@ async def _metrics(app: Any, sock: socket.socket | None) -> Any:
         yield
 
 
-def _run_loop(main: Coroutine[Any, Any, int]) -> int:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_until_stopped(main))
-
-
-async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
-    """Run `main`; a signal ends it in order, and the status says which one."""
-    task = asyncio.ensure_future(main)
-    got: list[int] = []
-
-    def stop(number: int) -> None:
-        got.append(number)
-        task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not got:
-            raise
-        name = signal.Signals(got[0]).name
-        logger.warning("stopped by %s; the same command goes on from here", name)
-        return 128 + got[0]
+def _stopped(by: signal.Signals) -> int:
+    """Tell of the signal that ended the run; return the exit status."""
+    logger.warning("stopped by %s; the same command goes on from here", by.name)
+    return 128 + by
 
 
 @contextlib.contextmanager

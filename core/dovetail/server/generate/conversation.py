@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.form import Choice, Form
+from dovetail.interfaces.form import Choice, Form, choice_of
 from dovetail.interfaces.text import Tool
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
@@ -202,4 +202,4 @@ def _possible_calls(body: ChatRequest, use: ToolUse) -> Form | None:
             return None
         forms.append(form)
     most = 1 if body.parallel_tool_calls is False else None
-    return parser.forms(forms[0] if len(forms) == 1 else Choice(tuple(forms)), most)
+    return parser.forms(choice_of(forms), most)

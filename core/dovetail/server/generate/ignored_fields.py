@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
@@ -85,6 +86,17 @@ def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
 def _asks(name: str, value: object) -> bool:
     """Return whether a refused field asks for something; many clients write defaults out."""
     return value not in NEUTRAL and (name, value) != ("best_of", 1)
+
+
+def json_reply(reply: BaseModel, ignored: Iterable[str], *, hides_none: bool = False) -> Response:
+    """Return a body as a response whose header names the ignored fields. A field that was not set
+    is left out; with `hides_none` one that is null as well."""
+    names = list(ignored)
+    return Response(
+        reply.model_dump_json(exclude_unset=not hides_none, exclude_none=hides_none),
+        media_type="application/json",
+        headers={HEADER: header_value(names)} if names else {},
+    )
 
 
 def header_name(name: str) -> str:

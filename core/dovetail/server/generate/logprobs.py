@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.engine.logprobs import finite
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
-
-LOWEST = -9999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +23,6 @@ class TokenNames:
         if self.writes_ids:
             return [f"token_id:{token_id}" for token_id in token_ids]
         return self.tokenizer.tokens(token_ids)
-
-
-def finite(logprob: float) -> float:
-    """Return the logprob, no lower than LOWEST."""
-    return max(logprob, LOWEST)
 
 
 def prompt_logprobs(

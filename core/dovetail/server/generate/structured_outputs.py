@@ -16,7 +16,17 @@ from dovetail.errors import RequestError
 from dovetail.guided.choose import check_backend
 from dovetail.guided.regex import outside, ranges, whole, without, written
 from dovetail.guided.schema import closed
-from dovetail.interfaces.form import Choice, Form, Free, Grammar, Json, Literal, Pattern, sequence
+from dovetail.interfaces.form import (
+    Choice,
+    Form,
+    Free,
+    Grammar,
+    Json,
+    Literal,
+    Pattern,
+    choice_of,
+    sequence,
+)
 from dovetail.interfaces.guided import InvalidForm
 from dovetail.interfaces.spec import GuidedSpec
 from dovetail.interfaces.text import Markers
@@ -223,10 +233,7 @@ def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> Constrai
         trigger = _trigger(begin, triggers, at)
         inner = style.json(tag.get("schema", {}), f"{at}.schema")
         parts.setdefault(trigger, []).append(sequence(begin[len(trigger) :], inner, end))
-    tags = tuple(
-        (trigger, forms[0] if len(forms) == 1 else Choice(tuple(forms)))
-        for trigger, forms in parts.items()
-    )
+    tags = tuple((trigger, choice_of(forms)) for trigger, forms in parts.items())
     return ConstraintRequest(where=where, tags=tags, backend=style.backend)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.form import Choice, Form, Literal, Pattern, Repeat, sequence
+from dovetail.interfaces.form import Choice, Form, Literal, Pattern, Repeat, choice_of, sequence
 from dovetail.interfaces.form import Sequence as InOrder
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Tool
@@ -93,7 +93,7 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
 def calls_form(parser: ToolParser, tools: Sequence[Tool], most: int | None, *, where: str) -> Form:
     """Return the text of one call or more of these tools. Raises: RequestError"""
     forms = [_call_form(parser, tool, where) for tool in tools]
-    return parser.forms(forms[0] if len(forms) == 1 else Choice(tuple(forms)), most)
+    return parser.forms(choice_of(forms), most)
 
 
 def _call_form(parser: ToolParser, tool: Tool, where: str) -> Form:
@@ -121,7 +121,7 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     ]
     marker = parser.markers[0]
     most = 1 if body.parallel_tool_calls is False else None
-    calls = parser.forms(forms[0] if len(forms) == 1 else Choice(tuple(forms)), most)
+    calls = parser.forms(choice_of(forms), most)
     if marker.opens_answer:
         other = Pattern(f"(?s:[^{_escaped(marker.start[0])}].*)?")
         return ConstraintRequest(where=where, form=Choice((other, calls)))

@@ -1,4 +1,4 @@
-"""One API process of several, started by `fleet`.
+"""One API process of several, started by `api_processes`.
 
 Takes its ChildBoot message and serves on the socket named there. Starts no engine.
 """
@@ -16,8 +16,9 @@ from dovetail.server.api.families import build_apis, opened_apis
 from dovetail.server.app import build_app
 from dovetail.server.generate.parsers import build_parsers
 from dovetail.server.launch.api_processes import READY, ChildBoot
+from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.lifecycle import ServerLifecycle
-from dovetail.server.launch.serve import run_loop
+from dovetail.server.launch.serve import stopped_while_starting
 
 logger = logging.getLogger("dovetail.server")
 
@@ -33,7 +34,7 @@ def main() -> int:
         is_wanted=boot.spec.sets_up_log,
     )
     try:
-        return run_loop(_serve(boot))
+        return run_loop(_serve(boot), stopped_while_starting)
     except DovetailError as error:
         logger.error("%s", error)
         return 1

@@ -1,4 +1,4 @@
-"""The steps of a start that one server process and a fleet of them share.
+"""The steps of a start that one server process and several share.
 
 Imports the engine and the metrics only when they are needed: how prometheus_client keeps numbers is
 decided when it is first imported.

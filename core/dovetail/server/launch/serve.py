@@ -1,6 +1,6 @@
 """run(config): resolve, bind, start the engine and the HTTP servers, and return the exit status.
 
-With one API process everything but the engine lives here; with several, `fleet` starts them.
+With one API process everything but the engine lives here; `api_processes` starts several.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Coroutine
-from typing import Any
 
 from dovetail.config.engine import Config
 from dovetail.config.log_config import read_log_config
@@ -27,6 +25,7 @@ from dovetail.server.launch.engine_start import (
     starting_engine,
     tell_ready,
 )
+from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import listening
 from dovetail.server.launch.startup_timer import StartupTimer
@@ -54,35 +53,13 @@ def run(config: Config) -> int:
     with listening(config.frontend) as sock:
         if config.frontend.api_server_count > 1:
             return _run_fleet(config, spec, apis, sock, timer)
-        return run_loop(_run_one(config, spec, apis, sock, timer))
+        return run_loop(_run_one(config, spec, apis, sock, timer), stopped_while_starting)
 
 
-def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run a coroutine on uvloop and return its status."""
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_until_stopped(main))
-
-
-async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
-    """Run `main`, ended in order by a signal that comes before it watches them itself."""
-    task = asyncio.ensure_future(main)
-    got: list[int] = []
-
-    def stop(number: int) -> None:
-        got.append(number)
-        task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not got:
-            raise
-        logger.warning("told to stop while starting, by %s", signal.Signals(got[0]).name)
-        return EXIT_STOPPED
+def stopped_while_starting(by: signal.Signals) -> int:
+    """Tell of a signal that came before the server listened; return the exit status."""
+    logger.warning("told to stop while starting, by %s", by.name)
+    return EXIT_STOPPED
 
 
 async def _run_one(
@@ -135,7 +112,8 @@ def _run_fleet(
     try:
         from dovetail.server.launch import api_processes
 
-        return run_loop(api_processes.run(config, spec, apis, sock, timer))
+        main = api_processes.run(config, spec, apis, sock, timer)
+        return run_loop(main, stopped_while_starting)
     finally:
         os.environ.pop(METRICS_VARIABLE, None)
         shutil.rmtree(folder, ignore_errors=True)

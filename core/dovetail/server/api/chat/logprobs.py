@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.engine.logprobs import finite
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.server.api.chat.protocol import TokenLogprob, TopLogprob
-from dovetail.server.generate.logprobs import TokenNames, finite
+from dovetail.server.generate.logprobs import TokenNames
 
 
 def chat_logprobs(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.engine.logprobs import finite
 from dovetail.interfaces.step import TokenLogprobs
-from dovetail.server.generate.logprobs import TokenNames, finite
+from dovetail.server.generate.logprobs import TokenNames
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response
 
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
@@ -32,7 +31,7 @@ from dovetail.server.generate.generation import (
     event_stream_response,
     json_response,
 )
-from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.generate.thinking import switches_of
@@ -66,9 +65,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
         wishes = switches_of(chat, switches(body))
         prompt = await render(server, chat, wishes)
         ignored += server.fields.report(prompt.unused)
-    headers = {HEADER: header_value(ignored)} if ignored else {}
-    counted = CountReply(input_tokens=len(prompt.ids))
-    return Response(counted.model_dump_json(), media_type="application/json", headers=headers)
+    return json_reply(CountReply(input_tokens=len(prompt.ids)), ignored)
 
 
 def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:

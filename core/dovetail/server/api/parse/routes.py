@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from starlette.responses import Response
-
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.chat.response import REASONING_NAMES, ChatResponseOptions, message_of
@@ -22,7 +20,7 @@ from dovetail.server.generate.events import (
     ToolCallArgsDelta,
     ToolCallStart,
 )
-from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.named_parsers import parsers_for
 from dovetail.server.generate.server_state import Parsers, ServerState
 from dovetail.server.generate.template.messages import tool_values
@@ -47,9 +45,7 @@ async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
         message=message_of(_collected(events), _response_options(server)),
         starts_inside_reasoning=plan.starts_inside,
     )
-    headers = {HEADER: header_value(ignored)} if ignored else {}
-    data = reply.model_dump_json(exclude_unset=True)
-    return Response(data, media_type="application/json", headers=headers)
+    return json_reply(reply, ignored)
 
 
 def _plan(body: ParseRequest, parsers: Parsers, *, is_strict: bool) -> SessionPlan:

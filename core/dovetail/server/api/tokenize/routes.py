@@ -17,9 +17,8 @@ from dovetail.server.api.tokenize.protocol import (
 )
 from dovetail.server.api.tokenize.tokenizer_info import tokenizer_info
 from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
-from dovetail.server.generate.bodies import Reply
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import LONG_WORK, ServerState
 from dovetail.server.generate.template.chat import RenderQuery
 
@@ -38,7 +37,7 @@ async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
         tokens=token_ids,
         token_strs=strings,
     )
-    return _response(reply, [*ignored, *server.fields.report(unused)])
+    return json_reply(reply, [*ignored, *server.fields.report(unused)], hides_none=True)
 
 
 async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, tuple[str, ...]]:
@@ -81,14 +80,7 @@ async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     text = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)
     )
-    return _response(DetokenizeReply(prompt=text), ignored)
-
-
-def _response(reply: Reply, ignored: list[str]) -> Response:
-    headers = {HEADER: header_value(ignored)} if ignored else {}
-    return Response(
-        reply.model_dump_json(exclude_none=True), media_type="application/json", headers=headers
-    )
+    return json_reply(DetokenizeReply(prompt=text), ignored, hides_none=True)
 
 
 class TokenizeApi(Api):
