@@ -196,7 +196,7 @@ class _Answer:
     stop_reason: int | str | None = None
 
 
-async def chat_body(
+async def chat_reply(
     steps: AsyncIterator[Step], meta: ResponseMeta, options: ChatResponseOptions
 ) -> ChatReply:
     """Return the whole answer: exactly its stream, joined."""

@@ -14,7 +14,7 @@ from dovetail.server.api.chat.response import (
     REASONING_NAMES,
     ChatChunks,
     ChatResponseOptions,
-    chat_body,
+    chat_reply,
 )
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import prepare
@@ -44,7 +44,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
         if body.stream:
             run = ChatChunks(meta, options).run
             return await event_stream_response(request, owned, meta, steps, run)
-        return await json_response(request, meta, chat_body(steps, meta, options))
+        return await json_response(request, meta, chat_reply(steps, meta, options))
 
 
 def _response_options(
