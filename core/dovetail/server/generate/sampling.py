@@ -66,7 +66,7 @@ def build_sampling(
 ) -> tuple[SamplingParams, int | None]:
     """Return checked params, and the max_tokens given where the request asked for more than the
     context leaves. `fields` win over the body's. Raises: RequestError"""
-    params = engine.default_params(**sampling_fields(body) | fields)
+    params = engine.default_params(**{**sampling_fields(body), **fields})
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
     if params.max_tokens is None or clamped:
