@@ -77,14 +77,10 @@ def first_paragraph(documented: Any) -> str:
 
 def http_page() -> str:
     """Return routes with their first docstring paragraph, then the fields of each request body."""
-    from dovetail.server import app
-    from dovetail.server.protocol.chat import ChatRequest
-    from dovetail.server.protocol.completions import CompletionRequest
-    from dovetail.server.protocol.messages import CountRequest, MessagesRequest
-    from dovetail.server.protocol.parse import ParseRequest
-    from dovetail.server.protocol.responses import ResponsesRequest
-    from dovetail.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+    from dovetail.config.config import flags
+    from dovetail.server.api.families import build_apis
 
+    routes = [route for api in build_apis().values() for route in api.routes]
     parts = [
         "# HTTP routes\n",
         NOTE,
@@ -96,24 +92,13 @@ def http_page() -> str:
         "| method | path | what | key |",
         "|---|---|---|---|",
     ]
-    for method, path, endpoint in app.ROUTES:
-        line = first_paragraph(endpoint)
-        key = "open" if endpoint in app.OPEN_ENDPOINTS else "needed"
-        parts.append(f"| {method} | `{path}` | {line} | {key} |")
-    for field, method, path, endpoint in app.FLAG_ROUTES:
-        line = first_paragraph(endpoint)
-        flag = "--" + field.replace("_", "-")
-        parts.append(f"| {method} | `{path}` | {line} Only with `{flag}`. | needed |")
-    bodies = (
-        ChatRequest,
-        CompletionRequest,
-        ResponsesRequest,
-        MessagesRequest,
-        CountRequest,
-        ParseRequest,
-        TokenizeRequest,
-        DetokenizeRequest,
-    )
+    for route in sorted(routes, key=lambda route: route.flag is not None):
+        line = first_paragraph(route.endpoint)
+        if route.flag is not None:
+            line += f" Only with `{flags()[route.flag].spelling}`."
+        key = "open" if route.is_open else "needed"
+        parts.append(f"| {route.method} | `{route.path}` | {line} | {key} |")
+    bodies = [route.body for route in routes if route.body is not None]
     parts += [_fields_section(body) for body in bodies]
     return "\n".join(parts) + "\n"
 

@@ -153,8 +153,8 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> str:
         # pydantic is needed for chats only, so it is not loaded before.
         from dovetail.config.rules.chat_template import load_template
-        from dovetail.server.protocol.chat import Message, ToolBody
-        from dovetail.server.render.chat import ChatRenderer, RenderQuery
+        from dovetail.server.generate.chat_body import Message, ToolBody
+        from dovetail.server.generate.template.chat import ChatRenderer, RenderQuery
 
         renderer = ChatRenderer(
             self._engine.tokenizer.facts(),

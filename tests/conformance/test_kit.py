@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(900)  # one run of the whole kit serves them al
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
+APIS = HERE / "wrong_apis.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -39,6 +40,15 @@ WRONG: list[tuple[str, str, str]] = [
     (POLICY, f"{PLAIN}:RaggedKeys", "keys_compare"),
     (POLICY, f"{PLAIN}:DriftingKeys", "key_stays_while_waiting"),
     (POLICY, f"{PLAIN}:PersonalKeys", "two_objects_agree"),
+    ("api", f"{APIS}:SlashedApi", "routes_are_distinct_paths"),
+    ("api", f"{APIS}:GreedyApi", "takes_no_route_of_dovetail"),
+    ("api", f"{APIS}:SilentApi", "endpoints_are_documented"),
+    ("api", f"{APIS}:FlaggedApi", "flags_are_flags"),
+    ("api", f"{APIS}:OnceApi", "state_opens_again"),
+    ("api", f"{APIS}:AjarApi", "closed_without_a_key"),
+    ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
+    ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
+    ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
     ("bench_dataset", f"{PLAIN}:ForgetfulDataset", "draws_the_same_again"),
     ("bench_dataset", f"{PLAIN}:ShiftyDataset", "more_prompts_add_to_the_end"),
     ("drafter", f"{PLAIN}:EagerDrafter", "never_more_than_asked[1]"),
@@ -103,6 +113,7 @@ WRONG: list[tuple[str, str, str]] = [
 RIGHT = [
     (POLICY, f"{PLAIN}:RightPolicy"),
     (POLICY, f"{PLAIN}:KnownFailure"),
+    ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("tool_parser", f"{PLAIN}:SlashParser"),
     ("logits_processor", f"{TORCH}:RightBias"),

@@ -14,7 +14,7 @@ from dovetail.errors import (
     split_fix,
     with_fix,
 )
-from dovetail.server.errors import problem_of
+from dovetail.server.http.errors import problem_of
 
 
 @pytest.mark.parametrize(

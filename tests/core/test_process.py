@@ -21,8 +21,8 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import ConfigError
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.server import fleet
-from dovetail.server.parsers import ParserChoice
+from dovetail.server.generate.parsers import ParserChoice
+from dovetail.server.launch import api_processes
 from dovetail.testing.fake_engine import fake_spec
 from support.impostors import make_impostors
 from support.orphans import kill_parent, survivors
@@ -230,8 +230,8 @@ def test_a_stuck_child_ends_with_its_parent_too(
     assert survivors(children, limit_s) == []
 
 
-def _boot(address: str, sock: socket.socket) -> fleet.ChildBoot:
-    return fleet.ChildBoot(
+def _boot(address: str, sock: socket.socket) -> api_processes.ChildBoot:
+    return api_processes.ChildBoot(
         spec=fake_spec(),
         frontend=FrontendConfig(),
         parsers=ParserChoice(),
@@ -249,11 +249,11 @@ async def served() -> None:
             pass
         assert engine.address is not None
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            children = [fleet._spawn(_boot(engine.address, sock), sock)]
+            children = [api_processes._spawn(_boot(engine.address, sock), sock)]
             try:
-                await fleet._wait_started(children)
+                await api_processes._wait_started(children)
             finally:
-                fleet._end(children)
+                api_processes._end(children)
     finally:
         await engine.shutdown()
 
@@ -274,21 +274,21 @@ API_PARENT = """
 import asyncio, socket, sys
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.server import fleet
-from dovetail.server.parsers import ParserChoice
+from dovetail.server.launch import api_processes
+from dovetail.server.generate.parsers import ParserChoice
 from dovetail.testing.fake_engine import fake_spec
 
 async def main():
     engine = await AsyncEngine.start(fake_spec())
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        boot = fleet.ChildBoot(
+        boot = api_processes.ChildBoot(
             spec=fake_spec(), frontend=FrontendConfig(), parsers=ParserChoice(),
             address=engine.address, socket_fd=sock.fileno(), max_queued=8,
         )
-        child = fleet._spawn(boot, sock)
+        child = api_processes._spawn(boot, sock)
         print(engine._host.pid, child.pid, flush=True)
         if sys.argv[1] == "running":
-            await fleet._wait_started([child])
+            await api_processes._wait_started([child])
         print("waiting", file=sys.stderr, flush=True)
         await asyncio.sleep(60)
 

@@ -31,8 +31,8 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.step import StepPlan
-from dovetail.server.parsers import choose_parsers
-from dovetail.server.start import max_queued
+from dovetail.server.generate.parsers import choose_parsers
+from dovetail.server.launch.engine_start import max_queued
 from dovetail.testing.models import write_random_checkpoint, write_replay_checkpoint
 from dovetail.testing.tiny import tiny_run
 from dovetail.testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer

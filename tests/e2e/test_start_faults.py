@@ -362,7 +362,7 @@ FAULTS: dict[str, Fault] = {
         starts_engine=True,
         uses_torch=True,
         code=1,
-        meanwhile=killing("dovetail.server.child"),
+        meanwhile=killing("dovetail.server.launch.api_process"),
     ),
     "cache above the memory": Fault(
         args=flags("--kv-cache-memory-bytes", "1000000000000000"),

@@ -33,11 +33,11 @@ def test_what_routes_do_is_told_in_whole_sentences() -> None:
 
 
 def test_dev_endpoints_are_all_told() -> None:
-    from dovetail.server.app import FLAG_ROUTES
+    from dovetail.server.api.admin.routes import AdminApi
 
     page = (ROOT / "docs" / "how_to" / "configure.md").read_text()
     told = page.partition("`--enable-dev-endpoints` adds")[2].partition("\n- ")[0]
-    routes = {f"`{method} {path}`" for name, method, path, _ in FLAG_ROUTES if "dev" in name}
+    routes = {f"`{route.method} {route.path}`" for route in AdminApi.routes}
     assert set(re.findall(r"`(?:GET|POST) [^`]+`", told)) == routes
 
 
@@ -55,6 +55,16 @@ def test_the_map_shows_every_folder_of_core() -> None:
     order = {name: number for number, floor in enumerate(reversed(floors))
              for name in re.findall(r"dovetail\.(\w+)", floor)}  # fmt: skip
     assert [order[name] for name in mapped] == sorted(order[name] for name in mapped)
+
+
+def test_the_map_shows_the_floors_of_the_server() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (floors,) = [
+        c["layers"] for c in contracts["contracts"] if c["name"] == "the floors of the server"
+    ]
+    table = (ROOT / "docs" / "map.md").read_text().partition("## The folders of the server")[2]
+    mapped = re.findall(r"^\| `core/dovetail/server/(\w+)(?:\.py)?`", table, re.MULTILINE)
+    assert mapped == [name.rpartition(".")[2] for name in reversed(floors)]
 
 
 def test_every_path_in_the_map_exists() -> None:

@@ -55,7 +55,7 @@ def test_help_is_light() -> None:
 
 
 def test_the_api_process_needs_no_torch() -> None:
-    loaded = modules_after("import dovetail.server.app, dovetail.server.launch")
+    loaded = modules_after("import dovetail.server.app, dovetail.server.launch.serve")
     assert not loaded & {"torch", "transformers"}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dovetail.server.protocol.responses import ResponsesRequest
 
 from dovetail import unsupported
 from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
@@ -23,11 +24,10 @@ from dovetail.config.report.describe import state_of
 from dovetail.config.report.docs import row_words
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
-from dovetail.server.absent import UNSUPPORTED_PATHS, unsupported_path
-from dovetail.server.fields import FieldReporter
-from dovetail.server.protocol import common
-from dovetail.server.protocol.responses import ResponsesRequest
-from dovetail.server.response_input import UNSUPPORTED_FIELDS, chat_of
+from dovetail.server.api.responses.input import UNSUPPORTED_FIELDS, chat_of
+from dovetail.server.generate import bodies
+from dovetail.server.generate.ignored_fields import FieldReporter
+from dovetail.server.http.not_found import UNSUPPORTED_ROUTES, unsupported_route
 from dovetail.unsupported import FEATURES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 def field_text(name: str) -> str:
     reporter = FieldReporter(is_strict=False)
-    return refusal(lambda: reporter.check(common.Body.model_validate({name: "something"})))
+    return refusal(lambda: reporter.check(bodies.Body.model_validate({name: "something"})))
 
 
 def responses_text(name: str) -> str:
@@ -70,9 +70,9 @@ def references() -> dict[str, tuple[str, Callable[[], Any]]]:
     for name, variable in FOREIGN.items():
         if isinstance(variable, NoEffectYet | UnsupportedVariable):
             rows[f"variable {name}"] = (variable.feature, lambda v=variable: row_words(v)[1])
-    for path, feature in UNSUPPORTED_PATHS.items():
-        rows[f"path {path}"] = (feature, partial(unsupported_path, path))
-    for name, feature in common.UNSUPPORTED_FIELDS.items():
+    for path, feature in UNSUPPORTED_ROUTES.items():
+        rows[f"path {path}"] = (feature, partial(unsupported_route, path))
+    for name, feature in bodies.UNSUPPORTED_FIELDS.items():
         rows[f"field {name}"] = (feature, partial(field_text, name))
     for name, feature in UNSUPPORTED_FIELDS.items():
         rows[f"field {name} of /v1/responses"] = (feature, partial(responses_text, name))

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
-from dovetail.server.events import (
+from dovetail.server.generate.events import (
     Collected,
     CountedSession,
     ReasoningDelta,

@@ -14,8 +14,8 @@ ENVIRONMENT = "core/config/parse/test_environment.py"
 SETTINGS = "core/engine/test_engine_settings.py"
 OBSERVERS = "core/config/rules/test_stat_loggers.py"
 WHOLE = "e2e/test_flags_take_effect.py"
-CHAT = "core/server/test_chat.py"
-EDGES = "core/server/test_edges.py"
+CHAT = "core/server/api/test_chat.py"
+EDGES = "core/server/http/test_edges.py"
 FP8_CACHE = "e2e/test_fp8_cache.py"
 FRONTEND = "core/server/test_frontend.py"
 FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
@@ -29,6 +29,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "allowed_headers": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_methods": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
+    "api": (
+        "core/server/api/test_families.py::test_api_names_a_family",
+        "e2e/test_added_endpoint.py::test_the_tutorial",
+    ),
     "api_key": (f"{EDGES}::test_every_route_but_the_open_ones_needs_the_key",),
     "api_server_count": (f"{LIFE}::test_several_api_processes",),
     "async_scheduling": (f"{WHOLE}::test_async_scheduling",),
@@ -73,7 +77,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "disable_sliding_window": (
         f"{CHECKPOINT_WHOLE}::test_without_sliding_window_all_layers_attend_and_keep_everything",
     ),
-    "disable_uvicorn_access_log": ("core/server/test_logs.py::test_the_access_log",),
+    "disable_uvicorn_access_log": ("core/server/launch/test_logs.py::test_the_access_log",),
     "distributed_executor_backend": (f"{WHOLE}::test_worker_and_executor_by_path",),
     "download_dir": (f"{WHOLE}::test_revisions_and_download_dir",),
     "dtype": (SPEC, "core/config/rules/test_rules.py::test_dtype"),
@@ -83,7 +87,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{PLANS}::test_without_chunks_a_prompt_waits_until_it_fits_whole",
     ),
     "enable_dev_endpoints": (
-        "core/server/test_dev_routes.py::test_there_with_the_flag_alone_and_closed",
+        "core/server/api/test_admin.py::test_there_with_the_flag_alone_and_closed",
     ),
     "enable_force_include_usage": (f"{FRONTEND}::test_forced_usage_comes_unasked",),
     "enable_log_outputs": (f"{FRONTEND}::test_answers_are_logged_whole",),
@@ -93,7 +97,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "enable_request_id_headers": (f"{EDGES}::test_request_ids",),
     "enable_server_load_tracking": (f"{FRONTEND}::test_server_load_counts_requests_in_flight",),
     "enable_sleep_mode": ("e2e/test_sleep.py::test_enable_sleep_mode",),
-    "enable_ssl_refresh": ("core/server/test_tls.py::test_a_renewed_certificate_is_used",),
+    "enable_ssl_refresh": ("core/server/launch/test_tls.py::test_a_renewed_certificate_is_used",),
     "enable_tokenizer_info_endpoint": (f"{FRONTEND}::test_tokenizer_info",),
     "enforce_eager": ("e2e/test_recorded_steps.py::test_steps_are_recorded_unless_forbidden",),
     "engine_reply_timeout": (
@@ -161,7 +165,9 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/load_formats/test_ahead.py::test_as_many_threads_and_files_as_asked_for",
     ),
     "max_num_seqs": (SPEC, f"{PLANS}::test_simulation"),
-    "middleware": ("core/server/test_plugged.py::test_classes_and_functions_see_every_answer",),
+    "middleware": (
+        "core/server/http/test_user_middleware.py::test_classes_and_functions_see_every_answer",
+    ),
     "model": (f"{WHOLE}::test_model_and_hf_overrides",),
     "model_impl": (SPEC, "plugins/models/test_against_transformers.py::test_transformers_backed"),
     "model_loader_extra_config": (f"{WHOLE}::test_model_loader_extra_config",),
@@ -191,7 +197,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
     "response_role": (f"{FRONTEND}::test_the_response_role_in_streams_and_whole",),
-    "reasoning_field": ("core/server/test_thinking.py::test_reasoning_field",),
+    "reasoning_field": ("core/server/generate/test_thinking_fields.py::test_reasoning_field",),
     "return_tokens_as_token_ids": (f"{FRONTEND}::test_tokens_as_token_ids",),
     "revision": (f"{WHOLE}::test_revisions_and_download_dir",),
     "root_path": (f"{FRONTEND}::test_root_path",),
@@ -224,8 +230,8 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "speculative_config": (
         "e2e/test_speculation.py::test_a_repetitive_answer_takes_far_fewer_steps",
     ),
-    "ssl_ca_certs": ("core/server/test_tls.py::test_client_certificates",),
-    "ssl_cert_reqs": ("core/server/test_tls.py::test_client_certificates",),
+    "ssl_ca_certs": ("core/server/launch/test_tls.py::test_client_certificates",),
+    "ssl_cert_reqs": ("core/server/launch/test_tls.py::test_client_certificates",),
     "ssl_certfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
     "ssl_keyfile": (f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",),
     "stat_loggers": (f"{WHOLE}::test_stat_loggers_and_their_options",),
@@ -255,7 +261,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "use_tqdm_on_load": (f"{WHOLE}::test_use_tqdm_on_load",),
     "uvicorn_log_level": (
         f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",
-        "core/server/test_logs.py::test_uvicorns_level",
+        "core/server/launch/test_logs.py::test_uvicorns_level",
     ),
     "worker_cls": (f"{WHOLE}::test_worker_and_executor_by_path",),
 }

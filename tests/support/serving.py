@@ -19,10 +19,12 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
+from dovetail.server.api.families import ServedApi, build_apis
+from dovetail.server.api.responses.mcp import McpServer
+from dovetail.server.api.responses.state import ResponsesState
 from dovetail.server.app import build_app
-from dovetail.server.mcp import McpServer
-from dovetail.server.state import Parsers
-from support.fake_async_engine import FakeAsyncEngine, Script
+from dovetail.server.generate.server_state import Parsers
+from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 
 Answer = TypeVar("Answer")
 
@@ -63,18 +65,27 @@ def app_for(
     max_queued: int | None = None,
     parsers: Parsers = PARSERS,
     tool_servers: Sequence[McpServer] = (),
+    apis: Sequence[ServedApi] = (),
     **frontend: Any,
 ) -> tuple[FastAPI, FakeAsyncEngine]:
-    """Return an application and its engine."""
+    """Return an application and its engine. `apis` are served beside dovetail's own."""
     made = engine or FakeAsyncEngine(script or Script())
     app = build_app(
         made,  # type: ignore[arg-type]
         FrontendConfig(**frontend),
+        [*built_in_apis(tool_servers), *apis],
         parsers=parsers,
         max_queued_requests=max_queued,
-        tool_servers=tool_servers,
     )
     return app, made
+
+
+def built_in_apis(tool_servers: Sequence[McpServer] = ()) -> list[ServedApi]:
+    """Return dovetail's own families, with servers of tools that are connected already."""
+    states = {"responses": ResponsesState(tool_servers=tool_servers)}
+    return [
+        ServedApi(name=name, api=api, state=states.get(name)) for name, api in build_apis().items()
+    ]
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from dovetail.batch.lines import BadLine, Line, custom_id_of, name_of_line, pars
 from dovetail.batch.progress import Progress
 from dovetail.batch.results import Answer, Fault, Result, Results
 from dovetail.errors import EngineDead
-from dovetail.server.absent import unsupported_path
+from dovetail.server.http.not_found import unsupported_route
 
 logger = logging.getLogger("dovetail.batch")
 BREATH_LINES = 256
@@ -88,7 +88,7 @@ async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -
 
 
 def _no_route(url: str) -> BadLine:
-    sentence = unsupported_path(url)
+    sentence = unsupported_route(url)
     if sentence is not None:
         return BadLine("not_supported", f"url: {sentence}")
     return BadLine("invalid_url", f"url: no route takes POST at {url[:256]!r}.")

@@ -5,7 +5,6 @@ Whatever can be wrong with flags and files is found before the engine loads.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
@@ -15,7 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,13 +30,13 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability import logging as log_setup
-from dovetail.server.checks import check_frontend
-from dovetail.server.listen import bind, url_of, warn_if_open
-from dovetail.server.mcp import connected
-from dovetail.server.phases import Phases
-from dovetail.server.start import max_queued, start_engine
+from dovetail.server.launch.engine_start import chosen_apis, max_queued, starting_engine
+from dovetail.server.launch.event_loop import run_loop
+from dovetail.server.launch.frontend_checks import check_frontend
+from dovetail.server.launch.sockets import bind, url_of, warn_if_open
+from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.batch")
 EXIT_SOME_FAILED = 1
@@ -49,6 +48,7 @@ class Job:
 
     config: Config
     frontend: FrontendConfig
+    apis: tuple[Selection, ...]
     input: Path
     results: Results
     found: Scan
@@ -84,6 +84,7 @@ def _prepare(
     """Return the job, its files found good. Mutates: owned. Raises: ConfigError, TransferError"""
     frontend = answer_config(config)
     check_frontend(frontend)
+    apis = chosen_apis(config)
     target = _output_path(flags, folder)
     path = _input_path(flags, folder, owned)
     _check_two_files(path, target)
@@ -98,6 +99,7 @@ def _prepare(
     return Job(
         config=config,
         frontend=frontend,
+        apis=apis,
         input=path,
         results=results,
         found=found,
@@ -195,46 +197,41 @@ def _answer(job: Job) -> int:
     if job.found.num_answered == job.found.num_lines:
         print(f"{job.found.num_lines} lines, all answered before, {job.found.num_failed} failed.")
         return EXIT_SOME_FAILED if job.found.num_failed else 0
-    phases = Phases()
-    with phases.time("config"):
+    timer = StartupTimer()
+    with timer.time("config"):
         spec = resolve(job.config)
-    return _run_loop(_serve(job, spec, phases))
+    return run_loop(_serve(job, spec, timer), _stopped)
 
 
-async def _serve(job: Job, spec: EngineSpec, phases: Phases) -> int:
+async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
     """Answer with an engine of our own; return the exit status."""
-    tool_servers = await connected(job.frontend.tool_server)
-    engine = await start_engine(job.config, spec, phases)
-    try:
+    async with starting_engine(job.config, spec, timer) as starting:
         from dovetail.batch.call import Caller
         from dovetail.batch.drive import drive
+        from dovetail.server.api.families import build_apis, opened_apis
         from dovetail.server.app import build_app, build_renderer
-        from dovetail.server.parsers import build_parsers, choose_parsers
+        from dovetail.server.generate.parsers import build_parsers, choose_parsers
 
-        renderer = build_renderer(engine, job.frontend)
-        parsers = build_parsers(choose_parsers(job.config, renderer.source))
-        # The queue is never full: no more lines are taken up than it has room for.
-        app = build_app(
-            engine,
-            job.frontend,
-            parsers=parsers,
-            renderer=renderer,
-            tool_servers=tool_servers,
-        )
-        max_open = spec.schedule.max_rows + max_queued(job.config, spec)
-        progress = Progress(job.found, is_bar=is_terminal())
-        async with _metrics(app, job.metrics_socket):
-            with progress:
-                await drive(
-                    read_lines(job.input, job.line_bytes),
-                    Caller(app),
-                    job.results,
-                    progress,
-                    max_open=max_open,
-                    death_of=lambda: None if engine.is_alive else engine.death_reason or "ended",
-                )
-    finally:
-        await engine.shutdown()
+        async with opened_apis(build_apis(job.apis), job.frontend) as apis:
+            engine = await starting
+            renderer = build_renderer(engine, job.frontend)
+            parsers = build_parsers(choose_parsers(job.config, renderer.source))
+            # The queue is never full: no more lines are taken up than it has room for.
+            app = build_app(engine, job.frontend, apis, parsers=parsers, renderer=renderer)
+            max_open = spec.schedule.max_rows + max_queued(job.config, spec)
+            progress = Progress(job.found, is_bar=is_terminal())
+            async with _metrics(app, job.metrics_socket):
+                with progress:
+                    await drive(
+                        read_lines(job.input, job.line_bytes),
+                        Caller(app),
+                        job.results,
+                        progress,
+                        max_open=max_open,
+                        death_of=lambda: (
+                            None if engine.is_alive else engine.death_reason or "ended"
+                        ),
+                    )
     job.results.sync()
     print(_summary(progress, job), flush=True)
     return EXIT_SOME_FAILED if progress.num_failed else 0
@@ -264,32 +261,10 @@ async def _metrics(app: Any, sock: socket.socket | None) -> Any:
         yield
 
 
-def _run_loop(main: Coroutine[Any, Any, int]) -> int:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_until_stopped(main))
-
-
-async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
-    """Run `main`; a signal ends it in order, and the status says which one."""
-    task = asyncio.ensure_future(main)
-    got: list[int] = []
-
-    def stop(number: int) -> None:
-        got.append(number)
-        task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not got:
-            raise
-        name = signal.Signals(got[0]).name
-        logger.warning("stopped by %s; the same command goes on from here", name)
-        return 128 + got[0]
+def _stopped(by: signal.Signals) -> int:
+    """Tell of the signal that ended the run; return the exit status."""
+    logger.warning("stopped by %s; the same command goes on from here", by.name)
+    return 128 + by
 
 
 @contextlib.contextmanager

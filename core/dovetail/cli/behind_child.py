@@ -21,6 +21,6 @@ def _serve() -> int:
     from dovetail.config.rules.checks import checked
 
     config = checked(Config.from_fields(process.read_boot(dict[str, Any])))
-    from dovetail.server.launch import run
+    from dovetail.server.launch.serve import run
 
     return run(config)

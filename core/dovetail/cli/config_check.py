@@ -14,7 +14,7 @@ from dovetail.cli.serve import add_arguments as add_serve_arguments
 if TYPE_CHECKING:
     from dovetail.config.config import Config
     from dovetail.interfaces.spec import EngineSpec
-    from dovetail.server.preview import Preview
+    from dovetail.server.launch.preview import Preview
 
 HELP = "check the settings, the model's files and the address without starting"
 
@@ -30,14 +30,16 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.report.show import DEMO
     from dovetail.config.resolve import resolve
     from dovetail.engine.ipc.transport import make_socket_folder
-    from dovetail.server.checks import check_frontend
-    from dovetail.server.listen import listening, url_of
-    from dovetail.server.preview import look_ahead
+    from dovetail.server.launch.engine_start import chosen_apis
+    from dovetail.server.launch.frontend_checks import check_frontend
+    from dovetail.server.launch.preview import look_ahead
+    from dovetail.server.launch.sockets import listening, url_of
 
     config = parse_config(args)
     given = sum(origin != DEMO for origin in config.origins.values())
     _say("settings", f"{given} given, all known and in range")
     check_frontend(config.frontend)
+    chosen_apis(config)
     _say("HTTP flags", _frontend_text(config))
     spec = resolve(config)
     _say("model", _model_text(spec))

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
     from dovetail.config.resolve import resolve
-    from dovetail.server.preview import found, look_ahead
+    from dovetail.server.launch.preview import found, look_ahead
 
     config = parse_config(args)
     spec = resolve(config)

@@ -72,7 +72,7 @@ def _check(config: Any) -> None:
 
 def _free_place(config: Any) -> tuple[str, int]:
     """Return host and port, a free one unless it was chosen. Raises: ConfigError if it is taken."""
-    from dovetail.server.listen import bind
+    from dovetail.server.launch.sockets import bind
 
     port = config.frontend.port if config.is_given("port") else 0
     with bind(config.frontend.host, port) as sock:

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.config.parse.parse_config import parse_config
 
     config = parse_config(args)  # before logging is set up by names that may be wrong
-    from dovetail.server.launch import run as launch  # the HTTP stack, once the flags are right
+    # the HTTP stack, once the flags are right
+    from dovetail.server.launch.serve import run as launch
 
     return launch(config)

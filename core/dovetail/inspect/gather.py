@@ -236,7 +236,7 @@ def _how(parts: Parts, method: QuantMethod | None) -> How:
 
 def _text(config: Config, parts: Parts) -> TextFacts | None:
     """Return how text goes in and out, None where there is no tokenizer."""
-    from dovetail.server.preview import look_ahead
+    from dovetail.server.launch.preview import look_ahead
 
     if parts.spec is None or not parts.spec.has_tokenizer:
         return None

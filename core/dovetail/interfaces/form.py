@@ -6,6 +6,7 @@ no tokenizer and no library's grammar language.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -73,6 +74,12 @@ def sequence(*parts: Form | str) -> Form:
     """Return parts one after the other; text stands for itself."""
     made = tuple(Literal(part) if isinstance(part, str) else part for part in parts)
     return made[0] if len(made) == 1 else Sequence(made)
+
+
+def choice_of(parts: Iterable[Form]) -> Form:
+    """Return one of several parts, at least one; a single one stands for itself."""
+    made = tuple(parts)
+    return made[0] if len(made) == 1 else Choice(made)
 
 
 def divided(part: Form, between: str, most: int | None) -> Form:

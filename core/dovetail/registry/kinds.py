@@ -124,6 +124,8 @@ _TABLE = (
           "--logits-processors", has_named_options=True),
     _kind("stat_logger", "stats:StatLogger", "receives the engine's numbers", "--stat-loggers",
           has_named_options=True),
+    _kind("api", "api:Api", "a family of HTTP endpoints; dovetail's own are always served",
+          "--api", has_named_options=True),
     _kind("bench_dataset", "bench_dataset:BenchDataset", "where a measurement's prompts come from",
           "--dataset-name", default="random"),
     Kind(name="model_type", interface=VALUE,

@@ -16,34 +16,29 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.config.config import flags
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, NotFound
+from dovetail.interfaces.api import Api, Route
 from dovetail.observability import metrics
 from dovetail.registry import hooks
-from dovetail.server.absent import absent
-from dovetail.server.errors import problem, problem_of
-from dovetail.server.fields import HEADER
-from dovetail.server.generation import CLAMPED_HEADER
-from dovetail.server.mcp import McpServer
-from dovetail.server.middleware import REQUEST_ID, BodyLimit, Faults, Gate, OpenRequests, Outer
-from dovetail.server.plugged import add_middleware
-from dovetail.server.render.chat import ChatRenderer
-from dovetail.server.routes import (
-    chat,
-    completions,
-    dev,
-    health,
-    messages,
-    models,
-    parse,
-    responses,
-    rest,
-    tokenize,
+from dovetail.server.api.families import ServedApi, flags_by_path, states_of
+from dovetail.server.generate.generation import CLAMPED_HEADER
+from dovetail.server.generate.ignored_fields import HEADER
+from dovetail.server.generate.server_state import Parsers, build_server
+from dovetail.server.generate.streaming import ClientDisconnected
+from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.http.errors import ErrorBodies, problem, problem_of
+from dovetail.server.http.middleware import (
+    REQUEST_ID,
+    ApiKeyMiddleware,
+    BodyLimitMiddleware,
+    ExceptionMiddleware,
+    OpenRequests,
+    RequestIdMiddleware,
 )
-from dovetail.server.state import Parsers, build_server
-from dovetail.server.streaming import ClientGone
+from dovetail.server.http.not_found import not_found
+from dovetail.server.http.user_middleware import add_middleware
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
@@ -51,59 +46,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 
-ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("POST", "/v1/chat/completions", chat.create_chat_completion),
-    ("POST", "/v1/completions", completions.create_completion),
-    ("POST", "/v1/responses", responses.create_response),
-    ("GET", "/v1/responses/{response_id}", responses.get_response),
-    ("DELETE", "/v1/responses/{response_id}", responses.delete_response),
-    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel_response),
-    ("POST", "/v1/messages", messages.create_message),
-    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/v1/models/{model_id:path}", models.show_model),
-    ("POST", "/v1/parse", parse.parse_text),
-    ("POST", "/tokenize", tokenize.tokenize),
-    ("POST", "/detokenize", tokenize.detokenize),
-    ("GET", "/health", health.health),
-    ("GET", "/live", health.live),
-    ("GET", "/ready", health.ready),
-    ("GET", "/ping", health.ping),
-    ("POST", "/ping", health.ping),
-    ("GET", "/version", health.version),
-    ("GET", "/load", health.load),
-    ("GET", "/metrics", health.show_metrics),
-)
-
-FLAG_ROUTES: tuple[tuple[str, str, str, Callable[..., Any]], ...] = (
-    (
-        "enable_tokenizer_info_endpoint",
-        "GET",
-        "/get_tokenizer_info",
-        tokenize.get_tokenizer_info,
-    ),
-    ("enable_dev_endpoints", "POST", "/reset_prefix_cache", dev.reset_prefix_cache),
-    ("enable_dev_endpoints", "GET", "/server_info", dev.server_info),
-    ("enable_dev_endpoints", "POST", "/sleep", rest.sleep),
-    ("enable_dev_endpoints", "POST", "/wake_up", rest.wake_up),
-    ("enable_dev_endpoints", "GET", "/is_sleeping", rest.is_sleeping),
-)
-"""Routes that are there only with a flag: its field, then as in ROUTES."""
-
-_FLAGS = {path: flags()[name].spelling for name, _, path, _ in FLAG_ROUTES}
-
-OPEN_ENDPOINTS = frozenset({health.health, health.live, health.ready, health.ping})
-"""What answers without a key when keys are set. Everything else is closed."""
-
 
 def build_app(
     engine: AsyncEngine,
     frontend: FrontendConfig,
+    apis: Sequence[ServedApi],
     *,
     parsers: Parsers | None = None,
     max_queued_requests: int | None = None,
     renderer: ChatRenderer | None = None,
-    tool_servers: Sequence[McpServer] = (),
 ) -> FastAPI:
     """Return the application. Raises: ConfigError for a template or middleware of no use."""
     has_docs = not frontend.disable_fastapi_docs
@@ -120,17 +71,55 @@ def build_app(
         renderer or build_renderer(engine, frontend),
         parsers or Parsers(),
         max_queued_requests,
-        tool_servers,
     )
     app.state.open_requests = OpenRequests()
-    app.state.open_endpoints = set(OPEN_ENDPOINTS)
-    asked = [route[1:] for route in FLAG_ROUTES if getattr(frontend, route[0])]
-    for method, path, endpoint in (*ROUTES, *asked):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    app.state.open_endpoints = set[Callable[..., Any]]()
+    app.state.api_states = states_of(apis)
+    app.state.flags_by_path = flags_by_path(served.api for served in apis)
+    for served in apis:
+        _add_routes(app, served.api, frontend)
     _add_hook_routes(app, engine)
     _add_handlers(app)
-    _add_middleware(app, frontend)
+    _add_middleware(app, frontend, _error_bodies(apis))
     return app
+
+
+def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
+    """Add a family's routes that these flags switch on. Mutates: app"""
+    can_do = api.task is None or api.task in app.state.server.tasks
+    for route in api.routes:
+        if route.flag is not None and not getattr(frontend, route.flag):
+            continue
+        endpoint = route.endpoint if can_do else _unsupported_task(route, str(api.task))
+        app.add_api_route(route.path, endpoint, methods=[route.method], response_model=None)
+        if route.is_open:
+            open_route(app, endpoint)
+
+
+def _unsupported_task(route: Route, task: str) -> Callable[[], Any]:
+    """Return an endpoint that says that the model cannot do what the route is for."""
+
+    async def refuse() -> None:
+        raise NotFound(
+            f'{route.path} needs a model that can "{task}", and the served one cannot.',
+            fix="start the server with another model.",
+            code="task_not_supported",
+        )
+
+    refuse.__doc__ = route.endpoint.__doc__
+    return refuse
+
+
+def _error_bodies(apis: Sequence[ServedApi]) -> ErrorBodies:
+    """Return the error bodies of the families that have their own."""
+    return ErrorBodies(
+        {
+            route.path.partition("/{")[0]: served.api.error_body
+            for served in apis
+            if type(served.api).error_body is not Api.error_body
+            for route in served.api.routes
+        }
+    )
 
 
 def open_route(app: FastAPI, endpoint: Callable[..., Any]) -> None:
@@ -156,12 +145,12 @@ def _add_hook_routes(app: FastAPI, engine: AsyncEngine) -> None:
 def _add_handlers(app: FastAPI) -> None:
     for kind in (DovetailError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    app.add_exception_handler(ClientGone, _answer_gone)
+    app.add_exception_handler(ClientDisconnected, _answer_gone)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        found = absent(error, request.scope, _FLAGS)
+        found = not_found(error, request.scope, request.app.state.flags_by_path)
     else:
         found = problem_of(error)
     metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
@@ -185,16 +174,16 @@ async def _answer_gone(request: Request, error: Exception) -> Response:
     return problem(499, "the client closed the request.").response()
 
 
-def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
+def _add_middleware(app: FastAPI, frontend: FrontendConfig, error_bodies: ErrorBodies) -> None:
     """Add layers, innermost first. Mutates: app"""
-    app.add_middleware(BodyLimit, max_bytes=frontend.max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=frontend.max_body_bytes)
     app.add_middleware(
-        Gate,
+        ApiKeyMiddleware,
         keys=frontend.api_key,
         routes=lambda: app.router.routes,
         open_endpoints=app.state.open_endpoints,
     )
-    app.add_middleware(Faults)
+    app.add_middleware(ExceptionMiddleware)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(frontend.allowed_origins),
@@ -204,10 +193,11 @@ def _add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
         expose_headers=[REQUEST_ID, HEADER, CLAMPED_HEADER],
     )
     add_middleware(app, frontend)
-    app.add_middleware(Faults)
+    app.add_middleware(ExceptionMiddleware)
     app.add_middleware(
-        Outer,
+        RequestIdMiddleware,
         shows_id=frontend.enable_request_id_headers,
         open_requests=app.state.open_requests,
+        error_bodies=error_bodies,
         root_path=(frontend.root_path or "").rstrip("/"),
     )

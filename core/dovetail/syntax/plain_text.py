@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.form import Choice, Form, Free, Literal, Pattern, sequence
+from dovetail.interfaces.form import Form, Free, Literal, Pattern, choice_of, sequence
 
 _ABOUT = frozenset(
     ("type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
@@ -71,7 +71,7 @@ def _one_of(values: list[str], closing: str) -> Form | None:
     usable = [Literal(value) for value in values if closing not in value]
     if not usable:
         return None
-    return usable[0] if len(usable) == 1 else Choice(tuple(usable))
+    return choice_of(usable)
 
 
 def is_closed_pattern(pattern: Any) -> bool:

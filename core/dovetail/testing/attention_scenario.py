@@ -14,7 +14,7 @@ import torch
 from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
 from dovetail.testing.reference import ReferenceAttention
 
-Counts = Sequence[tuple[int, int]]
+UsageCounter = Sequence[tuple[int, int]]
 """A step: (row, number of tokens) pairs in batch order."""
 
 
@@ -58,12 +58,12 @@ class Scene:
         q, k, v = (torch.randn(shape, generator=self.random).to(self.dtype) for shape in shapes)
         return q, k, v
 
-    def step(self, counts: Counts) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, counts: UsageCounter) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (backend, reference) of a step of random tokens, [T, H, D]. Mutates: self"""
         return self.step_with(counts, *self.draw(sum(count for _, count in counts)))
 
     def step_with(
-        self, counts: Counts, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, counts: UsageCounter, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (backend, reference) of a step of these tokens. Mutates: self"""
         layout, plain = self.layout(counts, self.device), self.layout(counts, "cpu")
@@ -89,7 +89,7 @@ class Scene:
         limit = torch.finfo(self.kv_dtype).max
         return (x.float() / scale).clamp(-limit, limit).to(self.kv_dtype).float() * scale
 
-    def layout(self, counts: Counts, device: str) -> BatchLayout:
+    def layout(self, counts: UsageCounter, device: str) -> BatchLayout:
         """Return the layout of the next step."""
         starts, lens, slots = [0], [], []
         for row, count in counts:

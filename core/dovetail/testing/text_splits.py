@@ -39,7 +39,7 @@ def parse_in_pieces(
     `layout` is a reasoning parser's; the tool parser's own is known. `is_cut`: the text did not end
     by itself.
     """
-    from dovetail.server.events import Collected, Session, SessionPlan
+    from dovetail.server.generate.events import Collected, Session, SessionPlan
 
     session = Session(
         SessionPlan(

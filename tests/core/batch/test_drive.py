@@ -16,7 +16,7 @@ from dovetail.batch.lines import Line, Scan, scan
 from dovetail.batch.progress import Progress
 from dovetail.batch.results import Results
 from dovetail.errors import EngineDead
-from support.fake_async_engine import FakeAsyncEngine, Script
+from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -38,17 +38,17 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Stand in for the server: keep the configs it is started with."""
     seen: list[Config] = []
-    module = types.ModuleType("dovetail.server.launch")
-    package = types.ModuleType("dovetail.server")
+    module = types.ModuleType("dovetail.server.launch.serve")
+    package = types.ModuleType("dovetail.server.launch")
 
     def launch(config: Config) -> int:
         seen.append(config)
         return 7
 
     module.run = launch  # type: ignore[attr-defined]
-    package.launch = module  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "dovetail.server", package)
-    monkeypatch.setitem(sys.modules, "dovetail.server.launch", module)
+    package.serve = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dovetail.server.launch", package)
+    monkeypatch.setitem(sys.modules, "dovetail.server.launch.serve", module)
     return seen
 
 
@@ -70,7 +70,7 @@ def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(config: Config) -> int:
         raise error
 
-    monkeypatch.setattr(sys.modules["dovetail.server.launch"], "run", run)
+    monkeypatch.setattr(sys.modules["dovetail.server.launch.serve"], "run", run)
 
 
 @pytest.mark.parametrize(

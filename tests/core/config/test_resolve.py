@@ -289,16 +289,16 @@ FAULTS: list[tuple[Any, list[str], str]] = [
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in for the server: only resolve."""
-    module: Any = types.ModuleType("dovetail.server.launch")
-    package: Any = types.ModuleType("dovetail.server")
+    module: Any = types.ModuleType("dovetail.server.launch.serve")
+    package: Any = types.ModuleType("dovetail.server.launch")
 
     def run(config: Config) -> int:
         resolve(config)
         return 0
 
-    module.run, package.launch = run, module
-    monkeypatch.setitem(sys.modules, "dovetail.server", package)
-    monkeypatch.setitem(sys.modules, "dovetail.server.launch", module)
+    module.run, package.serve = run, module
+    monkeypatch.setitem(sys.modules, "dovetail.server.launch", package)
+    monkeypatch.setitem(sys.modules, "dovetail.server.launch.serve", module)
 
 
 def fault_id(value: Any) -> str:

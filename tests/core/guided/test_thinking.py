@@ -23,7 +23,7 @@ from dovetail.interfaces.guided import Guide, GuidedBackend, Vocabulary
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams, ThinkingBudget
 from dovetail.interfaces.text import Markers
-from dovetail.server.structured import after_reasoning
+from dovetail.server.generate.structured_outputs import after_reasoning
 from dovetail.testing.contract import skipping_unavailable
 
 pytest.importorskip("dovetail_plugins")

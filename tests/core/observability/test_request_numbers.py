@@ -21,6 +21,7 @@ from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, Token
 from dovetail.llm import LLM
 from dovetail.server.app import build_app
 from dovetail.testing.fake_engine import fake_spec
+from support.serving import built_in_apis
 
 
 class Ledger(StatLogger):
@@ -133,7 +134,7 @@ def test_ends_have_their_reasons() -> None:
 def test_the_callers_trace_comes_along(stream: bool) -> None:
     async def main() -> None:
         async with running(fake_spec(stat_loggers=LOGGERS)) as (engine, ledger):
-            app = build_app(engine, FrontendConfig())
+            app = build_app(engine, FrontendConfig(), built_in_apis())
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 for number in range(2):

@@ -13,9 +13,9 @@ import pytest
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server.checks import check_frontend
-from dovetail.server.render import budget
-from support.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
+from dovetail.server.generate.template import budget
+from dovetail.server.launch.frontend_checks import check_frontend
+from dovetail.testing.fake_async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
 from support.serving import (
     TOOLS,
     USER,

@@ -12,8 +12,8 @@ from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.observability import metrics
 from dovetail.observability.logging import setup, shortened
 from dovetail.observability.stats import StatLoggers
+from dovetail.testing.fake_async_engine import Script
 from dovetail.testing.fakes import request_stats, step_stats
-from support.fake_async_engine import Script
 from support.serving import app_for, call_asgi, chat, complete, send
 
 

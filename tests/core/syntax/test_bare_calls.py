@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.text import Markers, Tool
-from dovetail.server.events import Collected, ContentDelta, Session, SessionPlan
+from dovetail.server.generate.events import Collected, ContentDelta, Session, SessionPlan
 from dovetail.testing.text_splits import cuts
 
 pytest.importorskip("dovetail_plugins")

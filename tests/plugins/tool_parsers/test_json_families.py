@@ -13,10 +13,10 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.events import Collected, Session, SessionPlan
-from dovetail.server.protocol.chat import ChatRequest
-from dovetail.server.state import Parsers
-from dovetail.server.tools import markers_in_use, tool_use
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.events import Collected, Session, SessionPlan
+from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tool_choice import markers_in_use, tool_use
 from dovetail.testing.forms import example
 from dovetail.testing.text_splits import parse_in_pieces
 
@@ -147,12 +147,12 @@ def test_strict_tools_hold_what_follows_the_marker(name: str, is_parallel: bool)
         }
     )
     parser = made(name)
-    asked = tool_use(body, Parsers(tool=parser, reasoning=None)).asked
-    assert asked is not None
-    if asked.form is not None:
-        text = example(asked.form.parts[1], {"a": 1})  # type: ignore[union-attr]
+    constraint = tool_use(body, Parsers(tool=parser, reasoning=None)).constraint
+    assert constraint is not None
+    if constraint.form is not None:
+        text = example(constraint.form.parts[1], {"a": 1})  # type: ignore[union-attr]
     else:
-        ((marker, form),) = asked.tags
+        ((marker, form),) = constraint.tags
         text = marker + example(form, {"a": 1})
     got = parse_in_pieces([text], tool_parser=parser, tools=(Tool(name="add"),))
     assert not got.content

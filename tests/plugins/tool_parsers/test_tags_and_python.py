@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
-from dovetail.server.events import Session, SessionPlan, ToolCallArgsDelta
+from dovetail.server.generate.events import Session, SessionPlan, ToolCallArgsDelta
 from dovetail.syntax.literals import PYTHON, Literals
 from dovetail.syntax.parameters import as_json, kinds, parameters_of
 from dovetail.syntax.plain_text import is_closed_pattern, text_form

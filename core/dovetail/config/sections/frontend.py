@@ -25,6 +25,12 @@ class FrontendConfig:
         help="keys, one of which every client must send",
         default_note="none: everyone may ask",
     )
+    api: tuple[str, ...] = flag(
+        (),
+        kind="api",
+        metavar="NAME",
+        help="further families of endpoints to serve: names of plugins, MODULE:CLASS or FILE:CLASS",
+    )
     root_path: str | None = flag(None, help="path under which a proxy offers this server")
     api_server_count: int = flag(
         1, ge=1, le=256, short="-asc", help="number of HTTP server processes"

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import AttentionBackend, AttentionQuery, AttentionSpec
-from dovetail.testing.attention_scenario import Counts, Scene
+from dovetail.testing.attention_scenario import Scene, UsageCounter
 from dovetail.testing.contract import device_of, requires, without
 
 HEADS = {"one": (1, 1), "full": (4, 4), "grouped": (6, 2), "single_kv": (4, 1)}
-STEPS: dict[str, list[Counts]] = {
+STEPS: dict[str, list[UsageCounter]] = {
     "decode": [[(0, 5), (1, 8), (2, 1)], [(0, 1), (1, 1), (2, 1)], [(0, 1), (1, 1), (2, 1)]],
     "mixed": [[(0, 6), (1, 3)], [(0, 1), (2, 9), (1, 1)], [(2, 1), (0, 4), (1, 1)]],
     "chunked": [[(0, 5)], [(0, 3), (1, 2)], [(0, 8), (1, 7)], [(0, 1), (1, 1)]],
@@ -61,7 +61,7 @@ def scene(
     )
 
 
-def compare(stage: Scene, steps: list[Counts]) -> None:
+def compare(stage: Scene, steps: list[UsageCounter]) -> None:
     """Run the steps; assert that backend and reference agree in each."""
     for counts in steps:
         got, wanted = stage.step(counts)

@@ -120,7 +120,7 @@ def test_alibi_may_be_a_switch() -> None:
 
 
 def test_a_table_of_positions_has_an_end() -> None:
-    with pytest.raises(ConfigError, match="each of its 128 positions"):
+    with pytest.raises(ConfigError, match="only 128 positions"):
         model_tokens(256, spec_of("learned"), may_exceed=True)
     assert model_tokens(256, spec_of("usual"), may_exceed=True) == 256
 

@@ -18,8 +18,8 @@ from dovetail.guided.compile_worker import Job
 from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.form import Form, Grammar, Json
 from dovetail.interfaces.spec import GuidedSpec
-from dovetail.server.protocol.completions import CompletionRequest
-from dovetail.server.structured import asked_form
+from dovetail.server.api.completions.protocol import CompletionRequest
+from dovetail.server.generate.structured_outputs import requested_constraint
 from dovetail.testing.contract import skipping_unavailable
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -40,7 +40,7 @@ def spec_of(**keys: Any) -> GuidedSpec:
 
 def form_of(spec: GuidedSpec) -> Form:
     body = CompletionRequest.model_validate({"prompt": "x", "structured_outputs": {"json": SCHEMA}})
-    asked = asked_form(body, None, spec)
+    asked = requested_constraint(body, None, spec)
     assert asked is not None
     return asked.form
 

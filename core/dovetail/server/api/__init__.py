@@ -1,0 +1,1 @@
+"""One folder, one family of endpoints: routes, bodies, answers."""

@@ -1,0 +1,1 @@
+"""Routes that change the engine; there only with --enable-dev-endpoints."""

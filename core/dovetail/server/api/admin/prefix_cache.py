@@ -1,0 +1,13 @@
+"""POST /reset_prefix_cache."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from dovetail.server.generate.dependencies import ServerOf
+
+
+async def reset_prefix_cache(server: ServerOf) -> Response:
+    """Forget every cached prefix, so that the next prompts are computed from their beginning."""
+    await server.engine.reset_prefix_cache()
+    return Response(status_code=200)

@@ -1,0 +1,30 @@
+"""GET /server_info: the settings of this server, secrets masked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from dovetail.config.config import shown
+from dovetail.config.report.secrets import masked
+from dovetail.config.sections.field import flags_of
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.version import __version__
+
+
+async def server_info(server: ServerOf) -> dict[str, Any]:
+    """Return the resolved engine and the HTTP flags; secrets are masked."""
+    engine = msgspec.to_builtins(server.engine.spec)
+    return {
+        "version": __version__,
+        "engine": masked(engine),
+        "frontend": masked(_frontend(server.frontend)),
+    }
+
+
+def _frontend(frontend: FrontendConfig) -> dict[str, Any]:
+    values = dataclasses.asdict(frontend)
+    return {flag.name: shown(flag, values[flag.name]) for flag in flags_of(FrontendConfig)}

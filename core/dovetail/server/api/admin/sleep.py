@@ -1,0 +1,34 @@
+"""POST /sleep and /wake_up, GET /is_sleeping.
+
+The answers come when it is done. Knows neither levels nor what there is to wake: the engine does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import Query
+from starlette.responses import Response
+
+from dovetail.server.generate.dependencies import ServerOf
+
+
+async def sleep(
+    server: ServerOf, level: int = 1, mode: Literal["abort", "wait"] = "abort"
+) -> Response:
+    """Release the memory of weights and KV cache until /wake_up; requests get 503 meanwhile.
+    Running requests are aborted, or finish first with mode=wait.
+    """
+    await server.engine.sleep(level, waits=mode == "wait")
+    return Response(status_code=200)
+
+
+async def wake_up(server: ServerOf, tags: Annotated[list[str] | None, Query()] = None) -> Response:
+    """Take memory back: that of the tags "weights" or "kv_cache", or of both without a tag."""
+    await server.engine.wake_up(tags or ())
+    return Response(status_code=200)
+
+
+async def is_sleeping(server: ServerOf) -> dict[str, bool]:
+    """Say whether weights or KV cache are asleep."""
+    return {"is_sleeping": await server.engine.is_sleeping()}

@@ -1,0 +1,105 @@
+"""Answers of /v1/chat/completions; its request is `generate.chat_body`. Source: the OpenAI API
+reference, chat."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from dovetail.server.generate.bodies import Reply, Usage
+
+
+class TopLogprob(Reply):
+    """One candidate."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    """The token drawn, with the most likely ones beside it."""
+
+    top_logprobs: list[TopLogprob] = []
+
+
+class ChatLogprobs(Reply):
+    """Logprobs of a choice."""
+
+    content: list[TokenLogprob] | None = None
+
+
+class CallFunction(Reply):
+    """Name and arguments, either of which a delta may lack."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ReplyToolCall(Reply):
+    """A tool call, or in a stream a piece of one (with `index`)."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: CallFunction
+
+
+class ReplyMessage(Reply):
+    """The answer, or in a stream a piece of it."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ReplyToolCall] | None = None
+    refusal: str | None = None
+
+
+class ChatChoice(Reply):
+    """One of n answers."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatReply(Reply):
+    """The whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatChunkChoice(Reply):
+    """A piece of one of n answers."""
+
+    index: int
+    delta: ReplyMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Reply):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None

@@ -1,0 +1,258 @@
+"""Steps of a chat answer in OpenAI's shapes: stream chunks, and the whole body made of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.server.api.chat.logprobs import chat_logprobs
+from dovetail.server.api.chat.protocol import (
+    CallFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatReply,
+    ReplyMessage,
+    ReplyToolCall,
+    TokenLogprob,
+)
+from dovetail.server.generate.as_chat import CHAT_NAMES
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
+from dovetail.server.generate.events import (
+    Collected,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgsDelta,
+    ToolCallStart,
+)
+from dovetail.server.generate.generation import ResponseMeta
+from dovetail.server.generate.logprobs import prompt_logprobs
+from dovetail.server.generate.streaming import Step
+from dovetail.server.generate.usage import StreamUsage, UsageCounter
+
+
+def finish_reason(end: AnswerEnd) -> str:
+    """Return chat's word: a function that the request named has been called, not chosen."""
+    is_call = end.cause == "stop" and end.num_calls and not end.is_forced_call
+    return "tool_calls" if is_call else end.cause
+
+
+CHAT = Dialect(finish_reason=finish_reason, field_names=CHAT_NAMES)
+REASONING_NAMES = {
+    "both": ("reasoning", "reasoning_content"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+}
+"""The fields that thinking is written in, by --reasoning-field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatResponseOptions:
+    """What the request wants shown. `echo` is text put before every answer."""
+
+    role: str
+    num_top_logprobs: int | None = None
+    shows_token_ids: bool = False
+    shows_reasoning: bool = True
+    stream_usage: StreamUsage = "never"
+    shows_cached: bool = False
+    shows_prompt_logprobs: bool = False
+    shows_reasoning_count: bool = False
+    reasoning_names: tuple[str, ...] = REASONING_NAMES["both"]
+    prompt_ids: Sequence[int] = ()
+    echo: str = ""
+
+    def counts(self) -> UsageCounter:
+        """Return a count of nothing yet."""
+        return UsageCounter(
+            shows_cached=self.shows_cached, shows_reasoning=self.shows_reasoning_count
+        )
+
+    def reasoning_fields(self, text: str) -> dict[str, Any]:
+        """Return reasoning under the names that the server writes."""
+        return dict.fromkeys(self.reasoning_names, text)
+
+
+def _delta(event: Event, options: ChatResponseOptions) -> ReplyMessage:
+    match event:
+        case ContentDelta(text=text):
+            return ReplyMessage(content=text)
+        case ReasoningDelta(text=text):
+            return ReplyMessage(**options.reasoning_fields(text))
+        case ToolCallStart(index=index, call_id=call_id, name=name):
+            function = CallFunction(name=name, arguments="")
+            call = ReplyToolCall(index=index, id=call_id, type="function", function=function)
+            return ReplyMessage(tool_calls=[call])
+        case ToolCallArgsDelta(index=index, text=text):
+            call = ReplyToolCall(index=index, function=CallFunction(arguments=text))
+            return ReplyMessage(tool_calls=[call])
+
+
+def _is_shown(event: Event, options: ChatResponseOptions) -> bool:
+    return options.shows_reasoning or not isinstance(event, ReasoningDelta)
+
+
+def _step_logprobs(
+    step: Step, meta: ResponseMeta, options: ChatResponseOptions
+) -> list[TokenLogprob] | None:
+    if options.num_top_logprobs is None or step.logprobs is None:
+        return None
+    return chat_logprobs(step.logprobs, options.num_top_logprobs, meta.names)
+
+
+def _prompt_fields(step: Step, meta: ResponseMeta, options: ChatResponseOptions) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if options.shows_token_ids:
+        fields["prompt_token_ids"] = list(options.prompt_ids)
+    if options.shows_prompt_logprobs and step.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, meta.names)
+    return fields
+
+
+class ChatChunks:
+    """Makes the chunks of one stream."""
+
+    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
+        self._meta = meta
+        self._options = options
+        self._counts = options.counts()
+        self._opened: set[int] = set()
+        self._is_first = True
+
+    async def run(self, steps: AsyncIterator[Step]) -> AsyncGenerator[bytes, None]:
+        """Yield the JSON of every chunk."""
+        async for step in steps:
+            self._counts.note(step)
+            for choice in self._choices(step):
+                fields = _prompt_fields(step, self._meta, self._options) if self._is_first else {}
+                self._is_first = False
+                yield self._chunk([choice], fields)
+        if self._options.stream_usage != "never":
+            yield self._encoded([], {"usage": self._counts.usage()})
+
+    def _choices(self, step: Step) -> list[ChatChunkChoice]:
+        made: list[ChatChunkChoice] = []
+        if step.index not in self._opened:
+            self._opened.add(step.index)
+            opening = ReplyMessage(role=self._options.role, content=self._options.echo)
+            made.append(self._choice(step.index, opening))
+        deltas = [_delta(e, self._options) for e in step.events if _is_shown(e, self._options)]
+        extras = self._extras(step)
+        if extras and not deltas:
+            deltas = [ReplyMessage()]
+        for position, delta in enumerate(deltas):
+            made.append(self._choice(step.index, delta, extras if position == 0 else {}))
+        if step.finish_reason is not None:
+            end = {"finish_reason": step.finish_reason, "stop_reason": step.stop_reason}
+            made.append(self._choice(step.index, ReplyMessage(), end))
+        return made
+
+    def _extras(self, step: Step) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        logprobs = _step_logprobs(step, self._meta, self._options)
+        if logprobs:
+            extras["logprobs"] = ChatLogprobs(content=logprobs)
+        if self._options.shows_token_ids and step.token_ids:
+            extras["token_ids"] = list(step.token_ids)
+        return extras
+
+    def _choice(
+        self, index: int, delta: ReplyMessage, extras: dict[str, Any] | None = None
+    ) -> ChatChunkChoice:
+        base: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        return ChatChunkChoice(index=index, delta=delta, **(base | (extras or {})))
+
+    def _chunk(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
+        if self._options.stream_usage == "always":
+            fields = fields | {"usage": self._counts.usage()}
+        elif self._options.stream_usage == "at_end":
+            fields = fields | {"usage": None}
+        return self._encoded(choices, fields)
+
+    def _encoded(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
+        chunk = ChatChunk(
+            id=f"chatcmpl-{self._meta.request_id}",
+            object="chat.completion.chunk",
+            created=self._meta.created_s,
+            model=self._meta.model,
+            choices=choices,
+            system_fingerprint=self._meta.fingerprint,
+            **fields,
+        )
+        return chunk.model_dump_json(exclude_unset=True).encode()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """One answer being joined."""
+
+    collected: Collected = field(default_factory=Collected)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+async def chat_reply(
+    steps: AsyncIterator[Step], meta: ResponseMeta, options: ChatResponseOptions
+) -> ChatReply:
+    """Return the whole answer: exactly its stream, joined."""
+    answers: dict[int, _Answer] = {}
+    counts = options.counts()
+    fields: dict[str, Any] = {}
+    async for step in steps:
+        counts.note(step)
+        fields = _prompt_fields(step, meta, options) | fields
+        answer = answers.setdefault(step.index, _Answer())
+        answer.collected.add(e for e in step.events if _is_shown(e, options))
+        answer.logprobs += _step_logprobs(step, meta, options) or ()
+        answer.token_ids += step.token_ids
+        if step.finish_reason is not None:
+            answer.finish_reason, answer.stop_reason = step.finish_reason, step.stop_reason
+    return ChatReply(
+        id=f"chatcmpl-{meta.request_id}",
+        object="chat.completion",
+        created=meta.created_s,
+        model=meta.model,
+        choices=[_choice(index, answers[index], options) for index in sorted(answers)],
+        usage=counts.usage(),
+        system_fingerprint=meta.fingerprint,
+        **fields,
+    )
+
+
+def _choice(index: int, answer: _Answer, options: ChatResponseOptions) -> ChatChoice:
+    logprobs = None
+    if options.num_top_logprobs is not None:
+        logprobs = ChatLogprobs(content=answer.logprobs)
+    extras = {"token_ids": answer.token_ids} if options.shows_token_ids else {}
+    return ChatChoice(
+        index=index,
+        message=message_of(answer.collected, options),
+        logprobs=logprobs,
+        finish_reason=answer.finish_reason,
+        stop_reason=answer.stop_reason,
+        **extras,
+    )
+
+
+def message_of(collected: Collected, options: ChatResponseOptions) -> ReplyMessage:
+    """Return a whole answer as a message."""
+    content = options.echo + collected.content
+    fields: dict[str, Any] = {"refusal": None}
+    if collected.reasoning:
+        fields |= options.reasoning_fields(collected.reasoning)
+    if collected.calls:
+        fields["tool_calls"] = [
+            ReplyToolCall(
+                id=call.call_id,
+                type="function",
+                function=CallFunction(name=call.name, arguments=call.arguments),
+            )
+            for call in collected.calls
+        ]
+    is_null = not content and bool(collected.calls)
+    return ReplyMessage(role=options.role, content=None if is_null else content, **fields)

@@ -1,0 +1,94 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fastapi import Request
+
+from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.server.api.chat.response import (
+    CHAT,
+    REASONING_NAMES,
+    ChatChunks,
+    ChatResponseOptions,
+    chat_reply,
+)
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.conversation import prepare
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.generation import (
+    Generation,
+    admit,
+    event_stream_response,
+    json_response,
+)
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect
+from dovetail.server.generate.usage import StreamUsage, stream_usage
+
+
+async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
+    """Answer a conversation, streamed or whole."""
+    usage = stream_usage(server, body.stream, body.stream_options)
+    async with AsyncExitStack() as owned:
+        admit(server, owned, body.n or 1)
+        ignored = server.fields.check(body, known=("messages.",))
+        work = prepare(server, body, request, dialect=CHAT, ignored=ignored)
+        generation = await cancel_on_disconnect(request, work)
+        meta, options = generation.meta, _response_options(server, body, generation, usage)
+        steps = generation.steps(server)
+        owned.push_async_callback(steps.aclose)
+        if body.stream:
+            run = ChatChunks(meta, options).run
+            return await event_stream_response(request, owned, meta, steps, run)
+        return await json_response(request, meta, chat_reply(steps, meta, options))
+
+
+def _response_options(
+    server: ServerState, body: ChatRequest, generation: Generation, usage: StreamUsage
+) -> ChatResponseOptions:
+    return ChatResponseOptions(
+        role=_role(server, body),
+        num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shows_token_ids=body.return_token_ids,
+        shows_reasoning=body.include_reasoning,
+        stream_usage=usage,
+        shows_cached=server.frontend.enable_prompt_tokens_details,
+        shows_reasoning_count=generation.plan.reasoning is not None,
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+        prompt_ids=generation.prompt_ids,
+        reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
+        echo=_echo(server, body),
+    )
+
+
+def _role(server: ServerState, body: ChatRequest) -> str:
+    if body.continue_final_message or not body.add_generation_prompt:
+        return body.messages[-1].role
+    return server.frontend.response_role
+
+
+def _echo(server: ServerState, body: ChatRequest) -> str:
+    """Return the final message's text when it is to be repeated before the answer."""
+    final = body.messages[-1]
+    if not body.echo or final.role != _role(server, body) or not isinstance(final.content, str):
+        return ""
+    return final.content
+
+
+class ChatApi(Api):
+    """OpenAI's chat."""
+
+    info = Info(summary="chat completions of the OpenAI API", source="the OpenAI API reference")
+    routes = (
+        Route(
+            method="POST",
+            path="/v1/chat/completions",
+            endpoint=create_chat_completion,
+            body=ChatRequest,
+        ),
+    )
+    task = GENERATE

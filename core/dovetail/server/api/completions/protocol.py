@@ -1,0 +1,76 @@
+"""Bodies of /v1/completions. Source: the OpenAI API reference, completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import (
+    INT31,
+    Reply,
+    SamplingFields,
+    StreamOptions,
+    TokenId,
+    Usage,
+)
+from dovetail.server.generate.chat_body import ResponseFormat
+
+MAX_PROMPTS = 1024
+MAX_CHOICES = 2048
+"""Prompts times n."""
+
+PromptIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Prompts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+PromptIdLists = Annotated[
+    list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+]
+
+
+class CompletionRequest(SamplingFields):
+    """A continuation of one or several prompts is asked for."""
+
+    model: str | None = None
+    prompt: str | Prompts | PromptIds | PromptIdLists
+    max_tokens: Annotated[int, Field(ge=0, le=INT31)] | None = 16
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    echo: bool = False
+    suffix: str | None = None
+    add_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
+
+
+class CompletionLogprobs(Reply):
+    """Logprobs of a choice, one entry per token in each list."""
+
+    text_offset: list[int] = []
+    token_logprobs: list[float | None] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class CompletionChoice(Reply):
+    """One continuation, or in a stream a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+class CompletionReply(Reply):
+    """The whole answer, or one event of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    system_fingerprint: str | None = None

@@ -1,0 +1,181 @@
+"""Steps of completions in OpenAI's shapes: stream chunks, and the whole body made of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.server.api.completions.logprobs import CompletionColumns, completion_columns
+from dovetail.server.api.completions.protocol import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionReply,
+)
+from dovetail.server.generate.dialect import Dialect
+from dovetail.server.generate.generation import ResponseMeta
+from dovetail.server.generate.logprobs import prompt_logprobs
+from dovetail.server.generate.streaming import Step
+from dovetail.server.generate.usage import StreamUsage, UsageCounter
+
+COMPLETIONS = Dialect(finish_reason=lambda end: end.cause)
+
+Numbered = tuple[int, Step]
+"""Which of the request's prompts, and a step of its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionResponseOptions:
+    """What the request wants shown. `prompts` pairs each prompt's text and ids."""
+
+    n: int
+    prompts: Sequence[tuple[str, Sequence[int]]]
+    num_top_logprobs: int | None = None
+    echoes: bool = False
+    hides_answer: bool = False
+    shows_token_ids: bool = False
+    stream_usage: StreamUsage = "never"
+    shows_cached: bool = False
+    shows_prompt_logprobs: bool = False
+
+
+class CompletionPieces:
+    """Turns steps into pieces of choices, keeping each choice's place in its text."""
+
+    def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
+        self._meta = meta
+        self._options = options
+        self._offsets: dict[int, int] = {}
+
+    def piece(self, which: int, step: Step) -> CompletionChoice:
+        """Return a step as a piece of its choice. Mutates: the choice's offset"""
+        index = which * self._options.n + step.index
+        is_first = index not in self._offsets
+        text = "" if self._options.hides_answer else step.text
+        fields: dict[str, Any] = {"logprobs": None}
+        columns = self._columns(which, index, step, is_first)
+        if columns is not None:
+            fields["logprobs"] = columns
+        if is_first:
+            fields |= self._prompt_fields(which, step)
+            if self._options.echoes:
+                text = self._options.prompts[which][0] + text
+        if self._options.shows_token_ids:
+            fields["token_ids"] = list(step.token_ids)
+        if step.finish_reason is not None:
+            fields["stop_reason"] = step.stop_reason
+        return CompletionChoice(index=index, text=text, finish_reason=self._reason(step), **fields)
+
+    def _reason(self, step: Step) -> str | None:
+        is_hidden = self._options.hides_answer and step.finish_reason is not None
+        return "length" if is_hidden else step.finish_reason
+
+    def _columns(
+        self, which: int, index: int, step: Step, is_first: bool
+    ) -> CompletionLogprobs | None:
+        offset = self._offsets.setdefault(index, 0)
+        num_top = self._options.num_top_logprobs
+        if num_top is None:
+            return None
+        positions: list[TokenLogprobs | None] = []
+        ids: list[int] = []
+        if is_first and self._options.echoes:
+            positions += [None, *(step.prompt_logprobs or ())]
+            ids += self._options.prompts[which][1]
+            positions += [None] * (len(ids) - len(positions))
+        if not self._options.hides_answer:
+            positions += step.logprobs or ()
+            ids += step.token_ids
+        columns = completion_columns(positions, ids, num_top, self._meta.names, offset)
+        self._offsets[index] = offset + sum(map(len, columns.tokens))
+        return _logprobs(columns)
+
+    def _prompt_fields(self, which: int, step: Step) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._options.shows_token_ids:
+            fields["prompt_token_ids"] = list(self._options.prompts[which][1])
+        if self._options.shows_prompt_logprobs and step.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, self._meta.names)
+        return fields
+
+
+def _logprobs(columns: CompletionColumns) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        text_offset=columns.text_offset,
+        token_logprobs=columns.token_logprobs,
+        tokens=columns.tokens,
+        top_logprobs=columns.top_logprobs,
+    )
+
+
+def _body(
+    meta: ResponseMeta, choices: list[CompletionChoice], fields: dict[str, Any]
+) -> CompletionReply:
+    return CompletionReply(
+        id=f"cmpl-{meta.request_id}",
+        object="text_completion",
+        created=meta.created_s,
+        model=meta.model,
+        choices=choices,
+        system_fingerprint=meta.fingerprint,
+        **fields,
+    )
+
+
+async def completion_chunks(
+    steps: AsyncIterator[Numbered], meta: ResponseMeta, options: CompletionResponseOptions
+) -> AsyncGenerator[bytes, None]:
+    """Yield the JSON of every chunk of a stream."""
+    pieces = CompletionPieces(meta, options)
+    counts = UsageCounter(shows_cached=options.shows_cached)
+    async for which, step in steps:
+        counts.note(step, which)
+        piece = pieces.piece(which, step)
+        if not _says_something(piece):
+            continue
+        fields: dict[str, Any] = {}
+        if options.stream_usage == "always":
+            fields["usage"] = counts.usage()
+        elif options.stream_usage == "at_end":
+            fields["usage"] = None
+        yield _body(meta, [piece], fields).model_dump_json(exclude_unset=True).encode()
+    if options.stream_usage != "never":
+        usage = {"usage": counts.usage()}
+        yield _body(meta, [], usage).model_dump_json(exclude_unset=True).encode()
+
+
+def _says_something(piece: CompletionChoice) -> bool:
+    has_tokens = bool(piece.token_ids) or bool(piece.logprobs and piece.logprobs.tokens)
+    return bool(piece.text) or has_tokens or piece.finish_reason is not None
+
+
+async def completion_body(
+    steps: AsyncIterator[Numbered], meta: ResponseMeta, options: CompletionResponseOptions
+) -> CompletionReply:
+    """Return the whole answer: exactly its stream, joined."""
+    pieces = CompletionPieces(meta, options)
+    counts = UsageCounter(shows_cached=options.shows_cached)
+    choices: dict[int, CompletionChoice] = {}
+    async for which, step in steps:
+        counts.note(step, which)
+        piece = pieces.piece(which, step)
+        known = choices.get(piece.index)
+        choices[piece.index] = piece if known is None else _joined(known, piece)
+    ordered = [choices[index] for index in sorted(choices)]
+    return _body(meta, ordered, {"usage": counts.usage()})
+
+
+def _joined(first: CompletionChoice, second: CompletionChoice) -> CompletionChoice:
+    """Return two pieces of one choice as one. Mutates: first"""
+    first.text += second.text
+    first.finish_reason = second.finish_reason
+    first.stop_reason = second.stop_reason
+    if second.token_ids is not None:
+        first.token_ids = [*(first.token_ids or ()), *second.token_ids]
+    if first.logprobs is not None and second.logprobs is not None:
+        first.logprobs.text_offset += second.logprobs.text_offset
+        first.logprobs.token_logprobs += second.logprobs.token_logprobs
+        first.logprobs.tokens += second.logprobs.tokens
+        first.logprobs.top_logprobs += second.logprobs.top_logprobs
+    return first

@@ -1,0 +1,169 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
+from dovetail.server.api.completions.response import (
+    COMPLETIONS,
+    CompletionResponseOptions,
+    completion_body,
+    completion_chunks,
+)
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.events import SessionPlan
+from dovetail.server.generate.generation import (
+    Generation,
+    ResponseMeta,
+    admit,
+    event_stream_response,
+    generation_for,
+    json_response,
+    response_meta,
+)
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect, merged
+from dovetail.server.generate.structured_outputs import requested_constraint
+from dovetail.server.generate.usage import StreamUsage, stream_usage
+
+Prompt = tuple[str, Sequence[int]]
+"""A prompt's text (empty unless it is to be repeated) and its token ids."""
+
+
+async def create_completion(body: CompletionRequest, request: Request, server: ServerOf) -> Any:
+    """Continue one or several prompts, streamed or whole."""
+    prompts = prompt_list(body)
+    _check(body, len(prompts))
+    usage = stream_usage(server, body.stream, body.stream_options)
+    async with AsyncExitStack() as owned:
+        admit(server, owned, len(prompts) * (body.n or 1))
+        meta, generations, options = await cancel_on_disconnect(
+            request, _prepare(server, body, request, prompts, usage)
+        )
+        steps = merged([generation.steps(server) for generation in generations])
+        owned.push_async_callback(steps.aclose)
+        if body.stream:
+            run = partial(completion_chunks, meta=meta, options=options)
+            return await event_stream_response(request, owned, meta, steps, run)
+        return await json_response(request, meta, completion_body(steps, meta, options))
+
+
+def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """Return the prompts as a list, all text or all token ids."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return prompt
+
+
+def _check(body: CompletionRequest, num_prompts: int) -> None:
+    if body.suffix:
+        raise RequestError("is not supported.", where="suffix", code="unsupported_field")
+    if num_prompts * (body.n or 1) > MAX_CHOICES:
+        raise RequestError(f"prompts times n is above {MAX_CHOICES}.", where="n")
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("0 makes sense only with echo.", where="max_tokens")
+
+
+async def _prepare(
+    server: ServerState,
+    body: CompletionRequest,
+    request: Request,
+    prompts: Sequence[str | list[int]],
+    usage: StreamUsage,
+) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
+    meta = response_meta(server, body, request, body.model)
+    meta.ignored += server.fields.check(body)
+    fields = _engine_fields(body)
+    constraint = requested_constraint(body, body.response_format, server.guided_spec)
+    if constraint is not None:
+        fields["guide"] = await server.guide(constraint, SessionPlan(), "")
+    generations: list[Generation] = []
+    texts: list[Prompt] = []
+    for which, prompt in enumerate(prompts):
+        ids = await _token_ids(server, body, prompt)
+        made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
+        is_alone = len(prompts) == 1
+        request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
+        generations.append(replace(made, request_id=request_id))
+        texts.append((await _echo_text(server, body, prompt), made.prompt_ids))
+    return meta, generations, _response_options(server, body, texts, usage)
+
+
+async def _token_ids(
+    server: ServerState, body: CompletionRequest, prompt: str | list[int]
+) -> Sequence[int]:
+    if isinstance(prompt, str):
+        return await server.tokenize(prompt, add_special_tokens=body.add_special_tokens)
+    return prompt
+
+
+async def _echo_text(server: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
+    if not body.echo:
+        return ""
+    if isinstance(prompt, str):
+        return prompt
+    _check_ids(server, prompt)
+    tokenizer = server.engine.tokenizer
+    return await server.run(lambda: tokenizer.decode(prompt), len(prompt))
+
+
+def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
+    size = server.engine.spec.run.model.vocab_size
+    if token_ids and max(token_ids) >= size:
+        raise RequestError(f"valid token ids are 0 to {size - 1}.", where="prompt")
+
+
+def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
+    """Return the sampling fields that completions spell in their own way."""
+    fields: dict[str, Any] = {}
+    if body.max_tokens is not None:
+        fields["max_tokens"] = max(body.max_tokens, 1)
+    if body.logprobs is not None:
+        fields["logprobs"] = body.logprobs
+        if body.echo and body.prompt_logprobs is None:
+            fields["prompt_logprobs"] = body.logprobs
+    return fields
+
+
+def _response_options(
+    server: ServerState, body: CompletionRequest, prompts: Sequence[Prompt], usage: StreamUsage
+) -> CompletionResponseOptions:
+    return CompletionResponseOptions(
+        n=body.n or 1,
+        prompts=prompts,
+        num_top_logprobs=body.logprobs,
+        echoes=body.echo,
+        hides_answer=body.max_tokens == 0,
+        shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
+        stream_usage=usage,
+        shows_cached=server.frontend.enable_prompt_tokens_details,
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+    )
+
+
+class CompletionsApi(Api):
+    """OpenAI's completions."""
+
+    info = Info(summary="text completions of the OpenAI API", source="the OpenAI API reference")
+    routes = (
+        Route(
+            method="POST",
+            path="/v1/completions",
+            endpoint=create_completion,
+            body=CompletionRequest,
+        ),
+    )
+    task = GENERATE

@@ -1,0 +1,142 @@
+"""Which families of endpoints a server has: dovetail's own, and what --api names.
+
+An installed family is served only when it is named: a package that is installed for something else
+opens no path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail import registry
+from dovetail.config.config import Config, flags
+from dovetail.config.sections.field import flags_of
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.errors import ConfigError
+from dovetail.interfaces.api import Api
+from dovetail.interfaces.spec import Selection
+from dovetail.server.api.admin.routes import AdminApi
+from dovetail.server.api.chat.routes import ChatApi
+from dovetail.server.api.completions.routes import CompletionsApi
+from dovetail.server.api.health.routes import HealthApi
+from dovetail.server.api.messages.routes import MessagesApi
+from dovetail.server.api.models.routes import ModelsApi
+from dovetail.server.api.parse.routes import ParseApi
+from dovetail.server.api.responses.routes import ResponsesApi
+from dovetail.server.api.tokenize.routes import TokenizeApi
+
+FLAG = "--api"
+KIND = "api"
+
+BUILT_IN: dict[str, type[Api]] = {
+    "chat": ChatApi,
+    "completions": CompletionsApi,
+    "responses": ResponsesApi,
+    "messages": MessagesApi,
+    "models": ModelsApi,
+    "parse": ParseApi,
+    "tokenize": TokenizeApi,
+    "health": HealthApi,
+    "admin": AdminApi,
+}
+"""Served always; a route with a flag, where the flag is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedApi:
+    """A family with its state entered; `name` is the one it was chosen by."""
+
+    name: str
+    api: Api
+    state: Any = None
+
+
+def choose_apis(config: Config) -> tuple[Selection, ...]:
+    """Return what --api names, as data for every process. Raises: PluginError, ConfigError"""
+    options = config.plugin.options_of(KIND)
+    chosen = {
+        picked.target: picked
+        for picked in (
+            registry.choose(KIND, name, options=options.get(name), where=FLAG)
+            for name in config.frontend.api
+        )
+    }
+    build_apis(tuple(chosen.values()))
+    return tuple(chosen.values())
+
+
+def build_apis(chosen: Iterable[Selection] = ()) -> dict[str, Api]:
+    """Return the families by name, dovetail's own first.
+
+    Raises: PluginError; ConfigError for a route that two families claim, or a flag that is not one
+    """
+    apis: dict[str, Api] = {name: cls(cls.Options()) for name, cls in BUILT_IN.items()}
+    for selection in chosen:
+        cls = registry.load_selection(selection)
+        if cls not in BUILT_IN.values():
+            apis[selection.name] = cls(registry.build_options(selection))
+    check_routes(apis)
+    return apis
+
+
+def check_routes(apis: Mapping[str, Api]) -> None:
+    """Raise ConfigError for a route that two families claim, and for a flag that is not one."""
+    owners: dict[tuple[str, str], str] = {}
+    switches = {None, *(flag.name for flag in flags_of(FrontendConfig))}
+    for name, api in apis.items():
+        for route in api.routes:
+            where = f"{FLAG} {name}"
+            owner = owners.setdefault((route.method, route.path), name)
+            if owner != name:
+                raise ConfigError(
+                    f"{route.method} {route.path} is already a route of the API {owner}.",
+                    where=where,
+                    fix="leave one of them out, or give the endpoint another path.",
+                )
+            if route.flag not in switches:
+                raise ConfigError(
+                    f'{route.path} asks for "{route.flag}", which is not a flag of the HTTP '
+                    "server.",
+                    where=where,
+                    fix="name a field of FrontendConfig, or none.",
+                )
+
+
+@asynccontextmanager
+async def opened_apis(
+    apis: Mapping[str, Api], frontend: FrontendConfig
+) -> AsyncIterator[list[ServedApi]]:
+    """Give the families with their states, which end with the block. Raises: ConfigError"""
+    async with AsyncExitStack() as owned:
+        yield [
+            ServedApi(
+                name=name,
+                api=api,
+                state=await owned.enter_async_context(api.state(frontend)),
+            )
+            for name, api in apis.items()
+        ]
+
+
+def states_of(apis: Sequence[ServedApi]) -> dict[type[Any], Any]:
+    """Return the states by their types. Raises: ConfigError for a type that two families use"""
+    states: dict[type[Any], Any] = {}
+    for served in apis:
+        kind = type(served.state)
+        if served.state is not None and kind in states:
+            raise ConfigError(
+                f"its state has the type of another family's, {kind.__name__}.",
+                where=f"{FLAG} {served.name}",
+                fix="give the state a class of its own.",
+            )
+        states[kind] = served.state
+    return states
+
+
+def flags_by_path(apis: Iterable[Api]) -> dict[str, str]:
+    """Return path -> the flag, as it is spelled, without which the path is not there."""
+    routes = [route for api in apis for route in api.routes]
+    return {r.path: flags()[r.flag].spelling for r in routes if r.flag is not None}

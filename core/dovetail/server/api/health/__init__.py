@@ -1,0 +1,1 @@
+"""Health, load, metrics and version."""

@@ -1,0 +1,99 @@
+"""Is it alive, is it ready, does it get on: three questions, three answers; and what it is.
+
+Nothing here waits for the engine: the answers come from what the process already knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.observability import metrics
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.server_state import STALL_S, ServerState
+from dovetail.server.http.errors import problem
+from dovetail.version import __version__
+
+
+async def live() -> Response:
+    """Say that this process answers."""
+    return Response(status_code=200)
+
+
+async def ready(server: ServerOf) -> Response:
+    """Say whether new work is taken."""
+    reason = _dead_reason(server)
+    if reason is None and server.admission.is_draining:
+        reason = "the server is shutting down."
+    if reason is None and server.engine.asleep:
+        reason = "the engine is asleep."
+    return _answer(reason)
+
+
+async def health(server: ServerOf) -> Response:
+    """Say whether the engine lives and, with work queued, moves."""
+    return _answer(_dead_reason(server) or _stall_reason(server))
+
+
+async def ping(server: ServerOf) -> Response:
+    """Say the same as /health, under the name hosting services ask for."""
+    return await health(server)
+
+
+async def version() -> dict[str, str]:
+    """Return dovetail's version."""
+    return {"version": __version__}
+
+
+async def load(request: Request, server: ServerOf) -> dict[str, Any]:
+    """Return how much work there is: sequences in the engine, and in this process."""
+    running, waiting = server.engine.load()
+    counts = {"running": running, "waiting": waiting, "inside": server.admission.num_inside}
+    if server.frontend.enable_server_load_tracking:
+        counts["server_load"] = request.app.state.open_requests.count
+    return counts
+
+
+async def show_metrics() -> Response:
+    """Return all metrics as Prometheus text."""
+    return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+
+
+def _dead_reason(server: ServerState) -> str | None:
+    if server.engine.is_alive:
+        return None
+    return f"the engine is gone: {server.engine.death_reason or 'unknown cause'}"
+
+
+def _stall_reason(server: ServerState) -> str | None:
+    age_s = server.engine.heartbeat_age_s()
+    has_work = server.admission.num_inside > 0 or sum(server.engine.load()) > 0
+    if has_work and age_s > STALL_S:
+        return f"the engine has work but has given no sign of life for {age_s:.0f} s."
+    return None
+
+
+def _answer(reason: str | None) -> Response:
+    if reason is None:
+        return Response(status_code=200)
+    return problem(503, reason, kind="unavailable").response()
+
+
+class HealthApi(Api):
+    """Health, load, metrics and version."""
+
+    info = Info(summary="health, load, metrics and version")
+    routes = (
+        Route(method="GET", path="/health", endpoint=health, is_open=True),
+        Route(method="GET", path="/live", endpoint=live, is_open=True),
+        Route(method="GET", path="/ready", endpoint=ready, is_open=True),
+        Route(method="GET", path="/ping", endpoint=ping, is_open=True),
+        Route(method="POST", path="/ping", endpoint=ping, is_open=True),
+        Route(method="GET", path="/version", endpoint=version),
+        Route(method="GET", path="/load", endpoint=load),
+        Route(method="GET", path="/metrics", endpoint=show_metrics),
+    )

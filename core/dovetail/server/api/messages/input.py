@@ -1,0 +1,192 @@
+"""A /v1/messages body as a ChatRequest: turns, tools and settings in chat's words.
+
+Source: the Anthropic API reference, messages. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.server.api.messages.protocol import (
+    Block,
+    CountRequest,
+    MessagesRequest,
+    OutputConfig,
+    Turn,
+)
+from dovetail.server.generate.as_chat import as_chat, check_one
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.thinking import Switch, switch
+
+NAMES = {
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+}
+"""Chat's names of fields that have another one here."""
+DROPPED = frozenset({"redacted_thinking"})
+"""Blocks of other servers that nobody here could read."""
+
+
+def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
+    """Return the conversation in chat's words. Raises: RequestError
+
+    `can_budget`: a budget for thinking is passed on; without it the caller reports it.
+    """
+    check_one(body)
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": list(_messages(body)),
+        "tools": _tools(body),
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    fields |= _tool_choice(body) | _output(body)
+    if body.messages[-1].role == "assistant":
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    thinking = body.thinking
+    if can_budget and thinking is not None and thinking.type == "enabled":
+        fields["thinking_token_budget"] = thinking.budget_tokens
+    if isinstance(body, MessagesRequest):
+        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or body.stop}
+    return as_chat(body, fields)
+
+
+def switches(body: CountRequest) -> list[Switch]:
+    """Return what the body says of whether to think."""
+    if body.thinking is None or body.thinking.type == "adaptive":
+        return []
+    return [switch("thinking", body.thinking.type == "enabled")]
+
+
+def ignored_fields(body: CountRequest, *, can_budget: bool) -> list[str]:
+    """Return the declared fields that change nothing here."""
+    found = []
+    if body.thinking is not None and body.thinking.budget_tokens is not None and not can_budget:
+        found.append("thinking.budget_tokens")
+    if isinstance(body, MessagesRequest) and body.metadata:
+        found.append("metadata")
+    turns = [b for turn in body.messages if not isinstance(turn.content, str) for b in turn.content]
+    if any(block.type in DROPPED for block in turns):
+        found.append("messages.content.redacted_thinking")
+    return found
+
+
+def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
+    if body.system:
+        yield {"role": "system", "content": _text_of(body.system, "system")}
+    for number, turn in enumerate(body.messages):
+        where = f"messages[{number}].content"
+        if turn.role == "assistant":
+            yield _assistant(turn, where)
+        elif isinstance(turn.content, str):
+            yield {"role": turn.role, "content": turn.content}
+        else:
+            yield from _user(turn.role, turn.content, where)
+
+
+def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, Any]]:
+    """Yield tool results as turns of their own, before the words that came with them."""
+    texts = []
+    for number, block in enumerate(blocks):
+        at = f"{where}[{number}]"
+        if block.type == "tool_result":
+            content = _text_of(block.content or "", f"{at}.content")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
+        else:
+            texts.append(_text(block, at))
+    if texts or not blocks:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _assistant(turn: Turn, where: str) -> dict[str, Any]:
+    if isinstance(turn.content, str):
+        return {"role": "assistant", "content": turn.content}
+    texts, thoughts, calls = [], [], []
+    for number, block in enumerate(turn.content):
+        if block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            calls.append(_call(block, f"{where}[{number}]"))
+        elif block.type not in DROPPED:
+            texts.append(_text(block, f"{where}[{number}]"))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: Block, where: str) -> dict[str, Any]:
+    if not block.name:
+        raise RequestError("must have a name.", where=where)
+    arguments = json.dumps(block.input or {}, ensure_ascii=False)
+    return {"id": block.id or "", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _text_of(content: str | Sequence[Block], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(_text(block, f"{where}[{i}]") for i, block in enumerate(content))
+
+
+def _text(block: Block, where: str) -> str:
+    if block.type != "text":
+        raise RequestError(
+            f'blocks of type "{block.type[:64]}" are not supported here.',
+            where=where,
+            code="unsupported_field",
+        )
+    if block.text is None:
+        raise RequestError("a text block without text.", where=where)
+    return block.text
+
+
+def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
+    made = []
+    for number, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            raise RequestError(
+                f'tools of type "{tool.type[:64]}" are not supported; only the client\'s own are.',
+                where=f"tools[{number}].type",
+                code="unsupported_field",
+            )
+        function = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema,
+            "strict": tool.strict,
+        }
+        made.append({"function": {k: v for k, v in function.items() if v is not None}})
+    return made or None
+
+
+def _tool_choice(body: CountRequest) -> dict[str, Any]:
+    choice = body.tool_choice
+    if choice is None:
+        return {}
+    fields: dict[str, Any] = {}
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    if choice.type == "tool":
+        return fields | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
+    return fields | {"tool_choice": {"any": "required"}.get(choice.type, choice.type)}
+
+
+def _output(body: CountRequest) -> dict[str, Any]:
+    config = body.output_config or OutputConfig.model_construct()
+    fields: dict[str, Any] = {"reasoning_effort": config.effort}
+    if config.format is not None and body.output_format is not None:
+        raise RequestError("says the same as output_config.format.", where="output_format")
+    wanted = body.output_format if config.format is None else config.format
+    if wanted is not None:
+        if wanted.get("type") != "json_schema":
+            raise RequestError("json_schema is the only type.", where="output_config.format.type")
+        schema = {"schema": wanted.get("schema")}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields

@@ -1,0 +1,143 @@
+"""Bodies of /v1/messages. Source: the Anthropic API reference, messages and streaming messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import (
+    INT31,
+    MAX_STOPS,
+    Body,
+    Reply,
+    SamplingFields,
+    StopString,
+)
+from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_NAME_CHARS, MAX_PARTS, MAX_TOOLS
+
+
+class Block(Body):
+    """A piece of a turn; which fields count depends on its type."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)] | None = None
+    thinking: str | None = None
+    signature: str | None = None
+
+
+class Turn(Body):
+    """One turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)]
+
+
+class MessageTool(Body):
+    """A function the client offers. Tools with another type than custom are the server's own."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class MessageToolChoice(Body):
+    """Whether a tool is called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    """Whether the model thinks first, and for how many tokens at most."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0, le=INT31)] | None = None
+
+
+class OutputConfig(Body):
+    """How hard the model thinks, and the form of its answer."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class CountRequest(SamplingFields):
+    """The tokens of a conversation are to be counted."""
+
+    model: str | None = None
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Annotated[list[Block], Field(max_length=MAX_PARTS)] | None = None
+    tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+
+
+class MessagesRequest(CountRequest):
+    """A message is asked for."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=INT31)]
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stream: bool = False
+    metadata: dict[str, Any] | None = None
+
+
+class OutputTokensDetails(Reply):
+    """What generated tokens were spent on."""
+
+    thinking_tokens: int = 0
+
+
+class MessageUsage(Reply):
+    """Tokens counted: those of the prompt that came from the cache are told apart."""
+
+    input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails | None = None
+
+
+class MessageReply(Reply):
+    """The whole message, or as much of it as a stream begins with."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class CountReply(Reply):
+    """The tokens of the prompt."""
+
+    input_tokens: int
+
+
+class MessageErrorInfo(Reply):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class MessageErrorReply(Reply):
+    """Anthropic's error body."""
+
+    type: Literal["error"] = "error"
+    error: MessageErrorInfo
+    request_id: str | None = None

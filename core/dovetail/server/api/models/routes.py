@@ -1,0 +1,41 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from dovetail.errors import NotFound
+from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.server.api.models.protocol import ModelCard, ModelList
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.server_state import ServerState
+
+
+async def list_models(server: ServerOf) -> ModelList:
+    """Return every served name."""
+    return ModelList(data=[_card(server, name) for name in server.names])
+
+
+async def show_model(model_id: str, server: ServerOf) -> ModelCard:
+    """Return one served name."""
+    if not model_id:
+        raise NotFound("no model is named.", where="model")
+    return _card(server, server.model_name(model_id))
+
+
+def _card(server: ServerState, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=server.created_s,
+        root=server.names[0],
+        max_model_len=server.engine.spec.run.max_model_tokens,
+    )
+
+
+class ModelsApi(Api):
+    """The served names."""
+
+    info = Info(summary="the names of the served model", source="the OpenAI API reference")
+    routes = (
+        Route(method="GET", path="/v1/models", endpoint=list_models),
+        Route(method="GET", path="/v1/models/{model_id:path}", endpoint=show_model),
+    )

@@ -1,0 +1,1 @@
+"""/v1/parse: a model's text as events."""

@@ -1,0 +1,329 @@
+"""McpServer: a server of tools, spoken to in JSON-RPC 2.0 over HTTP. Only addresses given at start.
+
+Each message is a POST of its own to /mcp, bounded in time and bytes; redirects are not followed.
+Source: the Model Context Protocol, streamable HTTP. Knows no model and no dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+
+from dovetail.errors import ConfigError
+from dovetail.registry.unsupported_names import why_unsupported
+from dovetail.server.generate.as_chat import is_deep
+from dovetail.version import __version__
+
+FLAG = "--tool-server"
+PATH = "/mcp"
+VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
+"""Versions of the protocol that are the same in what is used here, the newest first."""
+CONNECT_LIMIT_S = 10.0
+CALL_LIMIT_S = 30.0
+MAX_REPLY_BYTES = 1 << 20
+MAX_RESULT_BYTES = 1 << 16
+"""The longest result that a model is given."""
+MAX_PAGES = 16
+MAX_NAME_CHARS = 256
+_SESSION = "Mcp-Session-Id"
+
+logger = logging.getLogger("dovetail.server")
+
+
+class McpFault(Exception):
+    """A server of tools did not do its part. `code` is HTTP's, or JSON-RPC's where negative."""
+
+    def __init__(self, message: str, code: int = 502) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpTool:
+    """A tool as its server tells it. `schema` is that of its arguments."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a call came to: its text, and whether the tool says that it failed."""
+
+    text: str
+    is_error: bool = False
+
+
+class McpServer:
+    """One server. `label` is its address, `name` and `tools` what it says of itself."""
+
+    def __init__(self, address: str, *, call_limit_s: float = CALL_LIMIT_S) -> None:
+        """Raises: ConfigError for what is not a HOST:PORT"""
+        self.label = address
+        self.name = ""
+        self.tools: Sequence[McpTool] = ()
+        self._host, self._port = _parsed(address)
+        self._call_limit_s = call_limit_s
+        self._ids = itertools.count(1)
+        self._head: dict[str, str] = {}
+
+    async def connect(self, limit_s: float = CONNECT_LIMIT_S) -> None:
+        """Begin a session and ask for the tools. Raises: McpFault. Mutates: self"""
+        async with _limit(limit_s):
+            await self._initialize()
+            self.tools = await self._list_tools()
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Result:
+        """Return what a tool answers. Raises: McpFault. Mutates: self (a session that ended)"""
+        params = {"name": name, "arguments": arguments}
+        async with _limit(self._call_limit_s):
+            try:
+                found = await self._ask("tools/call", params)
+            except McpFault as error:
+                # The protocol's word for a session that the server has ended.
+                if error.code != 404 or _SESSION not in self._head:
+                    raise
+                await self._initialize()
+                found = await self._ask("tools/call", params)
+        result = Result(text=_text_of(found), is_error=found.get("isError") is True)
+        if len(result.text.encode()) > MAX_RESULT_BYTES:
+            raise McpFault(f"the result is longer than {MAX_RESULT_BYTES} bytes.")
+        return result
+
+    async def _initialize(self) -> None:
+        self._head = {}
+        about = {
+            "protocolVersion": VERSIONS[0],
+            "capabilities": {},
+            "clientInfo": {"name": "dovetail", "version": __version__},
+        }
+        found = await self._ask("initialize", about)
+        version = found.get("protocolVersion")
+        if version not in VERSIONS:
+            raise McpFault(f"it speaks version {str(version)[:32]}, not {', '.join(VERSIONS)}.")
+        self._head["MCP-Protocol-Version"] = version
+        self.name = str(_object(found.get("serverInfo")).get("name") or "")[:MAX_NAME_CHARS]
+        await self._post({"method": "notifications/initialized"}, None)
+
+    async def _list_tools(self) -> list[McpTool]:
+        tools: list[McpTool] = []
+        cursor: dict[str, Any] = {}
+        for _ in range(MAX_PAGES):
+            page = await self._ask("tools/list", cursor)
+            given = page.get("tools")
+            tools += [_tool(one) for one in given] if isinstance(given, list) else []
+            if not page.get("nextCursor"):
+                return tools
+            cursor = {"cursor": page["nextCursor"]}
+        raise McpFault(f"its list of tools has more than {MAX_PAGES} pages.")
+
+    async def _ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of a method. Raises: McpFault"""
+        number = next(self._ids)
+        reply = await self._post({"id": number, "method": method, "params": params}, number)
+        if "error" in reply:
+            error = _object(reply["error"])
+            code = error.get("code")
+            code = code if isinstance(code, int) and code < 0 else -32603
+            raise McpFault(str(error.get("message") or "no reason given")[:1024], code)
+        return _object(reply.get("result"))
+
+    async def _post(self, message: dict[str, Any], number: int | None) -> dict[str, Any]:
+        """Return the message that answers `number`; without one, nothing. Raises: McpFault"""
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        fields = {
+            "Host": self.label,
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            **self._head,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        head = f"POST {PATH} HTTP/1.1\r\n{lines}\r\n".encode()
+        try:
+            answer = await self._exchange(head + body, number)
+        except (OSError, httptools.HttpParserError) as error:
+            raise McpFault(f"it cannot be reached: {error or type(error).__name__}.") from error
+        if not 200 <= answer.status < 300:
+            raise McpFault(f"it answers {answer.status or 'nothing'}.", answer.status or 502)
+        session = answer.fields.get(_SESSION.lower())
+        if session is not None and re.fullmatch(r"[\x21-\x7e]{1,1024}", session):
+            self._head[_SESSION] = session
+        if number is None:
+            return {}
+        found = answer.message()
+        if found is None:
+            raise McpFault(f"it gives no answer to {message['method']}.")
+        return found
+
+    async def _exchange(self, data: bytes, number: int | None) -> _Answer:
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        try:
+            writer.write(data)
+            await writer.drain()
+            answer = _Answer(number)
+            while not answer.is_done and (read := await reader.read(1 << 16)):
+                answer.feed(read)
+            return answer
+        finally:
+            writer.close()
+
+
+class _Answer:
+    """An HTTP response as it comes in; done when the wanted message is there or nothing more is."""
+
+    def __init__(self, number: int | None) -> None:
+        self.is_done = False
+        self.fields: dict[str, str] = {}
+        self.status = 0
+        self._number = number
+        self._found: dict[str, Any] | None = None
+        self._body = b""
+        self._num_bytes = 0
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes. Raises: McpFault, HttpParserError. Mutates: self"""
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_REPLY_BYTES:
+            raise McpFault(f"its answer is longer than {MAX_REPLY_BYTES} bytes.")
+        self._parser.feed_data(data)
+        if self._is_stream and self._read_events():
+            self.is_done = True
+
+    def message(self) -> dict[str, Any] | None:
+        """Return the wanted message."""
+        return self._found if self._is_stream else _message(self._body, self._number)
+
+    @property
+    def _is_stream(self) -> bool:
+        return self.fields.get("content-type", "").startswith("text/event-stream")
+
+    def _read_events(self) -> bool:
+        """Return whether the wanted message has come. Mutates: self"""
+        *events, self._body = re.split(rb"\r?\n\r?\n", self._body)
+        for event in events:
+            lines = [line for line in event.splitlines() if line.startswith(b"data:")]
+            found = _message(b"\n".join(line[5:] for line in lines), self._number)
+            self._found = self._found or found
+        return self._found is not None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header; httptools calls this. Mutates: self"""
+        self.fields[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Note the status; httptools calls this. Mutates: self"""
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """Note a piece of the body; httptools calls this. Mutates: self"""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """Note the end; httptools calls this. Mutates: self"""
+        self.is_done = True
+
+
+@contextlib.asynccontextmanager
+async def _limit(limit_s: float) -> AsyncIterator[None]:
+    """Bound a block in time. Raises: McpFault"""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise McpFault(f"it took longer than {limit_s:g} s.", 504) from error
+
+
+def named_servers(addresses: Sequence[str]) -> list[McpServer]:
+    """Return the servers of --tool-server, not connected. Raises: ConfigError"""
+    given = [one.strip() for text in addresses for one in text.split(",") if one.strip()]
+    return [McpServer(address) for address in dict.fromkeys(given)]
+
+
+async def connected(addresses: Sequence[str]) -> list[McpServer]:
+    """Return the servers of --tool-server with their tools. Raises: ConfigError"""
+    servers = named_servers(addresses)
+    for server in servers:
+        try:
+            await server.connect()
+        except McpFault as error:
+            raise ConfigError(
+                f"{server.label}: {error.message}",
+                where=FLAG,
+                fix=f"start a server of MCP at http://{server.label}{PATH}, or leave it out.",
+            ) from error
+        names = ", ".join(tool.name for tool in server.tools) or "none"
+        logger.info("tools of %s (%s): %s", server.label, server.name or "no name", names)
+    return servers
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    reason = why_unsupported("tool_server", address)
+    fix = f"write {FLAG} HOST:PORT."
+    if reason is not None:
+        raise ConfigError(f'"{address}" is not available: {reason}.', where=FLAG, fix=fix)
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", address)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise ConfigError(f'"{address[:128]}" is not an address.', where=FLAG, fix=fix)
+    return found[1].strip("[]"), int(found[2])
+
+
+def _message(data: bytes, number: int | None) -> dict[str, Any] | None:
+    """Return the answer to `number` in the JSON of one message or several, None for others."""
+    try:
+        found = json.loads(data.decode("utf-8", "replace"))
+        # Halves of surrogate pairs would end the request that the text goes into.
+        found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    for one in found if isinstance(found, list) else [found]:
+        is_answer = isinstance(one, dict) and ("result" in one or "error" in one)
+        if is_answer and one.get("id") == number:
+            message: dict[str, Any] = one
+            return message
+    return None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Return an object as it is, and an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def _tool(given: Any) -> McpTool:
+    name = _object(given).get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        raise McpFault("one of its tools has no name, or one of no use.")
+    if is_deep(given):
+        raise McpFault(f"the schema of its tool {name} is nested too deep.")
+    return McpTool(
+        name=name,
+        description=str(given.get("description") or ""),
+        schema=_object(given.get("inputSchema")) or {"type": "object"},
+    )
+
+
+def _text_of(found: dict[str, Any]) -> str:
+    """Return a result's text; parts of other kinds are only named."""
+    content = found.get("content")
+    parts = [_object(part) for part in content] if isinstance(content, list) else []
+    if not parts and "structuredContent" in found:
+        return json.dumps(found["structuredContent"], ensure_ascii=False)
+    return "\n".join(
+        str(part.get("text", ""))
+        if part.get("type") == "text"
+        else f"[{str(part.get('type'))[:64]} left out: only text is read]"
+        for part in parts
+    )

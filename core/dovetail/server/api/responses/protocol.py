@@ -1,0 +1,135 @@
+"""Bodies of /v1/responses. Source: the OpenAI API reference, responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import INT31, Body, Reply, SamplingFields
+from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS
+
+MAX_ID_CHARS = 128
+MAX_METADATA = 16
+
+Item = dict[str, Any]
+"""A piece of input or output; which fields count depends on its type."""
+
+
+class TextFormat(Body):
+    """The wanted form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """What the answer's text is like."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Body):
+    """How hard the model thinks."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesRequest(SamplingFields):
+    """A response is asked for."""
+
+    model: str | None = None
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT31)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    include: Annotated[list[str], Field(max_length=64)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    stream: bool = False
+    background: bool | None = None
+    store: bool | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=INT31)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
+
+
+class InputDetails(Reply):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(Reply):
+    """What generated tokens were spent on."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Reply):
+    """Tokens counted."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseFault(Reply):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class ResponseReply(Reply):
+    """A response, or as much of it as there is."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str
+    background: bool
+    error: ResponseFault | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    model: str
+    output: list[Item]
+    parallel_tool_calls: bool
+    previous_response_id: str | None = None
+    reasoning: dict[str, Any]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    metadata: dict[str, str]
+
+
+class DeletedReply(Reply):
+    """A stored response was forgotten."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True

@@ -1,0 +1,300 @@
+"""/v1/responses: OpenAI's Responses dialect, and what is kept of it.
+
+POST answers, streamed, whole or in the background; the others read, end and forget what is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.errors import RequestError
+from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.plugin import Info
+from dovetail.server.api.responses.input import (
+    NAMES,
+    chat_of,
+    ignored_fields,
+    messages_of,
+    output_messages,
+    without_oldest,
+)
+from dovetail.server.api.responses.protocol import DeletedReply, ResponsesRequest
+from dovetail.server.api.responses.response import (
+    RESPONSES,
+    Answer,
+    News,
+    framing,
+    response_body,
+    response_frames,
+)
+from dovetail.server.api.responses.state import (
+    ResponsesState,
+    ResponsesStateOf,
+    opened_state,
+)
+from dovetail.server.api.responses.tool_turns import Offer, Turns, offer_of
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.conversation import prepare
+from dovetail.server.generate.dependencies import ServerOf
+from dovetail.server.generate.generation import (
+    Generation,
+    admit,
+    event_stream_response,
+    json_response,
+)
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect
+from dovetail.server.http.errors import problem_of
+from dovetail.server.http.middleware import key_of
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A request understood: its turns without instructions, in chat's words, what it ignores, the
+    tools that the server calls."""
+
+    body: ResponsesRequest
+    offer: Offer
+    chat: ChatRequest
+    messages: Sequence[Message]
+    ignored: Sequence[str]
+    owner: bytes
+    is_stored: bool
+    drops_turns: bool
+
+
+async def create_response(
+    body: ResponsesRequest, request: Request, server: ServerOf, state: ResponsesStateOf
+) -> Any:
+    """Answer input items, streamed, whole or in the background."""
+    unknown = server.fields.check(body)
+    with in_words_of(NAMES):
+        plan = _plan(server, state, body, request, unknown)
+    async with AsyncExitStack() as owned:
+        admit(server, owned, 1)
+        generation = await cancel_on_disconnect(request, _prepare(server, plan, request))
+        meta = generation.meta
+        answer = Answer(
+            body,
+            model=meta.model,
+            params=generation.params,
+            is_stored=plan.is_stored,
+            shows_cached=server.frontend.enable_prompt_tokens_details,
+            lists=plan.offer.lists,
+        )
+        steps = _news(server, plan, generation, answer, request)
+        owned.push_async_callback(steps.aclose)
+        if plan.is_stored:
+            kept = state.stored.begin(answer, plan.owner, is_background=bool(body.background))
+            owned.callback(_settle, state, plan, answer)
+            if body.background:
+                reply = answer.encoded()
+                kept.task = asyncio.create_task(_run(owned.pop_all(), answer, steps))
+                return _json(reply, meta.headers())
+        if body.stream:
+            frames = framing(answer)
+
+            def run(given: AsyncIterator[News]) -> AsyncGenerator[bytes, None]:
+                return response_frames(given, answer)
+
+            return await event_stream_response(request, owned, meta, steps, run, frames)
+        return await json_response(request, meta, response_body(steps, answer))
+
+
+async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
+    """Return a kept response, as far as it has come."""
+    if request.query_params.get("stream", "").lower() in ("true", "1"):
+        raise RequestError(
+            "a response cannot be streamed a second time; ask for it without.",
+            where="stream",
+            code="unsupported_field",
+        )
+    return _json(state.stored.get(response_id, owner_of(request)).reply_json())
+
+
+async def delete_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
+    """Forget a kept response, ending it if it runs in the background."""
+    kept = state.stored.get(response_id, owner_of(request))
+    if kept.task is not None:
+        kept.task.cancel()
+    state.stored.drop(response_id)
+    return _json(DeletedReply(id=response_id).model_dump_json().encode())
+
+
+async def cancel_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
+    """End a response that runs in the background; one that has ended stays as it is."""
+    kept = state.stored.get(response_id, owner_of(request))
+    if not kept.is_background:
+        raise RequestError(
+            "only responses made in the background can be cancelled.",
+            where="response_id",
+            fix="close the connection to end one that is not.",
+        )
+    if kept.task is not None:
+        kept.task.cancel()
+        await asyncio.gather(kept.task, return_exceptions=True)
+    return _json(kept.reply_json())
+
+
+def owner_of(request: Request) -> bytes:
+    """Return what tells one key's responses from another's."""
+    return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
+
+
+def _plan(
+    server: ServerState,
+    state: ResponsesState,
+    body: ResponsesRequest,
+    request: Request,
+    unknown: Sequence[str],
+) -> Plan:
+    offer = offer_of(body, state.tool_servers)
+    ignored = [*unknown, *ignored_fields(body)]
+    ignored += server.fields.report(offer.ignored)
+    owner = owner_of(request)
+    is_stored = _is_stored(server, body)
+    earlier: list[Message] = []
+    if body.previous_response_id is not None:
+        earlier = _earlier(state, body.previous_response_id, owner)
+    messages = [*earlier, *messages_of(body.input)]
+    if not messages:
+        raise RequestError("holds no turn.", where="input")
+    return Plan(
+        body=body,
+        offer=offer,
+        chat=chat_of(body, messages, offer.functions(), offer.labels()),
+        messages=messages,
+        ignored=ignored,
+        owner=owner,
+        is_stored=is_stored,
+        drops_turns=body.truncation == "auto",
+    )
+
+
+def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
+    """Return whether the response is kept. Raises: RequestError for what needs keeping where
+    nothing is kept."""
+    can_store = server.frontend.api_server_count == 1
+    for name in ("background", "previous_response_id"):
+        if getattr(body, name) and not can_store:
+            raise RequestError(
+                "needs responses to be kept, which several HTTP processes do not share.",
+                where=name,
+                fix="start the server with --api-server-count 1, or send the whole input.",
+                code="unsupported_field",
+            )
+    if body.background and body.store is False:
+        raise RequestError("needs store to be true.", where="background")
+    if body.background and body.stream:
+        raise RequestError(
+            "cannot be streamed; ask for the response until it has ended.",
+            where="background",
+            code="unsupported_field",
+        )
+    return can_store and body.store is not False
+
+
+def _earlier(state: ResponsesState, response_id: str, owner: bytes) -> list[Message]:
+    """Return the turns that a response left behind. Raises: RequestError"""
+    kept = state.stored.get(response_id, owner)
+    if kept.answer is not None:
+        raise RequestError("that response has not ended yet.", where="previous_response_id")
+    found: list[Message] = json.loads(kept.messages)
+    return found
+
+
+async def _prepare(server: ServerState, plan: Plan, request: Request) -> Generation:
+    """Return the request ready for the engine; with truncation, without turns that do not fit.
+
+    Raises: RequestError
+    """
+    chat, num_dropped = plan.chat, 1
+    while True:
+        try:
+            return await prepare(
+                server,
+                chat,
+                request,
+                dialect=RESPONSES,
+                ignored=plan.ignored,
+            )
+        except RequestError as error:
+            shorter = without_oldest(plan.chat, num_dropped) if plan.drops_turns else None
+            if error.code != "context_length_exceeded" or shorter is None:
+                raise
+            chat, num_dropped = shorter, 2 * num_dropped
+
+
+def _news(
+    server: ServerState, plan: Plan, first: Generation, answer: Answer, request: Request
+) -> AsyncGenerator[News, None]:
+    """Return what comes: one generation, or as many as the servers' tools take."""
+    if not plan.offer.servers:
+        return first.steps(server)
+
+    async def follow(changes: dict[str, Any]) -> Generation:
+        messages = [*plan.messages, *output_messages(answer.output())]
+        chat = chat_of(plan.body, messages, plan.offer.functions(), plan.offer.labels())
+        changed = replace(plan, chat=chat.model_copy(update=changes))
+        return await _prepare(server, changed, request)
+
+    turns = Turns(
+        server=server,
+        offer=plan.offer,
+        answer=answer,
+        follow=follow,
+        max_tokens=plan.body.max_output_tokens,
+        max_calls=plan.body.max_tool_calls,
+    )
+    return turns.run(first)
+
+
+def _settle(state: ResponsesState, plan: Plan, answer: Answer) -> None:
+    """Keep a response for good, whatever ended it. Mutates: the store"""
+    if answer.is_running:
+        answer.cancel()
+    state.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
+
+
+async def _run(owned: AsyncExitStack, answer: Answer, steps: AsyncGenerator[News, None]) -> None:
+    """Answer without anybody waiting. Mutates: answer"""
+    async with owned:
+        try:
+            async for step in steps:
+                answer.take(step)
+        except Exception as error:
+            answer.fail(problem_of(error))
+
+
+def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(data, media_type="application/json", headers=headers)
+
+
+class ResponsesApi(Api):
+    """OpenAI's Responses."""
+
+    info = Info(summary="responses of the OpenAI API", source="the OpenAI API reference")
+    routes = (
+        Route(method="POST", path="/v1/responses", endpoint=create_response, body=ResponsesRequest),
+        Route(method="GET", path="/v1/responses/{response_id}", endpoint=get_response),
+        Route(method="DELETE", path="/v1/responses/{response_id}", endpoint=delete_response),
+        Route(method="POST", path="/v1/responses/{response_id}/cancel", endpoint=cancel_response),
+    )
+    task = GENERATE
+
+    def state(self, frontend: FrontendConfig) -> AbstractAsyncContextManager[ResponsesState]:
+        """Return the store of responses, and the servers of tools."""
+        return opened_state(frontend)

@@ -1,0 +1,124 @@
+"""ResponseStore: responses that clients may come back to, bounded in bytes and in time.
+
+In the memory of one process; what is kept belongs to the key that asked for it. Knows no bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dovetail.errors import NotFound
+
+MAX_BYTES = 64 << 20
+KEPT_S = 3600.0
+
+
+class LiveResponse(Protocol):
+    """A response that may still grow."""
+
+    id: str
+
+    def encoded(self) -> bytes:
+        """Return its JSON as it is now."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredResponse:
+    """One response. While it runs `answer` is it; then `reply` and `messages` are its JSON.
+
+    `messages` are the turns of the conversation, this answer's included.
+    """
+
+    owner: bytes
+    since_s: float
+    is_background: bool
+    answer: LiveResponse | None = None
+    task: asyncio.Task[None] | None = None
+    reply: bytes = b""
+    messages: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what it takes."""
+        return len(self.reply) + len(self.messages)
+
+    def reply_json(self) -> bytes:
+        """Return the response as it is now."""
+        return self.reply if self.answer is None else self.answer.encoded()
+
+
+class ResponseStore:
+    """Responses by id, the oldest first. What still runs is never dropped to make room."""
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        kept_s: float = KEPT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._kept_s = kept_s
+        self._clock = clock
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def begin(self, answer: LiveResponse, owner: bytes, *, is_background: bool) -> StoredResponse:
+        """Keep a response that is about to run. Mutates: self"""
+        kept = StoredResponse(
+            owner=owner, since_s=self._clock(), is_background=is_background, answer=answer
+        )
+        self._kept[answer.id] = kept
+        return kept
+
+    def settle(self, answer: LiveResponse, messages: Sequence[dict[str, Any]]) -> None:
+        """Take a response that has ended as it will stay; one deleted meanwhile stays deleted.
+
+        Mutates: self
+        """
+        kept = self._kept.get(answer.id)
+        if kept is None or kept.answer is None:
+            return
+        kept.reply = kept.reply_json()
+        kept.messages = json.dumps(messages, ensure_ascii=False).encode()
+        kept.answer = kept.task = None
+        self._num_bytes += kept.num_bytes
+        self._trim()
+
+    def get(self, response_id: str, owner: bytes) -> StoredResponse:
+        """Return a response. Raises: NotFound, also for another key's"""
+        self._trim()
+        kept = self._kept.get(response_id)
+        if kept is None or kept.owner != owner:
+            raise NotFound(
+                f'there is no response "{response_id[:128]}".',
+                where="response_id",
+                fix="responses are kept for an hour, unless sent with store false.",
+                code="response_not_found",
+            )
+        return kept
+
+    def drop(self, response_id: str) -> None:
+        """Forget a response. Mutates: self"""
+        kept = self._kept.pop(response_id, None)
+        if kept is not None:
+            self._num_bytes -= kept.num_bytes
+
+    def _trim(self) -> None:
+        """Forget what is too old, and the oldest while too much is kept. Mutates: self"""
+        oldest_s = self._clock() - self._kept_s
+        for response_id, kept in list(self._kept.items()):
+            is_over = self._num_bytes > self._max_bytes or kept.since_s < oldest_s
+            if not is_over:
+                return
+            if kept.answer is None:
+                self.drop(response_id)

@@ -1,0 +1,1 @@
+"""/tokenize, /detokenize and what is known of the tokenizer."""

@@ -1,0 +1,55 @@
+"""Bodies of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dovetail.server.generate.bodies import Body, Reply, TokenId
+from dovetail.server.generate.chat_body import (
+    MAX_MESSAGES,
+    MAX_TEMPLATE_CHARS,
+    MAX_TOOLS,
+    Message,
+    ToolBody,
+)
+
+MAX_TOKENS = 1 << 22
+
+
+class TokenizeRequest(Body):
+    """Text, or messages to be rendered, become token ids."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+
+
+class TokenizeReply(Reply):
+    """Token ids and the model's limit."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body):
+    """Token ids become text."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+
+
+class DetokenizeReply(Reply):
+    """The text."""
+
+    prompt: str

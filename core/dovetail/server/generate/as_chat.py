@@ -1,0 +1,88 @@
+"""From another dialect's body to a ChatRequest: shared fields, and errors in the client's words.
+
+Knows no dialect: each says which of its fields became which of chat's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dovetail.engine.client.input import PROMPT
+from dovetail.errors import RequestError
+from dovetail.server.generate.bodies import SamplingFields
+from dovetail.server.generate.chat_body import ChatRequest
+
+MAX_DEPTH = 200
+"""What is told back stands within a response, and pydantic writes 255 levels."""
+
+
+def engine_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return a dialect's names of chat's fields, and of the prompt that its messages become.
+
+    The engine finds prompts too long or not Unicode, whatever they were made of.
+    """
+    return {PROMPT: names.get("messages", "messages"), **names}
+
+
+CHAT_NAMES = engine_names({})
+
+
+def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
+    """Return a chat request with the body's sampling fields and these. Raises: RequestError"""
+    shared = {
+        name: getattr(body, name)
+        for name in SamplingFields.model_fields
+        if name in body.model_fields_set
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return ChatRequest.model_validate(shared | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{first['msg']}.", where=where, code=first["type"]) from error
+
+
+def check_one(body: SamplingFields) -> None:
+    """Raise RequestError where several answers are asked of a dialect that has one."""
+    if (body.n or 1) > 1:
+        raise RequestError("there is one answer here.", where="n", code="unsupported_field")
+
+
+def is_deep(value: Any) -> bool:
+    """Return whether lists and objects stand in each other deeper than an answer can tell."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+@contextlib.contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Let request errors name the client's fields: `names` maps the inner names to the
+    dialect's, the longest that fits first. Raises: what the block raises"""
+    try:
+        yield
+    except RequestError as error:
+        error.where = _renamed(error.where, names)
+        raise
+
+
+def _renamed(where: str | None, names: Mapping[str, str]) -> str | None:
+    for name in sorted(names, key=len, reverse=True):
+        if where is not None and re.match(rf"{re.escape(name)}(?![\w])", where):
+            return names[name] + where[len(name) :]
+    return where

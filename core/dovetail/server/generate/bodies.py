@@ -1,0 +1,187 @@
+"""What all bodies share: the sampling fields with their bounds, usage, ignored fields.
+
+Source: the OpenAI API reference, and the extra fields of `vllm serve`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
+from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
+
+INT31 = 1 << 31
+MAX_LIST = 1 << 16
+MAX_CHOICE_TEXTS = 4096
+
+Count = Annotated[int, Field(ge=0, le=INT31)]
+TokenId = Annotated[int, Field(ge=0, le=INT31)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_control",
+        "citations",
+        "verbosity",
+        "length_penalty",
+        "strict",
+    }
+)
+"""Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
+
+UNSUPPORTED_FIELDS = {
+    "use_beam_search": "beam_search",
+    "prompt_embeds": "prompt_embeds",
+    "modalities": "media",
+    "audio": "media",
+    "prediction": "predicted_outputs",
+    "web_search_options": "web_search",
+    "mm_processor_kwargs": "media",
+    "kv_transfer_params": "kv_transfer",
+}
+"""Fields that ask for a feature of `dovetail.unsupported`, by its name."""
+
+MISPLACED_FIELDS = {
+    "best_of": "is no longer part of the API; use n",
+    "functions": "is no longer part of the API; use tools",
+    "function_call": "is no longer part of the API; use tool_choice",
+    "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
+    "mcp_servers": "servers of tools are offered by /v1/responses, with tools of type mcp",
+    **dict.fromkeys(("tools", "tool_choice"), "tools need a conversation (/v1/chat/completions)"),
+    **dict.fromkeys(
+        (
+            "response_format",
+            "text",
+            "output_config",
+            "output_format",
+            "format",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "grammar",
+            "structural_tag",
+            "guided_json_object",
+            "guided_structural_tag",
+            "nvext",
+        ),
+        "the form of an answer is asked for in other words here: by response_format (chat and "
+        "completions), text.format (responses), output_config.format (messages) or "
+        "structured_outputs (all of them)",
+    ),
+}
+"""Fields that say here what is said elsewhere, other dialects' words for the form of an answer
+among them: refused rather than dropped, where a dialect does not declare them."""
+NEUTRAL: tuple[object, ...] = (None, False, [], {}, "none", "auto")
+"""Values of those fields that ask for nothing."""
+
+
+class Body(BaseModel):
+    """A request body or a part of one. Unknown fields are kept, so that they can be reported."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+
+class Reply(BaseModel):
+    """A response body."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class StructuredOutputs(Body):
+    """What an answer must look like: one of the first six, and how."""
+
+    json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    backend: str | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    close_on_length: bool = False
+
+
+class SamplingFields(Body):
+    """Sampling fields of completions and chat alike. None: the model's or server's default."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Count = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIST)] | None = (
+        None
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
+    logits_processors: Annotated[dict[str, dict[str, Any]], Field(max_length=32)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=INT31)] = 0
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    request_id: (
+        Annotated[str, Field(max_length=MAX_REQUEST_ID_CHARS, pattern=r"^[\w.:-]+$")] | None
+    ) = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None = (
+        None
+    )
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+
+
+class StreamOptions(Body):
+    """What a stream carries beside text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class PromptTokensDetails(Reply):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Reply):
+    """What generated tokens were spent on."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Reply):
+    """Tokens counted."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None

@@ -1,0 +1,106 @@
+"""ContentBlocks: an answer's events as a row of blocks, each opened, grown and closed in turn.
+
+What the Responses and the Messages dialect have in common: reasoning, text and calls are parts of
+one list, in the order in which they came. Knows neither's shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dovetail.server.generate.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgsDelta,
+    ToolCallStart,
+)
+
+Kind = Literal["reasoning", "text", "call"]
+What = Literal["opened", "grown", "closed"]
+
+
+@dataclass(slots=True, kw_only=True)
+class ContentBlock:
+    """One part of an answer. `text` is all of it so far: of a call, its arguments."""
+
+    index: int
+    kind: Kind
+    call_id: str = ""
+    name: str = ""
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Return the joined text."""
+        return "".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockChange:
+    """What happened to a block. `text` is what it has grown by."""
+
+    what: What
+    block: ContentBlock
+    text: str = ""
+
+
+class ContentBlocks:
+    """One answer. At most the last block is open, and `is_open` says whether."""
+
+    def __init__(self, *, shows_reasoning: bool = True) -> None:
+        self.blocks: list[ContentBlock] = []
+        self._shows_reasoning = shows_reasoning
+        self._calls: list[ContentBlock] = []
+        self.is_open = False
+
+    def feed(self, events: Iterable[Event]) -> list[BlockChange]:
+        """Return what the events change. Mutates: self"""
+        changes: list[BlockChange] = []
+        for event in events:
+            match event:
+                case ContentDelta(text=text):
+                    changes += self._grow("text", text)
+                case ReasoningDelta(text=text) if self._shows_reasoning:
+                    changes += self._grow("reasoning", text)
+                case ToolCallStart(call_id=call_id, name=name):
+                    changes += self._open("call", call_id, name)
+                    self._calls.append(self.blocks[-1])
+                case ToolCallArgsDelta(index=index, text=text):
+                    changes.append(_grown(self._calls[index], text))
+        return changes
+
+    def finish(self) -> list[BlockChange]:
+        """Close what is open. Mutates: self"""
+        return self._close()
+
+    def next_turn(self) -> list[BlockChange]:
+        """Close what is open; calls are counted anew. Mutates: self"""
+        self._calls = []
+        return self._close()
+
+    def _grow(self, kind: Kind, text: str) -> list[BlockChange]:
+        is_same = self.is_open and self.blocks[-1].kind == kind
+        changes = [] if is_same else self._open(kind)
+        return [*changes, _grown(self.blocks[-1], text)]
+
+    def _open(self, kind: Kind, call_id: str = "", name: str = "") -> list[BlockChange]:
+        changes = self._close()
+        self.is_open = True
+        self.blocks.append(
+            ContentBlock(index=len(self.blocks), kind=kind, call_id=call_id, name=name)
+        )
+        return [*changes, BlockChange(what="opened", block=self.blocks[-1])]
+
+    def _close(self) -> list[BlockChange]:
+        if not self.is_open:
+            return []
+        self.is_open = False
+        return [BlockChange(what="closed", block=self.blocks[-1])]
+
+
+def _grown(block: ContentBlock, text: str) -> BlockChange:
+    block.parts.append(text)
+    return BlockChange(what="grown", block=block, text=text)

@@ -1,0 +1,28 @@
+"""The text-event pipeline: a model's text becomes reasoning, content and tool-call events.
+
+One pipeline for every endpoint, streamed or not; knows no HTTP, tokens or model names.
+"""
+
+from dovetail.server.generate.events.collector import Collected, CollectedCall
+from dovetail.server.generate.events.session import Session, SessionPlan
+from dovetail.server.generate.events.token_counting import CountedSession
+from dovetail.server.generate.events.types import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgsDelta,
+    ToolCallStart,
+)
+
+__all__ = [
+    "Collected",
+    "CollectedCall",
+    "ContentDelta",
+    "CountedSession",
+    "Event",
+    "ReasoningDelta",
+    "Session",
+    "SessionPlan",
+    "ToolCallArgsDelta",
+    "ToolCallStart",
+]

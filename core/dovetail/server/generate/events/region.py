@@ -1,0 +1,228 @@
+"""Region: the text of one open tool region, its end searched for once, its calls told once.
+
+Knows markers and what has been passed on; the parser says what the text means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+
+from dovetail.interfaces.text import Markers, ToolCall
+from dovetail.server.generate.events.matcher import find_first, partial_length
+from dovetail.server.generate.events.types import Event, ToolCallArgsDelta, ToolCallStart
+from dovetail.syntax.json_text import check
+
+TELL_CHARS = 256
+"""Arguments shorter than this are passed on when they are whole: what breaks off before is no call
+yet, and can still be content. Longer ones are passed on while they are written."""
+MAX_OTHERS = 8
+"""How many further opening markers are tried as the end of a call."""
+LOOK_EVERY_CHARS = 16
+LOOK_EVERY_SHARE = 8
+"""A growing body is looked at again after so many characters, or this share of it: every look
+reads all of it, so the looks together stay linear."""
+
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Told:
+    """A call of the region of which something was passed on; `index` None: beyond the limit."""
+
+    index: int | None
+    num_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A marker that was just read. `opens`: it is not the region's end but a further beginning.
+    `rest` is the text behind it."""
+
+    text: str
+    opens: bool
+    rest: str
+
+
+class Region:
+    """One region. `read` takes text, `body` is what the parser gets.
+
+    `others` are the markers at which a call whose end is missing may be over.
+    """
+
+    def __init__(
+        self,
+        markers: Markers,
+        *,
+        others: tuple[str, ...] = (),
+        id_prefix: str = "call_",
+        id_digits: int = 24,
+    ) -> None:
+        self.markers = markers
+        self.id_prefix = id_prefix
+        self.id_digits = id_digits
+        self.num_ends = 0
+        self.num_others = 0
+        self._others = tuple(text for text in others if text != markers.end)
+        self._parts: list[str] = [markers.start] if markers.is_body else []
+        self._num_chars = len(markers.start) if markers.is_body else 0
+        self._tail = ""
+        self._num_marked = 0
+        self._first_end: int | None = None
+        self._num_looked = 0
+        self._told: dict[int, _Told] = {}
+
+    @property
+    def has_told(self) -> bool:
+        """Return whether any of its calls was passed on."""
+        return bool(self._told)
+
+    def _sought(self) -> tuple[str, ...]:
+        others = self._others if self.num_others < MAX_OTHERS else ()
+        return (self.markers.end, *others) if self.markers.end else ()
+
+    def read(self, text: str, *, is_final: bool) -> Mark | None:
+        """Take text up to and with the next end marker or beginning; return it, or None."""
+        sought = self._sought()
+        window = self._tail + text
+        found = find_first(window, sought)
+        held = 0 if is_final else partial_length(window, sought)
+        if found is None or (held and len(window) - held <= found.start):
+            self._add(text)
+            keep = max(map(len, sought), default=1) - 1
+            self._tail = window[-keep:] if keep > 0 else ""
+            return None
+        marker = sought[found.which]
+        cut = found.start + len(marker) - len(self._tail)
+        if cut < 0:  # A longer marker was waited for, which did not come.
+            text, cut = self.cut(self._num_chars + cut) + text, 0
+        self._add(text[:cut])
+        self._tail = ""
+        self._num_marked = len(marker)
+        is_end = found.which == 0
+        self.num_ends += is_end
+        if is_end and self._first_end is None:
+            self._first_end = self._num_chars
+        self.num_others += not is_end
+        return Mark(text=marker, opens=not is_end, rest=text[cut:])
+
+    def _add(self, text: str) -> None:
+        self._parts.append(text)
+        self._num_chars += len(text)
+
+    def cut(self, at: int) -> str:
+        """End the body at a place of it; return what follows. Mutates: self"""
+        text = self.whole()
+        self._parts = [text[:at]]
+        self._num_chars = at
+        return text[at:]
+
+    def whole(self) -> str:
+        """Return all text read so far, markers included."""
+        return "".join(self._parts)
+
+    def at_first_end(self) -> tuple[str, str]:
+        """Return (the body up to its first end marker, what follows the marker)."""
+        text = self.whole()
+        assert self._first_end is not None
+        return text[: self._first_end - len(self.markers.end)], text[self._first_end :]
+
+    def body(self) -> str:
+        """Return the text before the marker just read."""
+        return self.whole()[: -self._num_marked]
+
+    def growing_body(self) -> str | None:
+        """Return the text so far without what may be the beginning of a marker, when it is time to
+        look at it again; else None. Mutates: self"""
+        grown = self._num_chars - self._num_looked
+        if grown < max(LOOK_EVERY_CHARS, self._num_chars // LOOK_EVERY_SHARE):
+            return None
+        self._num_looked = self._num_chars
+        text = self.whole()
+        return text[: len(text) - partial_length(text, self._sought())]
+
+    def unread(self) -> str:
+        """Return what follows the opening marker, to be read as ordinary text."""
+        text = self.whole()
+        return text[len(self.markers.start) :] if self.markers.is_body else text
+
+    def tell(
+        self, calls: list[ToolCall], num_calls: int, most: int | None, *, may_be_cut: bool = False
+    ) -> list[Event]:
+        """Return the events for what is new in the calls so far. Mutates: self
+
+        Arguments are told as far as they are JSON: from the beginning once they are whole or too
+        long to wait for, or, with `may_be_cut`, where the text ends in the last of them.
+        `num_calls` were told before this region; calls beyond `most` are left out.
+        """
+        events: list[Event] = []
+        for position, call in enumerate(calls):
+            arguments, is_whole, is_broken = _sure(call)
+            is_last = position == len(calls) - 1
+            if position not in self._told:
+                is_cut = may_be_cut and is_last and not is_broken
+                if not (is_whole or is_cut or len(arguments) >= TELL_CHARS):
+                    continue
+                events += self._begin(position, call, num_calls + len(self._told), most)
+            told = self._told[position]
+            more = _escaped(arguments)[told.num_chars :]
+            told.num_chars += len(more)
+            if more and told.index is not None:
+                events.append(ToolCallArgsDelta(index=told.index, text=more))
+        return events
+
+    def _begin(
+        self, position: int, call: ToolCall, number: int, most: int | None
+    ) -> list[ToolCallStart]:
+        is_over = most is not None and number >= most
+        self._told[position] = _Told(index=None if is_over else number)
+        if is_over:
+            return []
+        call_id = call.id or self._new_id()
+        return [ToolCallStart(index=number, call_id=call_id, name=call.name)]
+
+    def untold(self, calls: list[ToolCall]) -> str:
+        """Return the text of calls that were not passed on, as far as the parser says it."""
+        return "".join(c.text for position, c in enumerate(calls) if position not in self._told)
+
+    def _new_id(self) -> str:
+        return self.id_prefix + secrets.token_hex(self.id_digits // 2 + 1)[: self.id_digits]
+
+    @property
+    def num_told(self) -> int:
+        """Return how many of its calls were passed on."""
+        return sum(told.index is not None for told in self._told.values())
+
+
+def is_whole(call: ToolCall) -> bool:
+    """Return whether a call's arguments are a JSON object and nothing else."""
+    return _sure(call)[1]
+
+
+def _sure(call: ToolCall) -> tuple[str, bool, bool]:
+    """Return (the arguments as far as they are JSON, whether they are whole, or broken)."""
+    text = call.arguments
+    if not (call.name and text.startswith("{")):
+        return "", False, True
+    found = check(text)
+    is_broken = bool(call.text) or found.fault is not None
+    if found.end is not None and (is_broken or text[found.end :].strip()):
+        return text[: found.end], False, True
+    return text[: found.fault], found.end is not None, is_broken
+
+
+def _escaped(arguments: str) -> str:
+    """Return arguments with the control characters in their strings escaped: models write line
+    ends there as they are, and no client's reader of JSON takes them. The rest is the model's own.
+    """
+    if _CONTROL.search(arguments) is None:
+        return arguments
+    return _STRING.sub(lambda string: _CONTROL.sub(_escape, string[0]), arguments)
+
+
+def _escape(character: re.Match[str]) -> str:
+    return json.dumps(character[0])[1:-1]

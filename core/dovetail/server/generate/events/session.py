@@ -1,0 +1,459 @@
+"""Session: one answer's text, fed in any pieces, as events that do not depend on the pieces.
+
+Reasoning and tool parsers only say their markers and parse one finished region; this file finds
+the regions. What the events come to is a function of the joined text alone. Blanks beside a region
+are layout; no other text is lost: a region that is not a call comes out as content. Stop strings
+are looked for in content alone; what follows one is not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dovetail.engine.client.stop import StopMatcher
+from dovetail.interfaces.text import Markers, Tool, ToolCall
+from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
+from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare
+from dovetail.server.generate.events.held import HeldCall
+from dovetail.server.generate.events.matcher import find_first, partial_length
+from dovetail.server.generate.events.region import Mark, Region, is_whole
+from dovetail.server.generate.events.speech import Speech
+from dovetail.server.generate.events.types import ContentDelta, Event
+
+FEED_CHARS = 4096
+"""Longer text is read in parts of this size: text that waits is copied at every marker."""
+MAX_REGION_ENDS = 8
+"""How many end markers may stand inside one call's strings before the region is given up."""
+MAX_GIVEN_UP = 64
+"""After so many regions that are no call, the rest of an answer is content: every one is read again
+behind its marker."""
+MAX_TRIALS = 16
+"""How many markers of calls in open thinking are tried as its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPlan:
+    """What the sessions of one request have in common.
+
+    `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
+    of the chat format that are not content but may stand in a call's strings. `max_calls` None is
+    unbounded. `is_forced_call`: the request named the tool to call. `stops` are the stop strings,
+    which count from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls
+    without their markers, as far as the parser knows such, is calls.
+    """
+
+    reasoning: Markers | None = None
+    tool_parser: ToolParser | None = None
+    tools: tuple[Tool, ...] = ()
+    starts_inside: bool = False
+    layout: tuple[str, ...] = ()
+    max_calls: int | None = None
+    is_forced_call: bool = False
+    stops: tuple[str, ...] = ()
+    includes_stop: bool = False
+    min_tokens: int = 0
+    reads_bare: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether text passes through unchanged, but for stop strings."""
+        return not (self.reasoning or self.tool_parser or self.layout)
+
+
+class Session:
+    """The state machine of one answer. Feed text, then finish once."""
+
+    def __init__(self, plan: SessionPlan) -> None:
+        self.plan = plan
+        self.num_calls = 0
+        self._regions = plan.tool_parser.markers if plan.tool_parser else ()
+        self._layout = _longest_first(plan.layout)
+        self._phase = "reasoning" if plan.reasoning and plan.starts_inside else "content"
+        self._pending = ""
+        stops = StopMatcher(plan.stops, includes_stop=plan.includes_stop)
+        self._speech = Speech(stops, is_reasoning=self._phase == "reasoning")
+        self._region: Region | None = None
+        self._bare: BareAnswer | None = None
+        self._may_be_bare = plan.reads_bare and knows_bare(plan.tool_parser, plan.tools)
+        self._is_cut = False
+        self._num_given_up = 0
+        self._held: HeldCall | None = None
+        self._trial: Session | None = None
+        self._num_trials = 0
+        self._is_closed_ahead = False
+
+    @property
+    def matched(self) -> str | None:
+        """Return the stop string that ended the content, or None."""
+        return self._speech.stops.matched
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the text so far ends inside a reasoning region."""
+        return self._phase in ("reasoning", "held")
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether it is open if the text so far is reasoning or a call."""
+        return self._phase == "held"
+
+    def feed(self, text: str, *, may_stop: bool = True) -> list[Event]:
+        """Return the events that this text completes. Mutates: self
+
+        A stop string that becomes complete while `may_stop` is false is ordinary text.
+        """
+        if self.plan.is_plain:
+            return [ContentDelta(text=text)] if text else []
+        self._speech.may_stop = may_stop
+        events: list[Event] = []
+        for start in range(0, len(text), FEED_CHARS):
+            self._pending += text[start : start + FEED_CHARS]
+            events += self._run(is_final=False)
+        return events
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return what was held back. Mutates: self
+
+        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
+        """
+        self._is_cut = is_cut
+        events = self._run(is_final=True)
+        self._speech.finish()
+        return events + self._speech.take()
+
+    def _run(self, *, is_final: bool) -> list[Event]:
+        more = True
+        while more and self.matched is None:
+            if self._phase == "region":
+                more = self._step_region(is_final)
+            elif self._phase == "reasoning":
+                more = self._step_reasoning(is_final)
+            elif self._phase == "held":
+                more = self._step_held(is_final)
+            elif self._phase == "bare":
+                more = self._step_bare(is_final)
+            else:
+                more = self._step_content(is_final)
+        return self._speech.take()
+
+    def _next_marker(self, markers: tuple[str, ...], is_final: bool) -> tuple[str, str] | None:
+        """Return (text before, marker) and cut both from the pending text, or None after saying
+        all text that cannot be part of a marker."""
+        found = find_first(self._pending, markers)
+        held = 0 if is_final else partial_length(self._pending, markers)
+        safe = len(self._pending) - held
+        if found is None or (held and safe <= found.start):
+            text, self._pending = self._pending[:safe], self._pending[safe:]
+            self._say(text)
+            return None
+        marker = markers[found.which]
+        before = self._pending[: found.start]
+        self._pending = self._pending[found.start + len(marker) :]
+        return before, marker
+
+    def _step_content(self, is_final: bool) -> bool:
+        if self._opens_bare():
+            assert self.plan.tool_parser is not None
+            self._phase = "bare"
+            self._bare = BareAnswer(self.plan.tool_parser, self.plan.tools)
+            return True
+        reasoning = self.plan.reasoning
+        opening = (reasoning.start,) if reasoning else ()
+        regions = [r for r in self._regions if not (r.opens_answer and self._speech.has_said)]
+        starts = tuple(region.start for region in regions)
+        found = self._next_marker((*starts, *opening, *self._layout), is_final)
+        if found is None:
+            return False
+        before, marker = found
+        self._say(before)
+        which = starts.index(marker) if marker in starts else -1
+        if which >= 0 and regions[which].opens_answer and self._speech.has_said:
+            self._say(marker)
+        elif which >= 0:
+            self._open_region(regions[which])
+        elif marker in opening:
+            self._open_reasoning(marker)
+        return True
+
+    def _open_region(self, markers: Markers) -> None:
+        if markers.stays:
+            self._say(markers.start)
+        self._region = self._region_of(markers)
+        self._phase = "region"
+
+    def _region_of(self, markers: Markers) -> Region:
+        parser = self.plan.tool_parser
+        assert parser is not None
+        others = [m.start for m in parser.markers if not (m.opens_answer or m.is_body)]
+        return Region(
+            markers,
+            others=(*others, markers.start),
+            id_prefix=parser.id_prefix,
+            id_digits=parser.id_digits,
+        )
+
+    def _open_reasoning(self, marker: str) -> None:
+        reasoning = self.plan.reasoning
+        if self._speech.has_said and not (reasoning and reasoning.may_reopen):
+            self._say(marker)
+            return
+        self._speech.say_held()
+        self._leave("reasoning")
+
+    def _step_reasoning(self, is_final: bool) -> bool:
+        assert self.plan.reasoning is not None
+        markers = self.plan.reasoning
+        starts = self._calls_that_end_it(markers)
+        found = self._next_marker((markers.end, markers.start, *starts, *self._layout), is_final)
+        if found is None:
+            return False
+        before, marker = found
+        self._say(before)
+        if marker == markers.end:
+            self._is_closed_ahead = False
+            self._leave("content")
+        elif marker in starts:
+            self._hold(marker)
+        elif marker == markers.start and self._speech.has_said:
+            self._say(marker)
+        return True
+
+    def _calls_that_end_it(self, markers: Markers) -> tuple[str, ...]:
+        """Return the markers of calls that may end thinking which is not closed ahead."""
+        is_open = markers.ends_with_call and not self._is_closed_ahead
+        if not is_open or self._num_trials >= MAX_TRIALS:
+            return ()
+        found = [region.start for region in self._regions if not region.opens_answer]
+        return tuple(start for start in found if start not in (markers.end, markers.start))
+
+    def _hold(self, marker: str) -> None:
+        """Hold back what opens like a call: whether it is one shows when the thinking is closed, or
+        never is."""
+        assert self.plan.reasoning is not None
+        self._phase = "held"
+        self._num_trials += 1
+        self._held = HeldCall(self.plan.reasoning.end, {tool.name for tool in self.plan.tools})
+        self._trial = Session(replace(self.plan, reasoning=None, stops=(), reads_bare=False))
+        self._pending = marker + self._pending
+
+    def _step_held(self, is_final: bool) -> bool:
+        held, trial = self._held, self._trial
+        assert held is not None
+        assert trial is not None
+        text, self._pending = self._pending, ""
+        is_closed = held.read(text)
+        if not is_closed and held.is_call is None:
+            held.judge(trial.feed(text))
+            held.judge(trial.finish(is_cut=self._is_cut) if is_final else ())
+        is_none = held.is_call is False or (is_final and not held.is_call)
+        if not (is_closed or is_none or is_final):
+            return False
+        self._pending, self._held, self._trial = held.whole(), None, None
+        self._phase = "reasoning"
+        self._is_closed_ahead = is_closed
+        if is_none and not is_closed:
+            start = self._first_of(self._pending)
+            self._say(start)
+            self._pending = self._pending[len(start) :]
+        elif not is_closed:
+            self._leave("content")
+        return True
+
+    def _first_of(self, text: str) -> str:
+        """Return the longest marker of a call with which a text begins."""
+        starts = [region.start for region in self._regions if text.startswith(region.start)]
+        return max(starts, key=len)
+
+    def _leave(self, phase: str) -> None:
+        """Pass from one region to the next."""
+        self._phase = phase
+        self._speech.leave(is_reasoning=phase == "reasoning")
+
+    def _say(self, text: str) -> None:
+        self._speech.say(text, is_settled=self._is_settled())
+
+    def _opens_bare(self) -> bool:
+        """Return whether an answer begins that may be nothing but calls."""
+        if not self._may_be_bare or self._speech.has_answered or self.num_calls:
+            return False
+        first = self._pending.lstrip()[:1]
+        openings = [r.start[:1] for r in self._regions if r.opens_answer and r.is_body]
+        return first in OPENINGS and first not in openings
+
+    def _step_bare(self, is_final: bool) -> bool:
+        bare = self._bare
+        assert bare is not None
+        text, self._pending = self._pending, ""
+        can_be = bare.read(text)
+        if can_be and not is_final:
+            return False
+        calls = bare.calls() if can_be else []
+        self._bare, self._phase, self._may_be_bare = None, "content", False
+        if calls:
+            self._tell(self._region_of(Markers(start="")), calls)
+        else:
+            self._pending = bare.whole()
+        return not calls
+
+    def _is_settled(self) -> bool:
+        """Return whether nothing but content can follow text: then blanks wait for nothing."""
+        reasoning = self.plan.reasoning
+        can_think = reasoning is not None and reasoning.may_reopen
+        is_content = self._phase == "content" and not can_think
+        return is_content and all(region.opens_answer for region in self._regions)
+
+    def _step_region(self, is_final: bool) -> bool:
+        region = self._region
+        assert region is not None
+        text, self._pending = self._pending, ""
+        mark = region.read(text, is_final=is_final)
+        if mark is None and not is_final:
+            return self._look(region)
+        if mark is None:
+            return self._end_unmarked(region, self._syntax_end(region, region.whole()))
+        if mark.opens:
+            return self._end_implied(region, mark)
+        body = region.body()
+        calls, can_grow = self._parse(body)
+        if calls is None and can_grow and region.num_ends < MAX_REGION_ENDS:
+            self._pending = mark.rest
+            return True
+        return self._close_region(region, calls, body, mark.rest)
+
+    def _end_implied(self, region: Region, mark: Mark) -> bool:
+        """Close a region whose calls are over, but for their end, where another one opens."""
+        body = region.body()
+        calls, can_grow = self._parse(body)
+        begun = self._begun(body) or []
+        if calls is None and not can_grow and all(map(is_whole, begun)):
+            calls = begun
+        if not calls or not _only_closes(calls, begun):
+            self._pending = mark.rest
+            return True
+        return self._close_region(region, calls, body, mark.text + mark.rest)
+
+    def _end_unmarked(self, region: Region, at: int | None) -> bool:
+        """Close a region that no marker ended: at this place of its body, or with the text."""
+        rest = "" if at is None else region.cut(at)
+        body = region.whole()
+        is_cut = self._is_cut and at is None
+        calls = self._parse(body)[0]
+        if is_cut and any(call.name for call in calls or ()):
+            calls = None
+        if calls is not None or is_cut or region.num_ends == 0:
+            may_be_cut = calls is None and at is None
+            return self._close_region(region, calls, body, rest, may_be_cut=may_be_cut)
+        self._tell(region, self._begun(body) or [])
+        if not region.has_told:
+            body, behind = region.at_first_end()
+            calls = self._closed(body)
+            rest = behind if calls else ""
+        return self._close_region(region, calls, body, rest)
+
+    def _syntax_end(self, region: Region, body: str) -> int | None:
+        """Return where a region without an end marker is over, or None."""
+        assert self.plan.tool_parser is not None
+        return None if region.markers.end else self.plan.tool_parser.region_end(body)
+
+    def _look(self, region: Region) -> bool:
+        """Pass on what has grown of the region's calls, or give it up as plain text."""
+        body = region.growing_body()
+        if body is None:
+            return False
+        at = self._syntax_end(region, body)
+        if at is not None:
+            return self._end_unmarked(region, at)
+        calls = self._begun(body)
+        if calls is not None:
+            self._tell(region, calls)
+        elif not region.has_told:
+            return self._give_up(region, "")
+        return False
+
+    def _close_region(
+        self,
+        region: Region,
+        calls: list[ToolCall] | None,
+        body: str,
+        rest: str,
+        *,
+        may_be_cut: bool = False,
+    ) -> bool:
+        """Pass on the region's calls, or those that its body begins with, and as content what the
+        parser says is none; give the region up where there is neither."""
+        found = calls or self._begun(body) or []
+        self._tell(region, found, may_be_cut=may_be_cut)
+        untold = region.untold(found)
+        if not region.has_told and not (calls and untold):
+            return self._give_up(region, rest)
+        self._region = None
+        self._leave("content")
+        if untold:
+            self._say(_without(untold, self._layout))
+        self._pending = rest
+        return bool(self._pending)
+
+    def _give_up(self, region: Region, rest: str) -> bool:
+        """Let a region's opening marker pass as plain text, and read on behind it."""
+        self._phase, self._region = "content", None
+        self._num_given_up += 1
+        if not region.markers.stays:
+            self._say(region.markers.start)
+        self._pending = region.unread() + rest
+        if self._num_given_up >= MAX_GIVEN_UP:
+            self._regions = ()
+        return bool(self._pending)
+
+    def _parse(self, body: str) -> tuple[list[ToolCall] | None, bool]:
+        """Return (calls or None, whether more text could make the body a call)."""
+        assert self.plan.tool_parser is not None
+        try:
+            return self.plan.tool_parser.parse(body, self.plan.tools), False
+        except UnfinishedToolCall:
+            return None, True
+        except MalformedToolCall:
+            return None, False
+
+    def _closed(self, body: str) -> list[ToolCall] | None:
+        """Return the calls of a body that is over within a value, or None."""
+        assert self.plan.tool_parser is not None
+        try:
+            return self.plan.tool_parser.close(body, self.plan.tools)
+        except MalformedToolCall:
+            return None
+
+    def _begun(self, body: str) -> list[ToolCall] | None:
+        """Return the calls that a body begins with, or None when it can be none."""
+        assert self.plan.tool_parser is not None
+        try:
+            return self.plan.tool_parser.so_far(body, self.plan.tools)
+        except UnfinishedToolCall:
+            return []
+        except MalformedToolCall:
+            return None
+
+    def _tell(self, region: Region, calls: list[ToolCall], *, may_be_cut: bool = False) -> None:
+        before = self.num_calls - region.num_told
+        events = region.tell(calls, before, self.plan.max_calls, may_be_cut=may_be_cut)
+        self._speech.add(events)
+        self.num_calls = before + region.num_told
+        if region.has_told:
+            self._speech.set_apart()
+
+
+def _only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
+    """Return whether calls say no more than what was sure before they were taken as whole."""
+    sure = [call.arguments for call in begun] + ["{"] * (len(calls) - len(begun))
+    return all(
+        call.arguments in (before, before + "}") for call, before in zip(calls, sure, strict=False)
+    )
+
+
+def _longest_first(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
+
+
+def _without(text: str, words: tuple[str, ...]) -> str:
+    for word in words:
+        text = text.replace(word, "")
+    return text

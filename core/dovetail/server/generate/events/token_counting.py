@@ -1,0 +1,97 @@
+"""CountedSession: a session that also counts the tokens of the reasoning.
+
+A token belongs to where the answer was when it began, so the end marker counts and the opening one
+does not. Knows of tokens only how much text each of them brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dovetail.server.generate.events.session import Session, SessionPlan
+from dovetail.server.generate.events.types import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgsDelta,
+)
+
+
+class CountedSession:
+    """One answer. `num_reasoning_tokens` grows with `feed`."""
+
+    def __init__(self, plan: SessionPlan) -> None:
+        self.session = Session(plan)
+        self.num_reasoning_tokens = 0
+        self._num_tokens = 0
+        self._num_held = 0
+        self._counts = plan.reasoning is not None or bool(plan.stops)
+
+    @property
+    def matched(self) -> str | None:
+        """Return the stop string that ended the content, or None."""
+        return self.session.matched
+
+    def feed(self, text: str, num_tokens: int, num_chars: Sequence[int]) -> list[Event]:
+        """Return the events of a text that so many tokens brought, each its share of it.
+
+        Mutates: self
+        """
+        if not self._counts or num_tokens == 0:
+            return self.session.feed(text, may_stop=self._may_stop())
+        events: list[Event] = []
+        for piece in _pieces(text, num_tokens, num_chars):
+            if self.session.is_held:
+                self._num_held += 1
+            else:
+                self.num_reasoning_tokens += self.session.is_reasoning
+            self._num_tokens += 1
+            events += self.session.feed(piece, may_stop=self._may_stop())
+            if not self.session.is_held:
+                self._count_held()
+        return joined(events) if num_tokens > 1 else events
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return what was held back. Mutates: self"""
+        events = self.session.finish(is_cut=is_cut)
+        if self.session.is_reasoning:
+            self._count_held()
+        return events
+
+    def _count_held(self) -> None:
+        """Count the tokens of what opened like a call and is reasoning after all."""
+        self.num_reasoning_tokens += self._num_held
+        self._num_held = 0
+
+    def _may_stop(self) -> bool:
+        return self._num_tokens >= self.session.plan.min_tokens
+
+
+def _pieces(text: str, num_tokens: int, num_chars: Sequence[int]) -> Iterator[str]:
+    """Yield each token's share of the text; whatever is not told belongs to the last one."""
+    start = 0
+    for position in range(num_tokens - 1):
+        end = start + (num_chars[position] if position < len(num_chars) else 0)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def joined(events: Sequence[Event]) -> list[Event]:
+    """Return the events with neighbours that go on in the same text as one."""
+    made: list[Event] = []
+    for event in events:
+        last = made[-1] if made else None
+        match last, event:
+            case (ReasoningDelta(text=first), ReasoningDelta(text=second)):
+                made[-1] = ReasoningDelta(text=first + second)
+            case (ContentDelta(text=first), ContentDelta(text=second)):
+                made[-1] = ContentDelta(text=first + second)
+            case (
+                ToolCallArgsDelta(index=index, text=first),
+                ToolCallArgsDelta(index=other, text=second),
+            ) if index == other:
+                made[-1] = ToolCallArgsDelta(index=index, text=first + second)
+            case _:
+                made.append(event)
+    return made

@@ -1,0 +1,195 @@
+"""What chat and completions share on the way to the engine and back: checks, params, steps.
+
+Routes stay thin: they turn bodies into a Generation and steps into bodies of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.engine.client.input import truncated
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.server.generate.bodies import (
+    SamplingFields,
+)
+from dovetail.server.generate.dialect import Dialect
+from dovetail.server.generate.events import CountedSession, SessionPlan
+from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.generate.logprobs import TokenNames
+from dovetail.server.generate.request_log import with_request_log
+from dovetail.server.generate.sampling import build_sampling
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import (
+    EventStream,
+    Framing,
+    Step,
+    StreamHead,
+    cancel_on_disconnect,
+    continued,
+    event_steps,
+)
+
+Item = TypeVar("Item")
+CLAMPED_HEADER = "x-dovetail-max-tokens"
+
+
+@dataclass(slots=True, kw_only=True)
+class ResponseMeta:
+    """What is known of an answer before its first token: ids, names, headers."""
+
+    request_id: str
+    model: str
+    created_s: int
+    fingerprint: str
+    names: TokenNames
+    ignored: list[str]
+    clamped_tokens: int | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Return the response headers that report what was not done as asked."""
+        found = {}
+        if self.ignored:
+            found[HEADER] = header_value(self.ignored)
+        if self.clamped_tokens is not None:
+            found[CLAMPED_HEADER] = str(self.clamped_tokens)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One prompt on its way: everything the engine and the session need.
+
+    `request_id` is the engine's: of several prompts of one request each has its own.
+    """
+
+    meta: ResponseMeta
+    request_id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    plan: SessionPlan
+    dialect: Dialect
+    priority: int = 0
+    cache_salt: str = ""
+
+    def steps(self, server: ServerState) -> AsyncGenerator[Step, None]:
+        """Return the steps of the answer; closing them aborts the request."""
+        plan = self.plan
+        outputs = server.engine.generate(
+            self.prompt_ids,
+            self.params,
+            self.request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            watch=(lambda: CountedSession(plan)) if plan.stops else None,
+        )
+        steps = event_steps(outputs, plan, self.dialect)
+        return (
+            with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
+        )
+
+
+def response_meta(
+    server: ServerState, body: SamplingFields, request: Request, model: str | None
+) -> ResponseMeta:
+    """Return what is known of the answer before its first token; its id is the body's, or the
+    header's, or a new one. Raises: NotFound for a `model` that is not served
+    """
+    writes_ids = body.return_tokens_as_token_ids
+    if writes_ids is None:
+        writes_ids = server.frontend.return_tokens_as_token_ids
+    return ResponseMeta(
+        request_id=body.request_id or str(request.state.request_id),
+        model=server.model_name(model),
+        created_s=int(time.time()),
+        fingerprint=server.fingerprint,
+        names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),
+        ignored=[],
+    )
+
+
+def generation_for(
+    server: ServerState,
+    body: SamplingFields,
+    meta: ResponseMeta,
+    prompt_ids: Sequence[int],
+    fields: dict[str, Any],
+    plan: SessionPlan,
+    dialect: Dialect,
+) -> Generation:
+    """Return the generation of one prompt. Raises: RequestError. Mutates: meta (clamping)"""
+    limit = server.engine.spec.run.max_model_tokens
+    wanted = fields.get("max_tokens")
+    kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit, wanted)
+    params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
+    if clamped_tokens is not None:
+        meta.clamped_tokens = clamped_tokens
+    return Generation(
+        meta=meta,
+        request_id=meta.request_id,
+        prompt_ids=kept,
+        params=params,
+        plan=_with_stops(plan, params),
+        dialect=dialect,
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def _with_stops(plan: SessionPlan, params: SamplingParams) -> SessionPlan:
+    """Return the plan that looks for the stop strings, where not all text is content."""
+    if plan.is_plain or not params.stop:
+        return plan
+    return replace(
+        plan,
+        stops=params.stop,
+        includes_stop=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+    )
+
+
+def admit(server: ServerState, owned: AsyncExitStack, size: int) -> None:
+    """Take a place in the queue, given back when `owned` closes. Raises: Overloaded, EngineDead"""
+    server.check_alive()
+    owned.callback(server.admission.admit(size).close)
+
+
+async def json_response(
+    request: Request, meta: ResponseMeta, body: Coroutine[Any, Any, BaseModel]
+) -> Response:
+    """Return a whole answer as one JSON body. Raises: what `body` raises, ClientDisconnected"""
+    answer = await cancel_on_disconnect(request, body)
+    return Response(
+        answer.model_dump_json(exclude_unset=True),
+        media_type="application/json",
+        headers=meta.headers(),
+    )
+
+
+async def event_stream_response(
+    request: Request,
+    owned: AsyncExitStack,
+    meta: ResponseMeta,
+    steps: AsyncGenerator[Item, None],
+    run: Callable[[AsyncIterator[Item]], AsyncGenerator[bytes, None]],
+    framing: Framing | None = None,
+) -> EventStream:
+    """Return a stream of `run(steps)`; its status waits until the first step has come.
+
+    Mutates: owned (the stream takes over what it holds)
+    """
+    first = await cancel_on_disconnect(request, anext(steps))
+    head = StreamHead(
+        headers=meta.headers(),
+        request_id=meta.request_id,
+        logs_stack=request.app.state.server.frontend.log_error_stack,
+        framing=framing or Framing(),
+    )
+    return EventStream(run(continued(first, steps)), owned.pop_all(), head)

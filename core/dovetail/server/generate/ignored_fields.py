@@ -1,0 +1,125 @@
+"""Fields that a request sent and nothing here honours: reported, counted, or refused.
+
+Every ignored field is named in a response header; unknown ones are warned of once per name, and
+are an error with --strict-request-fields.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from dovetail.errors import RequestError
+from dovetail.observability import metrics
+from dovetail.server.generate.bodies import (
+    MISPLACED_FIELDS,
+    NEUTRAL,
+    UNSUPPORTED_FIELDS,
+    WITHOUT_EFFECT,
+)
+from dovetail.unsupported import sentence
+
+HEADER = "x-dovetail-ignored-fields"
+MAX_NAMES = 32
+MAX_NAME_CHARS = 64
+MAX_WARNED_NAMES = 256
+
+logger = logging.getLogger("dovetail.server")
+
+
+class FieldReporter:
+    """Keeps which names were warned of, within a bound."""
+
+    def __init__(self, *, is_strict: bool) -> None:
+        self._is_strict = is_strict
+        self._warned: set[str] = set()
+
+    def check(self, body: BaseModel, *, known: Iterable[str] = ()) -> list[str]:
+        """Return the names to report for a body; `known` are dotted prefixes to pass over.
+
+        Raises: RequestError for refused fields, and for unknown ones when strict.
+        """
+        passed = tuple(known)
+        names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
+        for name in names:
+            fault = _fault(name)
+            if fault is not None and _asks(name, (body.model_extra or {}).get(name)):
+                raise RequestError(fault, where=name, code="unsupported_field")
+        self._report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
+        return names
+
+    def report(self, names: Iterable[str]) -> list[str]:
+        """Report names found ignored later. Raises: RequestError when strict."""
+        found = list(names)
+        self._report(found)
+        return found
+
+    def _report(self, names: list[str]) -> None:
+        if names and self._is_strict:
+            raise RequestError(
+                f"unknown field(s): {', '.join(map(header_name, names[:MAX_NAMES]))}.",
+                where=header_name(names[0]),
+                fix="leave them out, or start the server without --strict-request-fields.",
+                code="unknown_field",
+            )
+        for name in map(header_name, names[:MAX_NAMES]):
+            self._warn(name)
+
+    def _warn(self, name: str) -> None:
+        is_new = name not in self._warned
+        if is_new and len(self._warned) >= MAX_WARNED_NAMES:
+            name = "other"
+        elif is_new:
+            self._warned.add(name)
+            logger.warning("request field %s is not known here and is ignored", name)
+        metrics.IGNORED_FIELDS.labels(name).inc()
+
+
+def _fault(name: str) -> str | None:
+    """Return why a field cannot be honoured, None for one that may be ignored."""
+    if name in UNSUPPORTED_FIELDS:
+        return sentence(UNSUPPORTED_FIELDS[name])
+    return f"{MISPLACED_FIELDS[name]}." if name in MISPLACED_FIELDS else None
+
+
+def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of fields that no model declares; list positions are left out."""
+    for name in body.model_extra or {}:
+        yield prefix + name
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, BaseModel):
+                yield from unknown_fields(part, f"{prefix}{name}.")
+
+
+def _asks(name: str, value: object) -> bool:
+    """Return whether a refused field asks for something; many clients write defaults out."""
+    return value not in NEUTRAL and (name, value) != ("best_of", 1)
+
+
+def json_reply(reply: BaseModel, ignored: Iterable[str], *, hides_none: bool = False) -> Response:
+    """Return a body as a response whose header names the ignored fields. A field that was not set
+    is left out; with `hides_none` one that is null as well."""
+    names = list(ignored)
+    return Response(
+        reply.model_dump_json(exclude_unset=not hides_none, exclude_none=hides_none),
+        media_type="application/json",
+        headers={HEADER: header_value(names)} if names else {},
+    )
+
+
+def header_name(name: str) -> str:
+    """Return a field name as it may stand in a header, a log line or a label."""
+    return re.sub(r"[^\w.\[\]-]", "?", name, flags=re.ASCII)[:MAX_NAME_CHARS]
+
+
+def header_value(names: Iterable[str]) -> str:
+    """Return the header's value."""
+    shown = [header_name(name) for name in names]
+    more = ["..."] if len(shown) > MAX_NAMES else []
+    return ", ".join(shown[:MAX_NAMES] + more)

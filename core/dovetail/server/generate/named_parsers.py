@@ -1,0 +1,49 @@
+"""Parsers that a request names: only registered ones, each made once.
+
+A path to a file or an object in a module is for flags; here it is an unknown name.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from dovetail import registry
+from dovetail.errors import PluginError, RequestError
+from dovetail.server.generate.server_state import Parsers
+
+NOTHING = "none"
+"""The name that asks for no parser."""
+
+
+def parsers_for(chosen: Parsers, tool: str | None, reasoning: str | None) -> Parsers:
+    """Return the server's parsers with those named instead. Raises: RequestError"""
+    return Parsers(
+        tool=chosen.tool if tool is None else named_parser("tool_parser", tool),
+        reasoning=chosen.reasoning
+        if reasoning is None
+        else named_parser("reasoning_parser", reasoning),
+    )
+
+
+def named_parser(kind: str, name: str) -> Any:
+    """Return a registered parser, or None for "none". Raises: RequestError"""
+    if name == NOTHING:
+        return None
+    known = registry.names(kind)
+    if name not in known:
+        raise RequestError(
+            f'there is no {kind} "{name[:64]}".',
+            where=kind,
+            fix=f"use one of: {', '.join(sorted(known))}, {NOTHING}.",
+        )
+    return _made(kind, name)
+
+
+@lru_cache(maxsize=256)
+def _made(kind: str, name: str) -> Any:
+    try:
+        selection = registry.choose(kind, name, options={})
+        return registry.load_selection(selection)(registry.build_options(selection))
+    except PluginError as error:
+        raise RequestError(error.what, where=kind, fix=error.fix) from error

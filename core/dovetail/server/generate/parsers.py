@@ -1,0 +1,124 @@
+"""Which tool and reasoning parser this model needs: named by a flag, or found in its template.
+
+Choosing happens once, in the parent; other API processes get the Selections.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dovetail import registry
+from dovetail.config.config import Config
+from dovetail.config.sections.frontend import NO_PARSER
+from dovetail.errors import BrokenPlugin, PluginError
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.reasoning_parser import ReasoningParser
+from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.generate.server_state import Parsers
+
+logger = logging.getLogger("dovetail.server")
+AUTO = (None, "", "auto")
+MIN_MARKER_CHARS = 3
+"""Shorter markers ("{", "[") stand in any template."""
+MAX_TEXTS_SAID = 4
+
+
+class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The chosen parsers as data."""
+
+    tool: Selection | None = None
+    reasoning: Selection | None = None
+
+
+def choose_parsers(config: Config, template: str) -> ParserChoice:
+    """Return the parsers for a chat template. Raises: PluginError for one named in vain."""
+    return ParserChoice(
+        tool=_choose(config, "tool_parser", config.frontend.tool_call_parser, template),
+        reasoning=_choose(config, "reasoning_parser", config.frontend.reasoning_parser, template),
+    )
+
+
+def _choose(config: Config, kind: str, asked: str | None, template: str) -> Selection | None:
+    if asked == NO_PARSER:
+        return None
+    options = config.plugin.options_of(kind)
+    if asked not in AUTO:
+        return registry.choose(kind, asked, options=options)
+    found = [
+        (entry.name, entry.id, _mentioned(_load(kind, entry.id), template))
+        for entry in registry.entries(kind)
+        if _fits(kind, entry.id, template)
+    ]
+    if not found:
+        logger.info("%s auto: none, the chat template asks for no syntax that is known", kind)
+        return None
+    found.sort(key=lambda fit: _preference(kind, *fit))
+    name, spec, texts = found[0]
+    logger.info("%s", _reason(kind, name, texts, [other for other, _, _ in found[1:]]))
+    return registry.choose(kind, spec, options=options)
+
+
+def _preference(kind: str, name: str, spec: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """Return what sorts fitting parsers, the best first: of equal rank, the one of whose texts the
+    template mentions most; of several names of one, that of its file or the one it says."""
+    plugin = _load(kind, spec)
+    own = getattr(plugin, "auto_name", "") or plugin.__module__.rpartition(".")[2]
+    return -plugin.auto_rank, -sum(map(len, texts)), name != own, name
+
+
+def _reason(kind: str, name: str, texts: Sequence[str], others: Sequence[str]) -> str:
+    """Return one line: what was chosen, which markers decided, what else would have fitted."""
+    by = ", ".join(texts[:MAX_TEXTS_SAID]) or "what it says of calls"
+    line = f"{kind} auto: {name}, by {by} in the chat template"
+    return f"{line} (also fit: {', '.join(others)})" if others else line
+
+
+def _mentioned(plugin: type[Plugin], template: str) -> list[str]:
+    """Return the texts of a parser's syntax that stand in the template, the longest first."""
+    texts: set[str] = set()
+    if issubclass(plugin, ToolParser):
+        texts = {text for m in plugin.markers for text in (m.start, m.end)}
+        texts |= {*plugin.inner, *plugin.layout}
+    elif issubclass(plugin, ReasoningParser):
+        texts = {plugin.markers.start, plugin.markers.end, *plugin.layout}
+    told = {text.strip() for text in texts if len(text.strip()) >= MIN_MARKER_CHARS}
+    return sorted((text for text in told if text in template), key=lambda t: (-len(t), t))
+
+
+def _fits(kind: str, spec: str, template: str) -> bool:
+    """Return whether a parser's markers stand in the template; a broken parser fits nothing."""
+    try:
+        plugin = _load(kind, spec)
+    except PluginError as error:
+        logger.debug("%s %s is left out: %s", kind, spec, error)
+        return False
+    reasons = plugin.why_not(template) if template else ["there is no chat template"]
+    if reasons:
+        logger.debug("%s %s is left out: %s", kind, spec, "; ".join(reasons))
+    return not reasons
+
+
+def _load(kind: str, spec: str) -> type[Plugin]:
+    plugin = registry.load(kind, spec)
+    if not isinstance(plugin, type):
+        raise BrokenPlugin("a parser must be a class.", where=f"{kind} {spec}")
+    return plugin
+
+
+def build_parsers(choice: ParserChoice) -> Parsers:
+    """Return the chosen parsers, made. Raises: PluginError"""
+    return Parsers(tool=_build(choice.tool), reasoning=_build(choice.reasoning))
+
+
+def _build(selection: Selection | None) -> Any:
+    if selection is None:
+        return None
+    plugin = registry.load_selection(selection)
+    if not isinstance(plugin, type):
+        raise BrokenPlugin("a parser must be a class.", where=selection.target)
+    return plugin(registry.build_options(selection))

@@ -1,0 +1,94 @@
+"""A line in the log as a request comes, and one as it ends: --enable-log-requests and its like."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.observability.logging import shortened
+from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.streaming import Step
+
+if TYPE_CHECKING:
+    from dovetail.server.generate.generation import Generation
+
+logger = logging.getLogger("dovetail.server")
+PARAM_CHARS = 200
+"""Most characters of one sampling parameter in the log: a schema may be a page long."""
+
+
+async def with_request_log(
+    server: ServerState, generation: Generation, steps: AsyncGenerator[Step, None]
+) -> AsyncGenerator[Step, None]:
+    """Yield the steps; log the request as it comes, and how and why it ended, in a line each."""
+    _log_arrival(server, generation)
+    start_s = time.monotonic()
+    first_s: float | None = None
+    causes: dict[int, str] = {}
+    texts: dict[int, list[str]] = {}
+    num_tokens = 0
+    end = "the client left"
+    try:
+        async for step in steps:
+            first_s = first_s or time.monotonic()
+            num_tokens = step.num_generated_tokens
+            if step.finish_reason is not None:
+                causes[step.index] = step.finish_reason
+            if server.frontend.enable_log_outputs:
+                texts.setdefault(step.index, []).append(step.text)
+            yield step
+        end = ", ".join(causes[index] for index in sorted(causes))
+    except Exception as error:
+        end = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        await steps.aclose()
+        for index in sorted(texts):
+            _log_answer(server, generation, index, "".join(texts[index]))
+        seconds = time.monotonic() - start_s
+        wait_s = (first_s or time.monotonic()) - start_s
+        logger.info(
+            "request %s ended: %s; %d prompt and %d generated tokens, %.2f s, first token %.2f s",
+            generation.request_id, end, len(generation.prompt_ids), num_tokens, seconds, wait_s,
+        )  # fmt: skip
+
+
+def _log_arrival(server: ServerState, generation: Generation) -> None:
+    """Log the numbers of a request; its text only at level debug."""
+    ids = generation.prompt_ids
+    logger.info(
+        "request %s: %d prompt tokens%s",
+        generation.request_id,
+        len(ids),
+        _set_fields(generation.params),
+    )
+    if logger.isEnabledFor(logging.DEBUG):
+        text = _beginning(server, ids, server.frontend.max_log_len)
+        logger.debug("request %s: prompt %r", generation.request_id, text)
+
+
+def _set_fields(params: SamplingParams) -> str:
+    """Return the fields that are not as they are without asking, in a length that fits a line."""
+    fields = msgspec.to_builtins(params, str_keys=False)  # leaves defaults out
+    shown = (f", {name}={shortened(repr(value), PARAM_CHARS)}" for name, value in fields.items())
+    return "".join(shown)
+
+
+def _beginning(server: ServerState, ids: Sequence[int], limit: int | None) -> str:
+    """Return the prompt's text, cut after `limit` characters."""
+    if limit is None:
+        return server.engine.tokenizer.decode(ids, skip_special_tokens=False)
+    # No more is decoded than can be shown: how much is left out stands in tokens, a line above.
+    text = server.engine.tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _log_answer(server: ServerState, generation: Generation, index: int, text: str) -> None:
+    """Log one answer as the model wrote it, whole, also where it was streamed."""
+    shown = shortened(text, server.frontend.max_log_len)
+    logger.info("request %s: answer %d %r", generation.request_id, index, shown)

@@ -1,0 +1,84 @@
+"""From a body's sampling fields to SamplingParams, with the room that the context leaves.
+
+Knows no prompt text and no tokenizer; the engine checks the same bounds again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from dovetail.engine.client.input import room_for_answer
+from dovetail.errors import RequestError
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.server.generate.bodies import SamplingFields
+
+_COPIED = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "logits_processors",
+)
+_FLAGS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
+
+
+class ParamsMaker(Protocol):
+    """The engine, as far as defaults go."""
+
+    spec: EngineSpec
+
+    def default_params(self, **fields: Any) -> SamplingParams:
+        """Return the server's defaults overlaid by the given fields."""
+
+
+def sampling_fields(body: SamplingFields) -> dict[str, Any]:
+    """Return the fields that the request set, as SamplingParams takes them."""
+    fields = {n: getattr(body, n) for n in _COPIED if getattr(body, n) is not None}
+    fields |= {n: getattr(body, n) for n in _FLAGS if n in body.model_fields_set}
+    fields |= {n: tuple(getattr(body, n)) for n in _TUPLES if getattr(body, n) is not None}
+    if body.stop is not None:
+        fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.logit_bias is not None:
+        fields["logit_bias"] = _token_biases(body.logit_bias)
+    if body.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = body.prompt_logprobs
+    return fields
+
+
+def build_sampling(
+    engine: ParamsMaker, body: SamplingFields, fields: Mapping[str, Any], num_prompt_tokens: int
+) -> tuple[SamplingParams, int | None]:
+    """Return checked params, and the max_tokens given where the request asked for more than the
+    context leaves. `fields` win over the body's. Raises: RequestError"""
+    params = engine.default_params(**{**sampling_fields(body), **fields})
+    room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
+    clamped = params.max_tokens is not None and params.max_tokens > room
+    if params.max_tokens is None or clamped:
+        params = msgspec.structs.replace(params, max_tokens=room)
+    if params.min_tokens > room:
+        raise RequestError(f"only {room} tokens of the context are left.", where="min_tokens")
+    params.verify()
+    return params, room if clamped else None
+
+
+def _token_biases(given: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token_id): bias for token_id, bias in given.items()}
+    except ValueError as error:
+        raise RequestError("keys must be token ids.", where="logit_bias") from error

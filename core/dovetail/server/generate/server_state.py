@@ -1,0 +1,203 @@
+"""ServerState: what every route of one application reads. Built once; holds no request."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.engine.client.input import PROMPT, verify_text
+from dovetail.engine.client.no_tokenizer import text_refused
+from dovetail.errors import EngineDead, NotFound, RequestError
+from dovetail.guided.choose import none_installed
+from dovetail.interfaces.api import GENERATE
+from dovetail.interfaces.form import sequence
+from dovetail.interfaces.guided import Guide
+from dovetail.interfaces.reasoning_parser import ReasoningParser
+from dovetail.interfaces.spec import GuidedSpec
+from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.generate.events import SessionPlan
+from dovetail.server.generate.ignored_fields import FieldReporter
+from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
+from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.http.admission import Admission
+from dovetail.version import __version__
+
+if TYPE_CHECKING:
+    from dovetail.engine.client.async_engine import AsyncEngine
+
+STALL_S = 10.0
+"""An engine with work queued that gives no sign of life for so long is reported as stalled."""
+
+SHORT_TEXT_CHARS = 4096
+"""Work on texts up to this size is done in the event loop; a thread would cost more."""
+
+LONG_WORK = SHORT_TEXT_CHARS + 1
+"""The size of work that is done in a thread whatever its text."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsers:
+    """The parsers chosen for this model; None where there is none."""
+
+    tool: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """One application's parts."""
+
+    engine: AsyncEngine
+    frontend: FrontendConfig
+    renderer: ChatRenderer
+    parsers: Parsers
+    admission: Admission
+    fields: FieldReporter
+    threads: ThreadPoolExecutor
+    created_s: int
+    fingerprint: str
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """Return what the model can do. The engine generates text."""
+        return frozenset({GENERATE})
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the served model names, the main one first."""
+        return self.engine.spec.served_names or (self.engine.spec.run.model.path,)
+
+    def model_name(self, requested: str | None) -> str:
+        """Return the name to answer with. Raises: NotFound"""
+        if not requested:
+            return self.names[0]
+        if requested in self.names:
+            return requested
+        served = ", ".join(self.names)
+        raise NotFound(
+            f'the model "{requested[:256]}" is not served here.',
+            where="model",
+            fix=f"use one of: {served}.",
+            code="model_not_found",
+        )
+
+    def check_alive(self) -> None:
+        """Raise EngineDead when nothing can be generated any more."""
+        if not self.engine.is_alive:
+            raise EngineDead(f"the engine is gone: {self.engine.death_reason or 'unknown cause'}")
+
+    def check_text(self, where: str) -> None:
+        """Raise RequestError where nobody can turn the text of a field into tokens."""
+        if not self.engine.spec.has_tokenizer:
+            raise text_refused(where)
+
+    def check_template(self, given: str | None) -> None:
+        """Raise RequestError for a template in a request, unless the server trusts them."""
+        if given is not None and not self.frontend.trust_request_chat_template:
+            raise RequestError(
+                "this server uses no templates of requests.",
+                where="chat_template",
+                fix="start it with --trust-request-chat-template, or with --chat-template FILE.",
+                code="unsupported_field",
+            )
+
+    def check_guides(self, where: str) -> None:
+        """Raise RequestError where nothing can hold an answer to a form."""
+        if self.engine.guides is None:
+            raise none_installed(where)
+
+    @property
+    def guided_spec(self) -> GuidedSpec | None:
+        """Return how answers are held to forms; None where no backend is installed."""
+        return self.engine.spec.run.guided
+
+    async def guide(self, constraint: ConstraintRequest, plan: SessionPlan, tail: str) -> Guide:
+        """Return the guide of an answer. `tail` is the end of the rendered prompt.
+
+        The form counts from behind the reasoning, if there is any. Raises: RequestError
+        """
+        self.check_guides(constraint.where)
+        guides = self.engine.guides
+        assert guides is not None
+        if constraint.form is None:
+            thinking = plan.reasoning
+            return await guides.triggered(
+                constraint.tags,
+                where=constraint.where,
+                backend=constraint.backend,
+                thinking=(thinking.start, thinking.end) if thinking else (),
+                starts_thinking=plan.starts_inside,
+            )
+        form, starts_after = constraint.form, ""
+        if plan.reasoning is not None and plan.starts_inside:
+            form, starts_after = sequence(BLANKS, form), plan.reasoning.end
+        elif plan.reasoning is not None and not tail.rstrip().endswith(plan.reasoning.end):
+            form = after_reasoning(form, plan.reasoning)
+        return await guides.guide(
+            form,
+            where=constraint.where,
+            backend=constraint.backend,
+            starts_after=starts_after,
+            closes=constraint.closes,
+        )
+
+    async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
+        """Return call(), run in a thread when the text it works on is long."""
+        if num_chars <= SHORT_TEXT_CHARS:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a prompt. Raises: RequestError for text that is not Unicode."""
+        tokenizer = self.engine.tokenizer
+        verify_text(PROMPT, text)
+        return await self.run(
+            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
+        )
+
+
+def build_server(
+    engine: AsyncEngine,
+    frontend: FrontendConfig,
+    renderer: ChatRenderer,
+    parsers: Parsers,
+    max_queued_requests: int | None,
+) -> ServerState:
+    """Return the parts of one application."""
+    return ServerState(
+        engine=engine,
+        frontend=frontend,
+        renderer=renderer,
+        parsers=parsers,
+        admission=Admission(
+            engine, max_running=engine.spec.schedule.max_rows, max_queued=max_queued_requests
+        ),
+        fields=FieldReporter(is_strict=frontend.strict_request_fields),
+        threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
+        created_s=int(time.time()),
+        fingerprint=_fingerprint(engine),
+    )
+
+
+def new_id(given: str | None = None) -> str:
+    """Return a request id: the client's own, or a random one."""
+    return given or secrets.token_hex(16)
+
+
+def _fingerprint(engine: AsyncEngine) -> str:
+    """Return a name for the configuration that decides which tokens come out."""
+    run = engine.spec.run
+    cache = (run.kv_dtype, run.kv_scales, run.kv_steps)
+    facts = msgspec.json.encode((run.model, run.device, cache, run.quantization.name))
+    return f"dovetail-{__version__}-{hashlib.sha256(facts).hexdigest()[:8]}"

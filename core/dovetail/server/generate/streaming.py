@@ -1,0 +1,310 @@
+"""From engine outputs to events, and from events to a server-sent stream.
+
+`event_steps` is the one path of every answer: a stream sends its steps as they come, a plain answer
+joins them. Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from dovetail.engine.client.outputs import CompletionDelta, RequestOutput
+from dovetail.errors import DovetailError, RequestFault
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.observability import metrics
+from dovetail.server.generate.as_chat import in_words_of
+from dovetail.server.generate.dialect import AnswerEnd, Dialect
+from dovetail.server.generate.events import CountedSession, Event, SessionPlan
+from dovetail.server.http.errors import Problem, problem_of
+
+logger = logging.getLogger("dovetail.server")
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """News of one of a request's answers. `text` is what the events were made of.
+
+    The counts are of the whole request so far; `finish_reason` is set exactly once per answer, in
+    the words of the request's dialect.
+    """
+
+    index: int
+    text: str
+    events: Sequence[Event]
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_cached_tokens: int
+    num_reasoning_tokens: int = 0
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
+
+
+async def event_steps(
+    outputs: AsyncGenerator[RequestOutput, None],
+    plan: SessionPlan,
+    dialect: Dialect,
+) -> AsyncGenerator[Step, None]:
+    """Yield a step per delta of the engine. Closing it closes `outputs`, which aborts.
+
+    Raises: RequestFault when the engine ended an answer with an error or an abort, RequestError in
+    the dialect's names of fields.
+    """
+    sessions: dict[int, CountedSession] = {}
+    num_generated = 0
+    try:
+        with in_words_of(dialect.field_names):
+            async for output in outputs:
+                for delta in output.deltas:
+                    num_generated += len(delta.token_ids)
+                    session = sessions.get(delta.index) or CountedSession(plan)
+                    sessions[delta.index] = session
+                    yield _step(output, delta, session, dialect, num_generated, sessions.values())
+    finally:
+        await outputs.aclose()
+
+
+def _step(
+    output: RequestOutput,
+    delta: CompletionDelta,
+    session: CountedSession,
+    dialect: Dialect,
+    num_generated: int,
+    sessions: Iterable[CountedSession],
+) -> Step:
+    """Return the news that a delta brings. Mutates: session. Raises: RequestFault"""
+    events = session.feed(delta.text, len(delta.token_ids), delta.num_chars)
+    if delta.finish_reason is not None:
+        _check_end(delta.finish_reason, output.request_id)
+        events = [*events, *session.finish(is_cut=delta.finish_reason == "length")]
+    return Step(
+        index=delta.index,
+        text=delta.text,
+        events=events,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        finish_reason=_reason(delta, session, dialect),
+        stop_reason=delta.stop_reason,
+        num_prompt_tokens=len(output.prompt_token_ids),
+        num_generated_tokens=num_generated,
+        num_cached_tokens=output.num_cached_tokens,
+        num_reasoning_tokens=sum(s.num_reasoning_tokens for s in sessions),
+        prompt_logprobs=output.prompt_logprobs,
+    )
+
+
+def _reason(delta: CompletionDelta, counted: CountedSession, dialect: Dialect) -> str | None:
+    if delta.finish_reason is None:
+        return None
+    return dialect.finish_reason(
+        AnswerEnd(
+            cause=delta.finish_reason,
+            num_calls=counted.session.num_calls,
+            is_forced_call=counted.session.plan.is_forced_call,
+            is_stop_text=isinstance(delta.stop_reason, str),
+        )
+    )
+
+
+def _check_end(cause: str, request_id: str) -> None:
+    if cause in ("abort", "error"):
+        raise RequestFault(f"the engine ended the request ({cause}).", where=request_id)
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Return what `work` returns; it is cancelled when the client leaves.
+
+    Raises: ClientDisconnected, what `work` raises
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        await _cancel(task, watch)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def continued(first: Item, rest: AsyncIterator[Item]) -> AsyncIterator[Item]:
+    """Yield `first`, then the rest."""
+    yield first
+    async for item in rest:
+        yield item
+
+
+def data_frame(data: bytes) -> bytes:
+    """Return an event without a name."""
+    return b"data: " + data + b"\n\n"
+
+
+def named_frame(name: str, data: bytes) -> bytes:
+    """Return an event with a name."""
+    return b"event: " + name.encode() + b"\n" + data_frame(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """How a dialect writes its stream: what its chunks become, what says that all is well at the
+    end, and what an error becomes."""
+
+    frame: Callable[[bytes], bytes] = data_frame
+    end: bytes = data_frame(b"[DONE]")
+    error: Callable[[Problem], bytes] = lambda problem: data_frame(problem.body())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamHead:
+    """What is known of a stream before its first chunk.
+
+    `logs_stack`: the traceback of every error is logged, not only of those nobody foresaw.
+    """
+
+    headers: dict[str, str]
+    request_id: str
+    logs_stack: bool = False
+    framing: Framing = field(default_factory=Framing)
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events; `owned` is closed at its end.
+
+    An error after the first chunk becomes an error event, and then the stream just ends: without
+    its end no client takes it for a success. A client that leaves stops the chunks at once.
+    """
+
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], owned: AsyncExitStack, head: StreamHead
+    ) -> None:
+        self._chunks = chunks
+        self._owned = owned
+        self._request_id = head.request_id
+        self._logs_stack = head.logs_stack
+        self._framing = head.framing
+        fixed = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        }
+        super().__init__(chunks, headers={**fixed, **head.headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        pump = asyncio.ensure_future(self._pump(send))
+        watch = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not pump.done():
+                metrics.DISCONNECTS.inc()
+                logger.info("request %s ended: the client left", self._request_id)
+        finally:
+            await _cancel(pump, watch)
+            await self._chunks.aclose()
+            await self._owned.aclose()
+        if not pump.cancelled():
+            pump.result()
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for chunk in self._chunks:
+                await _send_frame(send, self._framing.frame(chunk))
+            if self._framing.end:
+                await _send_frame(send, self._framing.end)
+        except Exception as error:
+            await self._send_error(send, error)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_error(self, send: Send, error: Exception) -> None:
+        if isinstance(error, OSError):
+            return  # the connection broke: there is nobody to tell
+        has_stack = not isinstance(error, DovetailError) or self._logs_stack
+        found = problem_of(error)
+        metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
+        logger.log(
+            logging.WARNING if isinstance(error, DovetailError) else logging.ERROR,
+            "request %s ended with an error: %s",
+            self._request_id,
+            found.info.message,
+            exc_info=error if has_stack else None,
+        )
+        await _send_frame(send, self._framing.error(found))
+
+
+async def _send_frame(send: Send, frame: bytes) -> None:
+    await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[Step, None]],
+) -> AsyncGenerator[tuple[int, Step], None]:
+    """Yield (which stream, step) as the steps come. Closing it closes every stream.
+
+    Raises: what the first failing stream raises; the others are closed then.
+    """
+    news: asyncio.Queue[tuple[int, Step] | BaseException | None] = asyncio.Queue()
+    tasks = [asyncio.ensure_future(_forward(i, s, news)) for i, s in enumerate(streams)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await news.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        await _cancel(*tasks)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _forward(
+    which: int,
+    stream: AsyncGenerator[Step, None],
+    news: asyncio.Queue[tuple[int, Step] | BaseException | None],
+) -> None:
+    try:
+        async for step in stream:
+            news.put_nowait((which, step))
+    except Exception as error:
+        news.put_nowait(error)
+        return
+    news.put_nowait(None)

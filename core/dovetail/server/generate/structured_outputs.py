@@ -1,0 +1,271 @@
+"""What a request says its answer must look like, as a form; and a form with reasoning before it.
+
+Reads response_format, structured_outputs and the older guided_* fields: one of them, once. Source:
+the OpenAI API reference (response_format), the structured output fields of `vllm serve`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.guided.choose import check_backend
+from dovetail.guided.regex import outside, ranges, whole, without, written
+from dovetail.guided.schema import closed
+from dovetail.interfaces.form import (
+    Choice,
+    Form,
+    Free,
+    Grammar,
+    Json,
+    Literal,
+    Pattern,
+    choice_of,
+    sequence,
+)
+from dovetail.interfaces.guided import InvalidForm
+from dovetail.interfaces.spec import GuidedSpec
+from dovetail.interfaces.text import Markers
+from dovetail.server.generate.bodies import SamplingFields, StructuredOutputs
+from dovetail.server.generate.chat_body import ResponseFormat
+
+BLANKS = Pattern(r"[ \n\r\t]{0,8}")
+_NO_BLANKS = outside(ranges(" \n\r\t"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintRequest:
+    """A form that an answer is to have, the field that asks for it, and the backend it names.
+
+    `closes`: near max_tokens the answer is led to its end. `tags` are texts and the form that
+    follows each of them in free text; then `form` is None.
+    """
+
+    where: str
+    form: Form | None = None
+    tags: tuple[tuple[str, Form], ...] = ()
+    backend: str | None = None
+    closes: bool = False
+
+
+def requested_constraint(
+    body: SamplingFields, response_format: ResponseFormat | None, spec: GuidedSpec | None
+) -> ConstraintRequest | None:
+    """Return the one form that a request asks for, or None for free text. Raises: RequestError"""
+    style = _JsonStyle(body, spec)
+    found = [
+        *_response_format(response_format, style),
+        *_outputs(body, style),
+        *_older(body, style),
+    ]
+    if not found:
+        return None
+    if len(found) > 1:
+        fields = ", ".join(one.where for one in found)
+        raise RequestError(f"only one of {fields} may be given.", where=found[1].where)
+    return found[0]
+
+
+class _JsonStyle:
+    """How JSON is written and which backend is wished: the same for every way of asking."""
+
+    def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
+        outputs = body.structured_outputs or StructuredOutputs.model_construct()
+        self.backend = _named_backend(outputs, body, spec)
+        if outputs.disable_fallback and spec is not None:
+            self.backend = self.backend or spec.backend
+        self.closes_early = outputs.close_on_length
+        self.blanks = spec.blanks if spec else Json().blanks
+        if outputs.disable_any_whitespace:
+            self.blanks = ""
+        elif outputs.whitespace_pattern is not None:
+            where = "structured_outputs.whitespace_pattern"
+            self.blanks = _blanks(outputs.whitespace_pattern, where)
+        elif body.guided_whitespace_pattern is not None:
+            self.blanks = _blanks(body.guided_whitespace_pattern, "guided_whitespace_pattern")
+        self.closes = outputs.disable_additional_properties or bool(spec and spec.closes_objects)
+
+    def json(self, schema: Any, where: str) -> Json:
+        """Return JSON by a schema, given as an object or as text. Raises: RequestError"""
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise RequestError(f"is not JSON: {error}.", where=where) from error
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise RequestError("must be a JSON schema, an object.", where=where)
+        return Json(closed(schema) if self.closes else schema, self.blanks)
+
+    def request(self, where: str, form: Form) -> ConstraintRequest:
+        """Return the constraint that a field asks for."""
+        return ConstraintRequest(
+            where=where, form=form, backend=self.backend, closes=self.closes_early
+        )
+
+
+def _named_backend(
+    outputs: StructuredOutputs, body: SamplingFields, spec: GuidedSpec | None
+) -> str | None:
+    """Return the backend that the request names. Raises: RequestError for one that is not loaded"""
+    name, where = outputs.backend, "structured_outputs.backend"
+    if not name:
+        name, where = body.guided_decoding_backend, "guided_decoding_backend"
+    if name and spec is not None and spec.backends:
+        check_backend(spec, name, where)
+    return name
+
+
+def _blanks(pattern: str, where: str) -> str:
+    """Return the pattern of the white space of JSON that this one takes. Raises: RequestError"""
+    try:
+        return written(without(whole(pattern), _NO_BLANKS))
+    except InvalidForm as error:
+        raise RequestError(
+            f"{error}.",
+            where=where,
+            fix="white space of JSON is blanks, tabs and line ends.",
+            code="invalid_grammar",
+        ) from error
+
+
+def _response_format(given: ResponseFormat | None, style: _JsonStyle) -> list[ConstraintRequest]:
+    where = "response_format"
+    if given is None or given.type == "text":
+        return []
+    match given.type:
+        case "json_object":
+            return [style.request(where, style.json({"type": "object"}, where))]
+        case "json_schema":
+            wrapped = given.json_schema or {}
+            schema = wrapped.get("schema", given.schema_)
+            if schema is None:
+                raise RequestError("has no schema.", where=f"{where}.json_schema")
+            return [style.request(where, style.json(schema, f"{where}.json_schema.schema"))]
+        case "structural_tag":
+            content = {"structures": given.structures, "triggers": given.triggers}
+            return [_tags(content, style, where)]
+        case "regex" | "grammar" | "choice":
+            fix = f"use structured_outputs.{given.type}."
+            raise RequestError(
+                f'"{given.type}" is not a type here.', where=f"{where}.type", fix=fix
+            )
+        case _:
+            raise RequestError(
+                f'"{given.type[:64]}" is none of text, json_object, json_schema, structural_tag.',
+                where=f"{where}.type",
+            )
+
+
+def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
+    given = body.structured_outputs
+    if given is None:
+        return []
+    found = _forms(
+        "structured_outputs.",
+        style,
+        json=given.json_,
+        regex=given.regex,
+        choice=given.choice,
+        grammar=given.grammar,
+    )
+    if given.json_object:
+        where = "structured_outputs.json_object"
+        found.append(style.request(where, style.json({"type": "object"}, where)))
+    if given.structural_tag is not None:
+        where = "structured_outputs.structural_tag"
+        found.append(_tags(_object(given.structural_tag, where), style, where))
+    return found
+
+
+def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
+    return _forms(
+        "guided_",
+        style,
+        json=body.guided_json,
+        regex=body.guided_regex,
+        choice=body.guided_choice,
+        grammar=body.guided_grammar,
+    )
+
+
+def _forms(
+    prefix: str,
+    style: _JsonStyle,
+    *,
+    json: Any,
+    regex: str | None,
+    choice: Several[str] | None,
+    grammar: str | None,
+) -> list[ConstraintRequest]:
+    found: list[tuple[str, Form]] = []
+    if json is not None:
+        found.append(("json", style.json(json, f"{prefix}json")))
+    if regex is not None:
+        found.append(("regex", Pattern(regex)))
+    if choice is not None:
+        texts = tuple(Literal(text) for text in dict.fromkeys(choice))
+        found.append(("choice", Choice(texts)))
+    if grammar is not None:
+        found.append(("grammar", Grammar(grammar, language_of(grammar))))
+    return [style.request(prefix + name, form) for name, form in found]
+
+
+def language_of(grammar: str) -> str:
+    """Return the language a grammar is written in: rules by "::=" are EBNF, others Lark."""
+    return "ebnf" if "::=" in grammar else "lark"
+
+
+def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> ConstraintRequest:
+    """Return free text in which each begin tag is followed by its schema and its end tag."""
+    structures, triggers = content.get("structures"), content.get("triggers")
+    if not isinstance(structures, list) or not structures:
+        raise RequestError("must list structures with begin, schema and end.", where=where)
+    parts: dict[str, list[Form]] = {}
+    for number, tag in enumerate(structures):
+        at = f"{where}.structures[{number}]"
+        begin, end = _text(tag, "begin", at), _text(tag, "end", at)
+        trigger = _trigger(begin, triggers, at)
+        inner = style.json(tag.get("schema", {}), f"{at}.schema")
+        parts.setdefault(trigger, []).append(sequence(begin[len(trigger) :], inner, end))
+    tags = tuple((trigger, choice_of(forms)) for trigger, forms in parts.items())
+    return ConstraintRequest(where=where, tags=tags, backend=style.backend)
+
+
+def _trigger(begin: str, triggers: Any, where: str) -> str:
+    if not triggers:
+        return begin
+    found = [t for t in triggers if isinstance(t, str) and t and begin.startswith(t)]
+    if not found:
+        raise RequestError("begins with none of the triggers.", where=f"{where}.begin")
+    return max(found, key=len)
+
+
+def _text(tag: Any, key: str, where: str) -> str:
+    value = tag.get(key) if isinstance(tag, Mapping) else None
+    if not isinstance(value, str) or (key == "begin" and not value):
+        raise RequestError("must be text.", where=f"{where}.{key}")
+    return value
+
+
+def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        value = json.loads(given)
+    except ValueError as error:
+        raise RequestError(f"is not JSON: {error}.", where=where) from error
+    if not isinstance(value, dict):
+        raise RequestError("must be an object.", where=where)
+    return value
+
+
+def after_reasoning(form: Form, markers: Markers) -> Form:
+    """Return the form with blanks before it, and perhaps a whole reasoning region before those."""
+    thinking = sequence(markers.start, Free((markers.end,)), markers.end, BLANKS, form)
+    return Choice((form, thinking))

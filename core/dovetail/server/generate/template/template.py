@@ -1,0 +1,147 @@
+"""ChatTemplate: one compiled template, what it uses, and a bounded way to run it.
+
+Knows no HTTP and no tokenizer. A template that raises is the request's error, never the server's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+
+from dovetail.errors import ConfigError, RequestError
+from dovetail.server.generate.template import budget
+from dovetail.server.generate.template.sandbox import TemplateSandbox
+
+RESERVED = frozenset(
+    {
+        "messages",
+        "message",
+        "conversation",
+        "conversations",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "raise_exception",
+        "strftime_now",
+        "range",
+        "namespace",
+        "dict",
+    }
+)
+"""Names that `chat_template_kwargs` may not set."""
+
+
+class ChatTemplate:
+    """A template ready to run; immutable, shared by all requests and threads."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        where: str | None = None,
+    ) -> None:
+        self.source = source
+        self._special = dict(special_tokens or {})
+        with _budget():
+            self._template, tree = _compile(source, where or "--chat-template")
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        self.content_format = content_format(tree)
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """Return the prompt. Raises: RequestError when the template fails or is too costly."""
+        context = {**self._special, **variables}
+        with _budget(), _as_request_error():
+            return self._template.render(context)
+
+    def pick_kwargs(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return (those the template uses, names it does not). Raises: RequestError"""
+        for name in kwargs:
+            if name in RESERVED or name in self._special or name.startswith("_"):
+                raise RequestError(
+                    f'"{name}" is set by the server.', where="chat_template_kwargs", code="reserved"
+                )
+        used = {name: value for name, value in kwargs.items() if name in self.variables}
+        return used, [name for name in kwargs if name not in used]
+
+
+@contextlib.contextmanager
+def _budget() -> Iterator[None]:
+    token = budget.BUDGET.set(budget.Budget())
+    try:
+        yield
+    finally:
+        budget.BUDGET.reset(token)
+
+
+@contextlib.contextmanager
+def _as_request_error() -> Iterator[None]:
+    try:
+        yield
+    except RequestError:
+        raise
+    except RecursionError as error:
+        raise budget.TemplateLimit("the chat template recurses too deep.") from error
+    except MemoryError as error:
+        raise budget.TemplateLimit("the chat template needs too much memory.") from error
+    except Exception as error:
+        raise RequestError(
+            f"the chat template failed: {type(error).__name__}: {error}",
+            where="messages",
+            fix="check the order and the fields of the messages, or pass --chat-template FILE.",
+            code="chat_template_error",
+        ) from error
+
+
+def _compile(source: str, where: str) -> tuple[jinja2.Template, nodes.Template]:
+    sandbox = TemplateSandbox()
+    try:
+        return sandbox.compile_bounded(source), sandbox.parse(source)
+    except (jinja2.TemplateError, RecursionError, RequestError) as error:
+        raise ConfigError(
+            f"the chat template cannot be compiled: {_reason(error)}",
+            where=where,
+            fix="mend it, or give another with --chat-template FILE.",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message}"
+    return f"{type(error).__name__}: {error}"
+
+
+def content_format(tree: nodes.Template) -> str:
+    """Return "openai" when the template loops over a message's content parts, else "string"."""
+    names = {"content"}
+    for assign in tree.find_all(nodes.Assign):
+        if _is_content(assign.node, names) and isinstance(assign.target, nodes.Name):
+            names.add(assign.target.name)
+    loops = (loop.iter for loop in tree.find_all(nodes.For))
+    return "openai" if any(_is_content(it, names) for it in loops) else "string"
+
+
+def _is_content(node: nodes.Node, names: set[str]) -> bool:
+    match node:
+        case nodes.Getattr(attr="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case nodes.Name(name=name):
+            return name in names
+        case _:
+            return False

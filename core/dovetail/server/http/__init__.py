@@ -1,0 +1,1 @@
+"""What surrounds every route: middleware, errors, limits, admission. Knows no route."""

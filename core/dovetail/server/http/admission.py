@@ -1,0 +1,66 @@
+"""Admission: how many requests may be inside at once, decided before any work is done on one.
+
+A full queue refuses in microseconds. Counts sequences (prompts times n), not HTTP requests.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dovetail.errors import Overloaded
+
+RETRY_AFTER_S = 1.0
+
+
+class EngineLoad(Protocol):
+    """The one thing asked of the engine here."""
+
+    def load(self) -> tuple[int, int]:
+        """Return (running, waiting)."""
+
+
+class Ticket:
+    """The right of one request to be inside. `close` may be called twice."""
+
+    __slots__ = ("_admission", "_size")
+
+    def __init__(self, admission: Admission, size: int) -> None:
+        self._admission = admission
+        self._size = size
+
+    def close(self) -> None:
+        """Give the places back. Mutates: the admission's count"""
+        self._admission.num_inside -= self._size
+        self._size = 0
+
+
+class Admission:
+    """Counts what is inside. `max_queued` None is unbounded, `max_running` the engine's rows."""
+
+    def __init__(self, engine: EngineLoad, *, max_running: int, max_queued: int | None) -> None:
+        self.num_inside = 0
+        self.num_refused = 0
+        self.is_draining = False
+        self._engine = engine
+        self._max_running = max_running
+        self._max_queued = max_queued
+
+    def admit(self, size: int) -> Ticket:
+        """Return a ticket for `size` sequences. Raises: Overloaded"""
+        reason = self._reason_against(size)
+        if reason is not None:
+            self.num_refused += 1
+            raise Overloaded(reason, retry_after_s=RETRY_AFTER_S)
+        self.num_inside += size
+        return Ticket(self, size)
+
+    def _reason_against(self, size: int) -> str | None:
+        if self.is_draining:
+            return "the server is shutting down."
+        if self._max_queued is None or self.num_inside == 0:
+            return None
+        _, waiting = self._engine.load()
+        is_full = self.num_inside + size > self._max_running + self._max_queued
+        if is_full or waiting + size > self._max_queued:
+            return "the queue is full; try again shortly."
+        return None

@@ -1,0 +1,158 @@
+"""Errors as HTTP: status, error object, headers. The only place that knows this map.
+
+The body is OpenAI's, but on the paths of families that have their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Scope
+
+from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError, RequestFault
+from dovetail.interfaces.api import ApiError, openai_error
+
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+}
+ErrorBody = Callable[[int, ApiError, str | None], bytes]
+"""Makes a family's error body of status, error and the request's id."""
+
+
+class ErrorBodies:
+    """Which paths have an error body of their own, and all paths below them."""
+
+    def __init__(self, by_path: Mapping[str, ErrorBody]) -> None:
+        self._by_path = dict(by_path)
+
+    def body_of(self, path: str) -> ErrorBody | None:
+        """Return what makes the error bodies of a path; None where they are OpenAI's."""
+        for root, body in self._by_path.items():
+            if path == root or path.startswith(f"{root}/"):
+                return body
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One error, ready to be sent as a response or inside a stream."""
+
+    status: int
+    info: ApiError
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """Return OpenAI's JSON body."""
+        return openai_error(self.info)
+
+    def response(self, scope: Scope | None = None) -> Response:
+        """Return the HTTP response, with the body that errors have on the request's path."""
+        return Response(
+            self.body() if scope is None else self._body_for(scope),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+    def _body_for(self, scope: Scope) -> bytes:
+        state = scope.get("state", {})
+        bodies: ErrorBodies | None = state.get("error_bodies")
+        path = str(scope.get("path", "")).removeprefix(str(scope.get("root_path", "")))
+        own = bodies.body_of(path) if bodies is not None else None
+        if own is None:
+            return self.body()
+        return own(self.status, self.info, state.get("request_id"))
+
+
+def problem(
+    status: int,
+    message: str,
+    *,
+    kind: str | None = None,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Problem:
+    """Return a Problem; `kind` defaults to the one usual for the status."""
+    default = "internal_error" if status >= 500 else "invalid_request_error"
+    info = ApiError(
+        message=_encodable(message),
+        type=kind or _KINDS.get(status, default),
+        param=None if param is None else _encodable(param),
+        code=code,
+    )
+    return Problem(status=status, info=info, headers=headers or {})
+
+
+def _encodable(text: str) -> str:
+    """Return the text without halves of surrogate pairs, which a quoted name may hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return what to tell the client about an exception; of unknown ones only their kind."""
+    match error:
+        case Overloaded():
+            wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
+            return problem(error.status, error.what, kind=error.kind, code=error.code, headers=wait)
+        case RequestError():
+            return problem(
+                error.status, str(error), kind=error.kind, param=error.where, code=error.code
+            )
+        case RequestFault() | EngineDead():
+            return problem(error.status, str(error), kind=error.kind)
+        case RequestValidationError():
+            return _of_validation(error)
+        case HTTPException():
+            return problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        case DovetailError():
+            return problem(500, str(error))
+        case _:
+            return problem(500, f"internal error ({type(error).__name__}); see the server's log.")
+
+
+def _of_validation(error: RequestValidationError) -> Problem:
+    """Return the first thing wrong with a body: unions list one error per branch, and those of
+    branches that are of another type say less."""
+    errors = error.errors()
+    if not errors:
+        return problem(400, "the request body is not valid.")
+    first = errors[0]
+    if first["loc"] and _is_branch(first["loc"][-1]):
+        at = first["loc"][:-1]
+        branches = [found for found in errors if found["loc"][: len(at)] == at]
+        first = max(branches, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
+    path = [p for p in first["loc"] if p not in ("body", "query", "path") and not _is_branch(p)]
+    param = _dotted(path)
+    if first["type"] == "json_invalid":
+        return problem(400, "the request body is not valid JSON.", code="invalid_json")
+    message = f"{param}: {first['msg']}" if param else str(first["msg"])
+    if not path and first["type"] in ("missing", "model_attributes_type"):
+        message = "send a JSON object with the header Content-Type: application/json."
+    return problem(400, message, param=param or None, code=first["type"])
+
+
+def _is_branch(part: str | int) -> bool:
+    """Return whether a part of an error's path only names the branch of a union."""
+    if isinstance(part, int):
+        return False
+    names = ("str", "int", "float", "bool", "dict", "none")
+    return part in names or part[:1].isupper() or not part.isidentifier()
+
+
+def _dotted(path: list[str | int]) -> str:
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text

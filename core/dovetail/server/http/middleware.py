@@ -1,0 +1,263 @@
+"""What happens around every route: id, counting, errors, the key, the size of bodies.
+
+Plain ASGI, outermost first: RequestIdMiddleware (id, counts), ExceptionMiddleware, what
+--middleware names (`user_middleware`), the rules for other origins, ExceptionMiddleware again,
+ApiKeyMiddleware, BodyLimitMiddleware. Knows no route; which routes are open is a set of endpoints,
+and everything else is closed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dovetail.observability import metrics
+from dovetail.observability.caller import note_caller
+from dovetail.server.http.errors import ErrorBodies, Problem, problem, problem_of
+
+logger = logging.getLogger("dovetail.server")
+REQUEST_ID = "x-request-id"
+MAX_REQUEST_ID_CHARS = 128
+_GOOD_ID = re.compile(rf"[\w.:-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenRequests:
+    """POST requests being answered now: those that bring work."""
+
+    count: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sent:
+    """What has gone out on one connection."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class RequestIdMiddleware:
+    """Gives every request an id, and counts.
+
+    `root_path` is what a proxy has before every path, whether it takes that off or not;
+    `error_bodies` is handed to whatever answers with an error.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        shows_id: bool,
+        open_requests: OpenRequests,
+        error_bodies: ErrorBodies,
+        root_path: str = "",
+    ) -> None:
+        self._app = app
+        self._shows_id = shows_id
+        self._open = open_requests
+        self._error_bodies = error_bodies
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["error_bodies"] = request_id, self._error_bodies
+        if self._root_path:
+            scope["root_path"] = self._root_path
+        note_caller(scope["path"], scope["headers"])
+        sent = _Sent(headers={REQUEST_ID: request_id} if self._shows_id else {})
+        start_s = time.monotonic()
+        self._count(scope, 1)
+        try:
+            await self._app(scope, receive, _noting(send, sent))
+        finally:
+            self._count(scope, -1)
+            _record(scope, sent, time.monotonic() - start_s)
+
+    def _count(self, scope: Scope, change: int) -> None:
+        if scope["method"] == "POST":
+            self._open.count += change
+        metrics.OPEN_REQUESTS.inc(change)
+
+
+def _request_id(scope: Scope) -> str:
+    """Return the client's own id when it is harmless, else a random one."""
+    given = Headers(scope=scope).get(REQUEST_ID, "")
+    return given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def _noting(send: Send, sent: _Sent) -> Send:
+    async def note(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            sent.status = message["status"]
+            extra = [(k.encode(), v.encode()) for k, v in sent.headers.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *extra]}
+        await send(message)
+
+    return note
+
+
+def _record(scope: Scope, sent: _Sent, seconds: float) -> None:
+    path = getattr(scope.get("route"), "path", "none")
+    metrics.HTTP_REQUESTS.labels(scope["method"], path, str(sent.status or 499)).inc()
+    metrics.HTTP_SECONDS.labels(path).observe(seconds)
+
+
+class ExceptionMiddleware:
+    """Turns exceptions that nobody expected into answers.
+
+    It stands twice: within the rules for other origins, without whose headers a browser would tell
+    its page nothing of the fault, and around other people's middleware.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = _Sent()
+        try:
+            await self._app(scope, receive, _noting(send, sent))
+        except Exception as error:
+            logger.error("request %s failed", scope["state"]["request_id"], exc_info=error)
+            if not sent.status:
+                await problem_of(error).response(scope)(scope, receive, send)
+
+
+class ApiKeyMiddleware:
+    """Asks for a key unless the matched route is open. Decided on the route, never on the URL."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Sequence[str],
+        routes: Callable[[], Iterable[BaseRoute]],
+        open_endpoints: set[Callable[..., Any]],
+    ) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+        self._routes = routes
+        self._open = open_endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "lifespan" or not self._digests or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _UNAUTHORIZED.response(scope)(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        return self._has_key(Headers(scope=scope)) or self._is_open(scope)
+
+    def _has_key(self, headers: Headers) -> bool:
+        digest = _digest(key_of(headers))
+        # Every key is compared, so that the time says nothing of which one came near.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return any(matches)
+
+    def _is_open(self, scope: Scope) -> bool:
+        for route in self._routes():
+            match, child = route.matches(_copied(scope))
+            if match is Match.FULL:
+                return child.get("endpoint") in self._open
+        return False
+
+
+def key_of(headers: Headers) -> str:
+    """Return the key that a request brings, in either of its headers; empty when in none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+
+
+def _copied(scope: Scope) -> MutableMapping[str, Any]:
+    return dict(scope)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+_UNAUTHORIZED = problem(
+    401,
+    "a valid API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY.",
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
+
+class _BodyTooLarge(Exception):
+    """More bytes came than are read."""
+
+
+class BodyLimitMiddleware:
+    """Reads no more of a body than `max_bytes`, whatever its headers say."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._max_bytes:
+            await self._refusal().response(scope)(scope, receive, send)
+            return
+        await self._limited(scope, receive, send)
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; when too much came, its own answer gives way to the refusal."""
+        num_bytes = 0
+        has_started = False
+
+        async def count() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise _BodyTooLarge
+            return message
+
+        async def pass_on(message: Message) -> None:
+            nonlocal has_started
+            if has_started or num_bytes <= self._max_bytes:
+                has_started = True
+                await send(message)
+
+        try:
+            await self._app(scope, count, pass_on)
+        except _BodyTooLarge:
+            logger.debug("a body was cut off at %d bytes", num_bytes)
+        if num_bytes > self._max_bytes and not has_started:
+            await self._refusal().response(scope)(scope, receive, send)
+
+    def _refusal(self) -> Problem:
+        return problem(
+            413,
+            f"the request body is above {self._max_bytes} bytes.",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )

@@ -1,0 +1,62 @@
+"""What is not here: why a path has no route, in a sentence. Knows no application.
+
+Source of the paths: the HTTP API of `vllm serve`, whose clients may ask for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from dovetail.server.http.errors import Problem, problem, problem_of
+from dovetail.unsupported import sentence
+
+MAX_PATH_CHARS = 256
+UNSUPPORTED_ROUTES = {
+    "/v1/embeddings": "embeddings",
+    "/pooling": "embeddings",
+    "/classify": "classification",
+    "/score": "scoring",
+    "/v1/score": "scoring",
+    "/rerank": "scoring",
+    "/v1/rerank": "scoring",
+    "/v2/rerank": "scoring",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "transcription",
+    "/v1/load_lora_adapter": "lora",
+    "/v1/unload_lora_adapter": "lora",
+}
+"""Path -> the feature it waits for."""
+
+
+def unsupported_route(path: str) -> str | None:
+    """Return the sentence for a path whose feature is not supported yet, else None."""
+    feature = UNSUPPORTED_ROUTES.get(path.rstrip("/"))
+    return None if feature is None else f"{path}: {sentence(feature)}"
+
+
+def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
+    """Return what to tell about a path or a method that no route takes.
+
+    `flags` says which flag offers a path that is not always there. What a route of a plugin says
+    for itself is kept.
+    """
+    found = problem_of(error)
+    path = str(scope["path"])[:MAX_PATH_CHARS]
+    headers = dict(error.headers or {})
+    if (error.status_code, error.detail) == (405, "Method Not Allowed"):
+        what = f"{path} takes {headers.get('Allow', 'other methods')}, not {scope['method']}."
+        return problem(405, what, code="method_not_allowed", headers=headers)
+    if (error.status_code, error.detail) != (404, "Not Found"):
+        return found
+    own = path.removeprefix(str(scope.get("root_path", "")))
+    missing = unsupported_route(own)
+    if missing is not None:
+        return problem(404, missing, code="not_supported", headers=headers)
+    if own in flags:
+        what = f"{path} is there only where the server was started with {flags[own]}."
+        return problem(404, what, code="unknown_path", headers=headers)
+    what = f"there is no path {path}; those of the OpenAI API begin with /v1."
+    return problem(404, what, code="unknown_path", headers=headers)

@@ -1,0 +1,63 @@
+"""One API process of several, started by `api_processes`.
+
+Takes its ChildBoot message and serves on the socket named there. Starts no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from dovetail import process
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.errors import DovetailError
+from dovetail.observability import logging as log_setup
+from dovetail.server.api.families import build_apis, opened_apis
+from dovetail.server.app import build_app
+from dovetail.server.generate.parsers import build_parsers
+from dovetail.server.launch.api_processes import READY, ChildBoot
+from dovetail.server.launch.event_loop import run_loop
+from dovetail.server.launch.lifecycle import ServerLifecycle
+from dovetail.server.launch.serve import stopped_while_starting
+
+logger = logging.getLogger("dovetail.server")
+
+
+def main() -> int:
+    """Serve as told; return the exit status."""
+    boot = process.read_boot(ChildBoot)
+    log_setup.configure(
+        boot.spec.log_level,
+        uvicorn_level=boot.frontend.uvicorn_log_level,
+        config=boot.spec.log_config,
+        prefix=boot.spec.log_prefix,
+        is_wanted=boot.spec.sets_up_log,
+    )
+    try:
+        return run_loop(_serve(boot), stopped_while_starting)
+    except DovetailError as error:
+        logger.error("%s", error)
+        return 1
+
+
+async def _serve(boot: ChildBoot) -> int:
+    async with opened_apis(build_apis(boot.apis), boot.frontend) as apis:
+        engine = await AsyncEngine.attach(boot.address, boot.spec)
+        try:
+            app = build_app(
+                engine,
+                boot.frontend,
+                apis,
+                parsers=build_parsers(boot.parsers),
+                max_queued_requests=boot.max_queued,
+            )
+            sock = socket.socket(fileno=boot.socket_fd)
+            return await ServerLifecycle(app, engine, boot.frontend).run(sock, _tell_ready)
+        finally:
+            await engine.shutdown()
+
+
+def _tell_ready() -> None:
+    """Tell the parent that this process listens."""
+    with process.open_channel() as channel:
+        channel.sendall(READY)

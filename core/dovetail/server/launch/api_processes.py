@@ -1,0 +1,178 @@
+"""Several API processes on one socket and one engine: the parent's side.
+
+The parent owns the engine and the socket and answers nothing itself; a child that ends on its own
+ends the whole, so that whoever supervises it sees one clear exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+
+import msgspec
+
+from dovetail.config.config import Config
+from dovetail.config.rules.chat_template import load_template
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.errors import DovetailError
+from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.process import Child, spawn
+from dovetail.server.api.families import build_apis, opened_apis
+from dovetail.server.generate.parsers import ParserChoice, choose_parsers
+from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.launch.engine_start import max_queued, starting_engine, tell_ready
+from dovetail.server.launch.startup_timer import StartupTimer
+
+logger = logging.getLogger("dovetail.server")
+WATCH_PERIOD_S = 0.1
+GRACE_S = 5.0
+START_LIMIT_S = 120.0
+READY = b"!"
+"""What a child sends once it listens."""
+
+
+class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """The boot message of an API process."""
+
+    spec: EngineSpec
+    frontend: FrontendConfig
+    parsers: ParserChoice
+    apis: tuple[Selection, ...] = ()
+    address: str
+    socket_fd: int
+    max_queued: int
+
+
+async def run(
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    timer: StartupTimer,
+) -> int:
+    """Run engine and children until told to stop; return the exit status."""
+    async with starting_engine(config, spec, timer) as starting:
+        async with opened_apis(build_apis(apis), config.frontend):
+            pass  # what is wrong with a state is told here, once, not by every child
+        engine = await starting
+        children: list[Child] = []
+        stop = _stop_event()
+        try:
+            for boot in _boots(config, spec, apis, sock, engine):
+                children.append(_spawn(boot, sock))
+            await _wait_started(children)
+            tell_ready(config, spec, sock, timer)
+            return await _watch(children, engine, stop, config.frontend.shutdown_timeout)
+        finally:
+            _end(children)
+
+
+def _boots(
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    engine: AsyncEngine,
+) -> list[ChildBoot]:
+    count = config.frontend.api_server_count
+    queue = max_queued(config, spec)
+    override = load_template(config.frontend.chat_template)
+    renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
+    parsers = choose_parsers(config, renderer.source)
+    assert engine.address is not None
+    return [
+        ChildBoot(
+            spec=spec,
+            frontend=config.frontend,
+            parsers=parsers,
+            apis=apis,
+            address=engine.address,
+            socket_fd=sock.fileno(),
+            max_queued=max(1, queue // count),
+        )
+        for _ in range(count)
+    ]
+
+
+def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
+    return spawn(
+        "dovetail.server.launch.api_process",
+        boot,
+        stdout=None,  # where a log configuration may send lines to
+        pass_fds=[sock.fileno()],
+        has_channel=True,
+        has_own_session=True,
+    )
+
+
+async def _wait_started(children: list[Child]) -> None:
+    """Wait until every child says that it listens. Raises: DovetailError"""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(START_LIMIT_S):
+        for child in children:
+            assert child.channel is not None
+            child.channel.setblocking(False)
+            if not await _received(loop, child.channel):
+                raise DovetailError(
+                    "a server process ended while starting.",
+                    fix="see the log lines above; if they name no cause, memory may have run "
+                    "out: lower --api-server-count.",
+                )
+
+
+async def _received(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> bytes:
+    """Return the next bytes, none when the other side has closed or was reset."""
+    try:
+        return await loop.sock_recv(channel, len(READY))
+    except ConnectionError:
+        return b""
+
+
+def _stop_event() -> asyncio.Queue[int]:
+    """Return a queue that gets every SIGTERM and SIGINT."""
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    return signals
+
+
+async def _watch(
+    children: list[Child],
+    engine: AsyncEngine,
+    signals: asyncio.Queue[int],
+    timeout_s: float,
+) -> int:
+    """Wait for the end: all children gone after a signal (0), or something that broke (1)."""
+    loop = asyncio.get_running_loop()
+    deadline_s: float | None = None
+    while True:
+        await asyncio.sleep(WATCH_PERIOD_S)
+        while not signals.empty():
+            signals.get_nowait()
+            deadline_s = deadline_s or loop.time() + timeout_s + GRACE_S
+            _signal(children, signal.SIGTERM)
+        gone = [child.status for child in children if child.status is not None]
+        if len(gone) == len(children):
+            return 0 if deadline_s and not any(gone) else 1
+        if deadline_s is None and gone and engine.is_alive:
+            logger.error("a server process ended with status %d: stopping", gone[0])
+            return 1
+        if deadline_s is not None and loop.time() > deadline_s:
+            logger.warning("%d server processes did not end in time", len(children) - len(gone))
+            return 1
+
+
+def _signal(children: list[Child], number: int) -> None:
+    for child in children:
+        child.send_signal(number)
+
+
+def _end(children: list[Child]) -> None:
+    """Close every parent pipe, which ends the children at once."""
+    for child in children:
+        child.close_parent_pipe()
+    for child in children:
+        child.end(GRACE_S)

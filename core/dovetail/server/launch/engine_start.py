@@ -1,0 +1,82 @@
+"""The steps of a start that one server process and several share.
+
+Imports the engine and the metrics only when they are needed: how prometheus_client keeps numbers is
+decided when it is first imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from dovetail.config.config import Config
+from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.server.launch.sockets import url_of
+from dovetail.server.launch.startup_timer import StartupTimer
+
+if TYPE_CHECKING:
+    from dovetail.engine.client.async_engine import AsyncEngine
+
+logger = logging.getLogger("dovetail.server")
+
+
+def max_queued(config: Config, spec: EngineSpec) -> int:
+    """Return how many requests may wait: four times the rows unless told otherwise."""
+    return config.scheduler.max_num_queued_reqs or 4 * spec.schedule.max_rows
+
+
+def chosen_apis(config: Config) -> tuple[Selection, ...]:
+    """Return what --api names. Raises: PluginError, ConfigError
+
+    Without the flag nothing is imported: dovetail's own families come with the application.
+    """
+    if not config.frontend.api:
+        return ()
+    from dovetail.server.api.families import choose_apis
+
+    return choose_apis(config)
+
+
+@contextlib.asynccontextmanager
+async def starting_engine(
+    config: Config, spec: EngineSpec, timer: StartupTimer
+) -> AsyncIterator[asyncio.Task[AsyncEngine]]:
+    """Give the engine's start, under way while the block prepares what the engine is not needed
+    for. The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start
+    """
+    task = asyncio.ensure_future(_start_engine(config, spec, timer))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        (engine,) = await asyncio.gather(task, return_exceptions=True)
+        if not isinstance(engine, BaseException):
+            await engine.shutdown()
+
+
+async def _start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -> AsyncEngine:
+    """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
+    from dovetail.engine.client.async_engine import AsyncEngine
+
+    in_process = config.frontend.disable_frontend_multiprocessing
+    with timer.time("engine"):
+        engine = await AsyncEngine.start(spec, in_process=in_process)
+    for phase in engine.phases:
+        timer.durations_s[f"engine: {phase.name}"] = phase.duration_s
+    return engine
+
+
+def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> None:
+    """Log the one line that says where the server answers, and export the phases."""
+    from dovetail.observability import metrics
+
+    for name, duration_s in timer.durations_s.items():
+        metrics.START_SECONDS.labels(name).set(duration_s)
+    names = ", ".join(spec.served_names)
+    logger.info("serving %s", names)
+    url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
+    logger.info("ready in %.1f s at %s", timer.total_s(), url)

@@ -1,0 +1,152 @@
+"""One API process's life: serve on a socket, watch the engine, drain on the first signal.
+
+Knows no command line and starts no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.server.http.head_limits import limited_http_protocol
+from dovetail.server.launch.sockets import port_taken
+from dovetail.server.launch.tls import REFRESH_PERIOD_S, Tls, tls_of
+
+if TYPE_CHECKING:
+    from dovetail.engine.client.async_engine import AsyncEngine
+    from dovetail.server.generate.server_state import ServerState
+
+logger = logging.getLogger("dovetail.server")
+
+WATCH_PERIOD_S = 0.05
+DEATH_NOTICE_S = 2.0
+"""How long a server whose engine died still answers 503, so that a balancer can see it."""
+
+EXIT_ENGINE_DEAD = 1
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handling: `ServerLifecycle` decides what a signal means."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class ServerLifecycle:
+    """From listening to the end. `run` returns the exit status."""
+
+    def __init__(self, app: FastAPI, engine: AsyncEngine, frontend: FrontendConfig) -> None:
+        self._engine = engine
+        self._frontend = frontend
+        self._server: ServerState = app.state.server
+        self._tls = tls_of(frontend)
+        self._uvicorn = _Uvicorn(uvicorn_config(app, frontend, self._tls))
+        self._drain: asyncio.Task[None] | None = None
+        self._status = 0
+
+    async def run(self, sock: socket.socket, on_ready: Callable[[], None]) -> int:
+        """Serve until told to stop. Raises: ConfigError when the port was taken meanwhile."""
+        self._watch_signals()
+        tasks = [
+            asyncio.ensure_future(self._tell_ready(on_ready)),
+            asyncio.ensure_future(self._watch_engine()),
+        ]
+        if self._tls is not None and self._frontend.enable_ssl_refresh:
+            tasks.append(asyncio.ensure_future(_refresh(self._tls)))
+        try:
+            await self._uvicorn.serve(sockets=[sock])
+        except OSError as error:
+            raise port_taken(sock, error) from error
+        finally:
+            for task in (*tasks, *([self._drain] if self._drain else [])):
+                task.cancel()
+        return self._status
+
+    def stop(self) -> None:
+        """Begin to drain; called again, end now."""
+        if self._drain is None:
+            self._drain = asyncio.ensure_future(self._drain_then_exit())
+            return
+        logger.warning("told again to stop: ending now")
+        self._exit(is_forced=True)
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
+        while not self._uvicorn.started:
+            await asyncio.sleep(WATCH_PERIOD_S)
+        on_ready()
+
+    async def _watch_engine(self) -> None:
+        while self._engine.is_alive:
+            await asyncio.sleep(WATCH_PERIOD_S)
+        if self._drain is not None and self._engine.death_reason is None:
+            return
+        logger.error("the engine is gone: %s", self._engine.death_reason or "unknown cause")
+        self._status = EXIT_ENGINE_DEAD
+        if self._frontend.keep_alive_on_engine_death:
+            logger.warning("the server goes on without it, as --keep-alive-on-engine-death asks")
+            return
+        await asyncio.sleep(DEATH_NOTICE_S)
+        self._exit()
+
+    async def _drain_then_exit(self) -> None:
+        admission = self._server.admission
+        admission.is_draining = True
+        timeout_s = self._frontend.shutdown_timeout
+        logger.info("stopping: %d running, waiting up to %g s", admission.num_inside, timeout_s)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while admission.num_inside and self._engine.is_alive:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                logger.warning("stopping: %d did not finish in time", admission.num_inside)
+                await self._engine.shutdown()
+                break
+            await asyncio.sleep(WATCH_PERIOD_S)
+        self._exit()
+
+    def _exit(self, *, is_forced: bool = False) -> None:
+        self._uvicorn.should_exit = True
+        self._uvicorn.force_exit |= is_forced
+
+
+async def _refresh(tls: Tls) -> None:
+    while True:
+        await asyncio.sleep(REFRESH_PERIOD_S)
+        tls.refresh()
+
+
+def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
+    """Return uvicorn's settings. Its loggers' levels are set by `observability.logging`."""
+    protocol = limited_http_protocol(
+        max_head_bytes=frontend.h11_max_incomplete_event_size,
+        max_headers=frontend.h11_max_header_count,
+    )
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=None,
+        access_log=not frontend.disable_uvicorn_access_log,
+        timeout_keep_alive=frontend.timeout_keep_alive,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
+    config.load()
+    config.ssl = None if tls is None else tls.context
+    return config

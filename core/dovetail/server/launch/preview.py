@@ -1,0 +1,64 @@
+"""What a server would choose for this model, found out without an engine and without weights.
+
+The tokenizer is loaded, as its facts hold the chat template, and the template decides parsers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.config import Config
+from dovetail.config.report.show import DEFAULT, MODEL
+from dovetail.config.rules.chat_template import load_template
+from dovetail.engine.client.input import load_tokenizer
+from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.tokenizer import TokenizerFacts
+from dovetail.server.generate.parsers import ParserChoice, build_parsers, choose_parsers
+from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.launch.engine_start import max_queued
+from dovetail.server.launch.sockets import DEFAULT_HOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """`template` is the source of the chat template, empty where there is none."""
+
+    facts: TokenizerFacts
+    template: str
+    parsers: ParserChoice
+
+    @property
+    def vocab_size(self) -> int:
+        """Return how many tokens the tokenizer has."""
+        return self.facts.vocab_size
+
+
+def look_ahead(config: Config, spec: EngineSpec) -> Preview:
+    """Return what is chosen. Raises: ConfigError for a tokenizer, template or parser at fault."""
+    facts = load_tokenizer(spec).facts()
+    renderer = ChatRenderer(
+        facts,
+        override=load_template(config.frontend.chat_template),
+        content_format=config.frontend.chat_template_content_format,
+    )
+    parsers = choose_parsers(config, renderer.source)
+    build_parsers(parsers)
+    return Preview(facts=facts, template=renderer.source, parsers=parsers)
+
+
+def found(config: Config, spec: EngineSpec, ahead: Preview) -> dict[str, tuple[Any, str]]:
+    """Return the flags of the HTTP server that leave something open: value, and who decided."""
+    by_model = "the model's" if ahead.template else None
+    template = config.frontend.chat_template or by_model
+    return {
+        "chat_template": (template, MODEL if by_model else DEFAULT),
+        "tool_call_parser": _named(ahead.parsers.tool),
+        "reasoning_parser": _named(ahead.parsers.reasoning),
+        "host": (config.frontend.host or DEFAULT_HOST, DEFAULT),
+        "max_num_queued_reqs": (max_queued(config, spec), DEFAULT),
+    }
+
+
+def _named(selection: Selection | None) -> tuple[str | None, str]:
+    return (None, DEFAULT) if selection is None else (selection.name, MODEL)

@@ -1,0 +1,119 @@
+"""run(config): resolve, bind, start the engine and the HTTP servers, and return the exit status.
+
+With one API process everything but the engine lives here; `api_processes` starts several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+
+from dovetail.config.config import Config
+from dovetail.config.resolve import resolve
+from dovetail.config.rules.log_config import read_log_config
+from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.observability import logging as log_setup
+from dovetail.server.launch.engine_start import (
+    chosen_apis,
+    max_queued,
+    starting_engine,
+    tell_ready,
+)
+from dovetail.server.launch.event_loop import run_loop
+from dovetail.server.launch.frontend_checks import check_frontend
+from dovetail.server.launch.sockets import listening
+from dovetail.server.launch.startup_timer import StartupTimer
+
+logger = logging.getLogger("dovetail.server")
+EXIT_STOPPED = 143
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def run(config: Config) -> int:
+    """Serve until told to stop. Raises: ConfigError for what cannot be started."""
+    log_setup.configure(
+        config.observability.log_level,
+        uvicorn_level=config.frontend.uvicorn_log_level,
+        config=read_log_config(config.observability.log_config_file),
+        prefix=config.observability.log_prefix,
+        is_wanted=config.observability.configure_logging,
+    )
+    timer = StartupTimer()
+    logger.info("start: imports took %.2f s", timer.durations_s["imports"])
+    with timer.time("config"):
+        check_frontend(config.frontend)
+        apis = chosen_apis(config)
+        spec = resolve(config)
+    with listening(config.frontend) as sock:
+        if config.frontend.api_server_count > 1:
+            return _run_fleet(config, spec, apis, sock, timer)
+        return run_loop(_run_one(config, spec, apis, sock, timer), stopped_while_starting)
+
+
+def stopped_while_starting(by: signal.Signals) -> int:
+    """Tell of a signal that came before the server listened; return the exit status."""
+    logger.warning("told to stop while starting, by %s", by.name)
+    return EXIT_STOPPED
+
+
+async def _run_one(
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    timer: StartupTimer,
+) -> int:
+    async with starting_engine(config, spec, timer) as starting:
+        # The application's imports take a second in which the engine process does its own.
+        await asyncio.get_running_loop().run_in_executor(None, _import_application)
+        from dovetail.server.api.families import build_apis, opened_apis
+        from dovetail.server.app import build_app, build_renderer
+        from dovetail.server.generate.parsers import build_parsers, choose_parsers
+        from dovetail.server.launch.lifecycle import ServerLifecycle
+
+        async with opened_apis(build_apis(apis), config.frontend) as opened:
+            engine = await starting
+            with timer.time("application"):
+                renderer = build_renderer(engine, config.frontend)
+                app = build_app(
+                    engine,
+                    config.frontend,
+                    opened,
+                    parsers=build_parsers(choose_parsers(config, renderer.source)),
+                    max_queued_requests=max_queued(config, spec),
+                    renderer=renderer,
+                )
+            life = ServerLifecycle(app, engine, config.frontend)
+            return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
+
+
+def _import_application() -> None:
+    importlib.import_module("dovetail.server.app")
+    importlib.import_module("dovetail.server.launch.lifecycle")
+
+
+def _run_fleet(
+    config: Config,
+    spec: EngineSpec,
+    apis: tuple[Selection, ...],
+    sock: socket.socket,
+    timer: StartupTimer,
+) -> int:
+    """Run several API processes. Their metrics meet in a private folder, removed at the end."""
+    folder = tempfile.mkdtemp(prefix="dovetail-metrics-")
+    # prometheus_client decides at import how it keeps numbers, so this precedes its import.
+    os.environ[METRICS_VARIABLE] = folder
+    try:
+        from dovetail.server.launch import api_processes
+
+        main = api_processes.run(config, spec, apis, sock, timer)
+        return run_loop(main, stopped_while_starting)
+    finally:
+        os.environ.pop(METRICS_VARIABLE, None)
+        shutil.rmtree(folder, ignore_errors=True)

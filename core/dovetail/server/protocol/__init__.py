@@ -1,1 +1,0 @@
-"""HTTP bodies as pydantic models: bounds and shapes only, no behaviour of the engine."""

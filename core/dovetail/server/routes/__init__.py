@@ -1,1 +1,0 @@
-"""The routes, thin: body in, calls, body out. `app` puts them together."""

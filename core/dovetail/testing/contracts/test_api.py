@@ -1,0 +1,172 @@
+"""Api: routes that are declared, documented and closed, errors that clients can read."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.interfaces.api import Api, ApiError, Route
+from dovetail.testing.fake_async_engine import FakeAsyncEngine
+
+KEY = "conformance"
+
+
+@pytest.fixture
+def api(plugin: Any) -> Api:
+    """Return an object of the family with the options' defaults."""
+    made: Api = plugin(plugin.Options())
+    return made
+
+
+def all_flags(api: Api) -> FrontendConfig:
+    """Return the flags that switch every route of the family on, with a key for clients."""
+    switches: dict[str, Any] = {route.flag: True for route in api.routes if route.flag is not None}
+    return FrontendConfig(api_key=(KEY,), **switches)
+
+
+@asynccontextmanager
+async def served(api: Api) -> Any:
+    """Give an application that serves the family alone, around an engine that is not one."""
+    from dovetail.server.api.families import opened_apis
+    from dovetail.server.app import build_app
+
+    frontend = all_flags(api)
+    async with opened_apis({"this": api}, frontend) as apis:
+        yield build_app(FakeAsyncEngine(), frontend, apis)  # type: ignore[arg-type]
+
+
+async def answer(
+    app: Any, route: Route, *, key: str | None = None, body: bytes = b""
+) -> tuple[int, bytes]:
+    """Return status and body of one request to a route, its parameters filled in."""
+    path = re.sub(r"\{[^}]*\}", "x", route.path)
+    headers = [(b"host", b"test"), (b"content-type", b"application/json")]
+    if key is not None:
+        headers.append((b"authorization", f"Bearer {key}".encode()))
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": route.method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("test", 80),
+    }
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if incoming:
+            return incoming.pop()
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+class TestApi:
+    """Clauses of families of endpoints."""
+
+    kind = "api"
+
+    def test_routes_are_distinct_paths(self, api: Api) -> None:
+        """There is a route, every path begins with a slash, and none is there twice."""
+        claimed = [(route.method, route.path) for route in api.routes]
+        assert claimed and len(set(claimed)) == len(claimed)
+        assert all(path.startswith("/") and not path.endswith("/") for _, path in claimed)
+
+    def test_takes_no_route_of_dovetail(self, plugin: Any, api: Api) -> None:
+        """A route of dovetail's own is claimed by nobody else."""
+        from dovetail.server.api.families import BUILT_IN
+
+        others = [cls for cls in BUILT_IN.values() if cls is not plugin]
+        taken = {(route.method, route.path) for cls in others for route in cls.routes}
+        assert not taken & {(route.method, route.path) for route in api.routes}
+
+    def test_endpoints_are_documented(self, api: Api) -> None:
+        """Every endpoint is an async function whose docstring begins with a sentence: the
+        documentation shows it."""
+        for route in api.routes:
+            assert inspect.iscoroutinefunction(route.endpoint), route.path
+            paragraph = (inspect.getdoc(route.endpoint) or "").partition("\n\n")[0]
+            assert paragraph.rstrip().endswith("."), f"{route.path}: no sentence"
+
+    def test_flags_are_flags(self, api: Api) -> None:
+        """A route that needs a flag names a switch of the HTTP server."""
+        known = {
+            field.name: getattr(FrontendConfig(), field.name) for field in fields(FrontendConfig)
+        }
+        for route in api.routes:
+            assert route.flag is None or known.get(route.flag) is False, route.flag
+
+    def test_state_opens_again(self, api: Api) -> None:
+        """What the family keeps can be opened after it was closed."""
+
+        async def open_twice() -> None:
+            for _ in range(2):
+                async with api.state(FrontendConfig()):
+                    pass
+
+        asyncio.run(open_twice())
+
+    def test_closed_without_a_key(self, api: Api) -> None:
+        """With a key set, routes that are not declared open answer 401 to a request without it."""
+
+        async def statuses() -> dict[str, int]:
+            async with served(api) as app:
+                closed = [route for route in api.routes if not route.is_open]
+                return {route.path: (await answer(app, route))[0] for route in closed}
+
+        assert set(asyncio.run(statuses()).values()) <= {401}
+
+    def test_described_in_openapi(self, api: Api) -> None:
+        """/openapi.json has every route, and the model of its body where one is declared."""
+
+        async def description() -> Any:
+            async with served(api) as app:
+                return app.openapi()
+
+        paths = asyncio.run(description())["paths"]
+        for route in api.routes:
+            shown = paths[re.sub(r":\w+\}", "}", route.path)][route.method.lower()]
+            if route.body is not None:
+                assert route.body.__name__ in json.dumps(shown["requestBody"])
+
+    def test_a_body_that_is_not_json_is_a_client_error(self, api: Api) -> None:
+        """A route with a body answers 4xx to one that is not JSON, in words of JSON."""
+
+        async def answers() -> list[tuple[str, int, bytes]]:
+            async with served(api) as app:
+                return [
+                    (route.path, *await answer(app, route, key=KEY, body=b"{"))
+                    for route in api.routes
+                    if route.body is not None
+                ]
+
+        for path, status, body in asyncio.run(answers()):
+            assert 400 <= status < 500, f"{path} answers {status}"
+            assert isinstance(json.loads(body), dict)
+
+    @pytest.mark.parametrize("status", [400, 404, 500])
+    def test_errors_say_what_is_wrong(self, api: Api, status: int) -> None:
+        """An error's body is a JSON object that holds the message."""
+        error = ApiError(message="the word is missing", type="invalid_request_error")
+        body = api.error_body(status, error, "request-1")
+        assert isinstance(json.loads(body), dict)
+        assert b"the word is missing" in body

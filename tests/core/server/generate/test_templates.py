@@ -1,0 +1,150 @@
+"""Chat templates: they see what transformers shows them, and can neither escape nor run away."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import pytest
+
+from dovetail.errors import ConfigError, RequestError
+from dovetail.server.generate.template.template import ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+DOUBLED = "{{% set n = namespace(x='aaaaaaaa') %}}{{% for i in range(99) %}}{}{{% endfor %}}"
+
+RUNAWAYS = (
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "{{ 'a' * 10**10 }}",
+    "{{ [0] * 10**9 }}",
+    "{{ 9**9**9**9 }}",
+    DOUBLED.format("{% set n.x = n.x ~ n.x %}"),
+    DOUBLED.format("{% set n.x = n.x + n.x %}"),
+    DOUBLED.format("{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}"),
+    "{% set n = namespace(x=9) %}{% for i in range(999) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ 'a'.ljust(10**9) }}",
+    "{{ 'a'|center(10**9) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ '{:1000000000d}'.format(1) }}",
+    "{{ '%1000000000d'|format(1) }}",
+    "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
+    "{{ ('a' * 1000000)|replace('', 'b' * 1000000) }}",
+    "{{ ('a' * 1000000).join(['b'] * 1000000) }}",
+    "{{ (['a'] * 1000000)|join('b' * 1000000) }}",
+    "{{ ('\n' * 1000000)|indent(9999) }}",
+    "{{ [1]|tojson(indent=100000000) }}",
+    "{{ ([[0]] * 900000)|sum(start=[]) }}",
+    "{{ (range(99999)|map('center', 9999)|list)|length }}",
+    "{{ lipsum(n=10**9) }}",
+)
+ESCAPES = (
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages.__class__.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.system('id') }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ tojson.__globals__ }}{{ strftime_now.__globals__['__builtins__'] }}",
+    "{{ ''|attr('__class__') }}{{ (''|attr('__class__')).mro() }}",
+    "{{ '{0.__class__.__mro__}'.format('') }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{% extends '/etc/passwd' %}",
+)
+
+
+def render(source: str, **variables: Any) -> str:
+    return ChatTemplate(source).render({"messages": MESSAGES} | variables)
+
+
+@pytest.mark.parametrize("source", RUNAWAYS)
+def test_runaways_are_refused_quickly(source: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_s = time.thread_time()
+    with pytest.raises((RequestError, ConfigError)):
+        render(source)
+    assert time.thread_time() - start_s < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_escapes_are_refused(source: str) -> None:
+    with pytest.raises((RequestError, ConfigError)):
+        text = render(source)
+        # An undefined or unsafe value may also render as nothing.
+        assert text in ("", "None")
+        raise RequestError("harmless")
+    assert MESSAGES == [{"role": "user", "content": "hi"}]
+
+
+def test_tojson_is_transformers() -> None:
+    value = {"b": "<é>&'", "a": [1, True, None]}
+    assert render("{{ v|tojson }}", v=value) == '{"b": "<é>&\'", "a": [1, true, null]}'
+    assert render("{{ v|tojson(indent=2, sort_keys=true) }}", v={"b": 1, "a": 2}) == (
+        '{\n  "a": 2,\n  "b": 1\n}'
+    )
+
+
+def test_blocks_are_trimmed_and_loops_controlled() -> None:
+    source = (
+        "  {% for i in range(9) %}\n{% if i == 2 %}{% break %}{% endif %}\n{{ i }}\n{% endfor %}"
+    )
+    assert render(source) == "0\n1\n"
+    source = "{% for m in messages %}{{ loop.last }}{{ loop.length }}{{ loop.index0 }}{% endfor %}"
+    assert render(source) == "True10"
+
+
+def test_generation_tags_are_ignored() -> None:
+    assert render("a{% generation %}b{{ messages|length }}{% endgeneration %}c") == "ab1c"
+
+
+def test_helpers() -> None:
+    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
+    with pytest.raises(RequestError, match="no system turn"):
+        render("{{ raise_exception('no system turn') }}")
+    assert render("{{ ('a' ~ 1 ~ none) + 'b' * 2 }}") == "a1Nonebb"
+    assert render("{{ ['a', 'b']|join(', ') }}{{ 'x.y'.split('.')[-1] }}") == "a, by"
+    assert render("{{ 'aXb'|replace('X', '-') }}{{ 'a%s'|format('b') }}") == "a-bab"
+    assert render("{{ [1, 2]|sum }}{{ '{} {}'.format(1, 2) }}") == "31 2"
+
+
+def test_kwargs_are_an_allow_list() -> None:
+    template = ChatTemplate("{{ enable_thinking }}{{ messages }}", {"eos_token": "</s>"})
+    used, unused = template.pick_kwargs({"enable_thinking": True, "other": 1})
+    assert (used, unused) == ({"enable_thinking": True}, ["other"])
+    for name in ("messages", "tools", "tokenize", "eos_token", "__class__", "raise_exception"):
+        with pytest.raises(RequestError):
+            template.pick_kwargs({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "string"),
+        ("{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
+         "openai"),
+        ("{% for m in messages %}{% for p in m['content'] %}x{% endfor %}{% endfor %}", "openai"),
+        ("{% for m in messages %}{% set c = m.content %}{% for p in c %}x{% endfor %}{% endfor %}",
+         "openai"),
+        ("{% for m in messages %}{% for c in m.tool_calls %}x{% endfor %}{% endfor %}", "string"),
+    ],
+)  # fmt: skip
+def test_content_format_is_found(source: str, expected: str) -> None:
+    assert ChatTemplate(source).content_format == expected
+
+
+def test_broken_templates_name_the_flag() -> None:
+    with pytest.raises(ConfigError, match="--chat-template"):
+        ChatTemplate("{% for %}")
+
+
+def test_failures_are_the_requests_own() -> None:
+    with pytest.raises(RequestError, match="UndefinedError"):
+        render("{{ messages[0].nope.nope }}")
