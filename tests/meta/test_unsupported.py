@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dovetail.server.protocol.responses import ResponsesRequest
+from dovetail.server.api.responses.protocol import ResponsesRequest
 
 from dovetail import unsupported
 from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags

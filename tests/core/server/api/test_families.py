@@ -16,7 +16,7 @@ from fastapi import Depends
 from pydantic import BaseModel
 
 from dovetail.config.config import Config
-from dovetail.config.rules.selections import check_choices
+from dovetail.config.rules.checks import check_choices
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError, PluginError
