@@ -99,7 +99,7 @@ def _check_e4m3(device: torch.device) -> None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) >= E4M3_CAPABILITY:
         return
     raise ConfigError(
-        f"{torch.cuda.get_device_name(device)} has no float8_e4m3fn",
+        f"{torch.cuda.get_device_name(device)} does not support float8_e4m3fn.",
         where="--kv-cache-dtype",
         fix="use fp8_e5m2, int8 or auto.",
     )

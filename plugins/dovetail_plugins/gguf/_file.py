@@ -85,7 +85,7 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
         raise ConfigError(
             f"the folder holds {len(firsts)} GGUF models: {names}",
             where=str(path),
-            fix="name one of the files",
+            fix="name one of the files.",
         )
     return firsts[0] if firsts else None
 
@@ -118,7 +118,7 @@ def files_of(path: Path) -> list[Path]:
         raise ConfigError(
             f"{len(missing)} of the model's {count} files are missing: {', '.join(missing[:3])}",
             where=str(path),
-            fix="finish the download; all files lie in one folder",
+            fix="finish the download, and put all files into one folder.",
         )
     return files
 
@@ -276,5 +276,5 @@ class _Reader:
 
 def _malformed(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"not a valid GGUF file: {reason}", where=str(path), fix="download the file again"
+        f"not a valid GGUF file: {reason}", where=str(path), fix="download the file again."
     )

@@ -87,7 +87,7 @@ def read_headers(files: Sequence[Path]) -> Iterator[TensorHeader]:
 def malformed(path: Path, reason: str) -> ConfigError:
     """Return the error for a file that is no safetensors file."""
     return ConfigError(
-        f"not a valid safetensors file: {reason}", where=str(path), fix="download the file again"
+        f"not a valid safetensors file: {reason}", where=str(path), fix="download the file again."
     )
 
 
@@ -102,9 +102,9 @@ def _told(path: Path) -> tuple[dict[str, Any], int, int]:
     try:
         told = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise malformed(path, f"the header is no JSON: {error}") from error
+        raise malformed(path, f"the header is not valid JSON: {error}") from error
     if not isinstance(told, dict):
-        raise malformed(path, "the header is no JSON object")
+        raise malformed(path, "the header is not a JSON object")
     return told, 8 + length, size_bytes
 
 

@@ -72,7 +72,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, 
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise ConfigError(
-            f"cannot be written: {error}", where=str(path), fix="choose another --out"
+            f"cannot be written: {error}", where=str(path), fix="choose another --out."
         ) from error
     return path.stat().st_size
 

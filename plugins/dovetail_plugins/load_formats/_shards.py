@@ -50,5 +50,5 @@ def check_distinct(headers: Sequence[single.Header]) -> None:
                 raise ConfigError(
                     f'tensor "{extent.name}" is also in {other}',
                     where=str(header.path),
-                    fix="remove one of the files, or name it in --ignore-patterns",
+                    fix="remove one of the files, or name it in --ignore-patterns.",
                 )

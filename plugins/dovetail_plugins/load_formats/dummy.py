@@ -28,7 +28,10 @@ class Dummy(LoadFormat):
         from dovetail_plugins.load_formats._invented import invent
 
         if checkpoint.shapes is None:
-            raise ConfigError("made-up weights need the wanted shapes", where=checkpoint.path)
+            raise ConfigError(
+                "random weights need the model's shapes, which are not known here.",
+                where=checkpoint.path,
+            )
         count = ByteCount(checkpoint.progress, len(checkpoint.shapes))
         for name, (shape, dtype) in checkpoint.shapes.items():
             yield name, invent(name, shape, dtype, checkpoint.seed)

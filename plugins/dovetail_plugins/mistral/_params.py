@@ -116,7 +116,7 @@ def _experts(moe: Mapping[str, Any], where: str) -> dict[str, Any]:
     if set(moe) != set(known):
         odd = sorted(set(moe) ^ set(known))[0]
         raise ConfigError(
-            f"moe.{odd}: only Mixtral's mixture ({', '.join(known)}) is built.",
+            f"moe.{odd}: only Mixtral's mixture of experts ({', '.join(known)}) is supported.",
             where=where,
             fix="use the checkpoint in Hugging Face layout with --config-format hf.",
         )

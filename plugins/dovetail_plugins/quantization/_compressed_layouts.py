@@ -63,7 +63,7 @@ def layout_of(
         return _float8_layout(scheme, spec, activations, where)
     type = "float" if scheme.is_float else "int"
     raise ConfigError(
-        f'{scheme.bits}-bit {type} weights per {scheme.strategy} are no layout of "{kind}".',
+        f'{scheme.bits}-bit {type} weights per {scheme.strategy} are not a layout of "{kind}".',
         where=where,
     )
 

@@ -89,7 +89,9 @@ class AutoRound(StoredMethod):
         try:
             return re.fullmatch(pattern, name) is not None
         except re.error as error:
-            raise self.refuse(f"extra_config: {pattern!r} is no expression: {error}.") from error
+            raise self.refuse(
+                f"extra_config: {pattern!r} is not a regular expression: {error}."
+            ) from error
 
     def _is_in_blocks(self, name: str) -> bool:
         return not self.blocks or any(name.startswith(f"{block}.") for block in self.blocks)

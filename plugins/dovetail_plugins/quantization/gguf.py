@@ -143,10 +143,10 @@ class Rows:
             known = BY_NAME[name]
             if spec.in_size % known.values:
                 raise ConfigError(
-                    f"{spec.name}: {spec.in_size} inputs of a rank are not whole blocks of "
-                    f"{known.values} ({name})",
+                    f"{spec.name}: a rank's {spec.in_size} inputs do not divide into blocks of "
+                    f"{known.values} ({name}).",
                     where=self.where,
-                    fix="use fewer ranks",
+                    fix="use fewer ranks.",
                 )
             shape = (outputs, spec.in_size // known.values * known.block_bytes)
             dtype = "uint8"

@@ -37,8 +37,8 @@ class Awq(Quantizer):
     def why_whole(self, name: str, shape: tuple[int, int]) -> str:
         """Return why a matrix stays: groups and words must be full."""
         if shape[1] % self.task.group:
-            return f"its inputs are no multiple of {self.task.group}"
-        return "its outputs are no multiple of 8" if shape[0] % 8 else ""
+            return f"its inputs are not a multiple of {self.task.group}"
+        return "its outputs are not a multiple of 8" if shape[0] % 8 else ""
 
     def smooth(self, block: Block) -> None:
         """Scale the block's inputs. Mutates: block"""

@@ -32,7 +32,7 @@ class Int4(Quantizer):
     def why_whole(self, name: str, shape: tuple[int, int]) -> str:
         """Return why a matrix stays: groups and words must be full."""
         if shape[1] % self.task.group:
-            return f"its inputs are no multiple of {self.task.group}"
+            return f"its inputs are not a multiple of {self.task.group}"
         return words_unfit(shape, BITS)
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:

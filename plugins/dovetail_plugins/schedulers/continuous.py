@@ -152,7 +152,7 @@ class ContinuousScheduler(Scheduler):
         key = self._policy.key(request)
         if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
             raise BrokenPlugin(
-                f"the key {key!r} is no tuple of finite numbers.", where="scheduling policy"
+                f"the key {key!r} is not a tuple of finite numbers.", where="scheduling policy"
             )
         return key
 

@@ -27,9 +27,9 @@ class GgufTokenizer(HfTokenizer):
         file = find_file(path)
         if file is None:
             raise ConfigError(
-                f"there is no *{SUFFIX} file",
+                f"there is no *{SUFFIX} file.",
                 where=path,
-                fix="name a GGUF file, or give the folder of a tokenizer with --tokenizer",
+                fix="give a GGUF file, or the folder of a tokenizer with --tokenizer.",
             )
         self._inner: Any = self._load(file)
 

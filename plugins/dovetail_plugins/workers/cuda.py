@@ -55,9 +55,9 @@ class CudaWorker(DeviceWorker):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.run.rank.rank >= count:
             raise ConfigError(
-                f"rank {self.run.rank.rank} needs a GPU of its own, torch sees {count}",
+                f"rank {self.run.rank.rank} needs its own GPU, but torch sees only {count}",
                 where="--device",
-                fix="use fewer ranks, or check CUDA_VISIBLE_DEVICES",
+                fix="use fewer ranks, or check CUDA_VISIBLE_DEVICES.",
             )
         device = torch.device("cuda", self.run.rank.rank)
         torch.cuda.set_device(device)

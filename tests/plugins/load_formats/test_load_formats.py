@@ -60,7 +60,7 @@ def test_an_eager_file_is_in_memory_before_its_first_tensor(tmp_path: Path) -> N
 
 def test_eager_is_refused_where_no_file_is_of_that_format(tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="only safetensors files are read eager"):
+    with pytest.raises(ConfigError, match='eager" reads only safetensors files'):
         read(Auto(AutoOptions(reading="eager")), tmp_path)
 
 
