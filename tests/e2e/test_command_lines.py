@@ -44,7 +44,8 @@ LINES: dict[str, Line] = {
     ),
     "004: multi-step scheduling": Line(
         words="MODEL --num-scheduler-steps 8 --enable-chunked-prefill=True",
-        fails="--num-scheduler-steps: every step is planned; --async-scheduling plans one ahead.",
+        fails="--num-scheduler-steps: steps are planned one by one; --async-scheduling plans "
+        "one ahead.",
     ),
     "004: lookup speculation": Line(
         words="--model MODEL --speculative-model [ngram] --num-speculative-tokens 4 "
@@ -68,7 +69,7 @@ LINES: dict[str, Line] = {
             "tool_call_parser": "hermes",
             "chat_template": "FOLDER/chat.jinja",
         },
-        notes=("--enable-reasoning is now --reasoning-parser, which is enough by itself.",),
+        notes=("--enable-reasoning is now --reasoning-parser, which turns it on.",),
     ),
     "000: media by pairs": Line(
         words="MODEL --limit-mm-per-prompt image=4,video=2",
@@ -81,7 +82,7 @@ LINES: dict[str, Line] = {
     ),
     "000: two devices": Line(
         words="MODEL -tp 2 --distributed-executor-backend mp",
-        fails="--tensor-parallel-size: dividing a layer over devices is not supported yet.",
+        fails="--tensor-parallel-size: tensor parallelism is not supported yet.",
     ),
     "002: a file": Line(
         words="--config FILE --max-num-seqs=9",
@@ -157,7 +158,7 @@ LINES: dict[str, Line] = {
     ),
     "003: experts": Line(
         words="MODEL --enable-expert-parallel --num-redundant-experts 32 --eplb-window-size 9",
-        fails="--enable-expert-parallel: experts are not divided over devices yet.",
+        fails="--enable-expert-parallel: expert parallelism is not supported yet.",
     ),
     "003: a slip of the pen": Line(
         words="MODEL --tensor-paralel-size 2",
@@ -181,7 +182,7 @@ LINES: dict[str, Line] = {
             "max_logprobs": -1,
             "scheduler_cls": "continuous",
         },
-        notes=("--disable-cascade-attn changes nothing: attention never takes that shortcut.",),
+        notes=("--disable-cascade-attn changes nothing: cascade attention is not used.",),
     ),
     "001: a dotted line": Line(
         words="MODEL --speculative-config.method ngram --speculative-config.prompt_lookup_max=3 "
@@ -195,12 +196,12 @@ LINES: dict[str, Line] = {
     ),
     "001: replicas without a server": Line(
         words="MODEL --data-parallel-size 2 --headless",
-        fails="--data-parallel-size: one engine serves the model; several behind one address are "
-        "not supported yet.",
+        fails="--data-parallel-size: data parallelism is not supported yet; one engine serves "
+        "the model.",
     ),
     "001: caches that move": Line(
         words="""MODEL --kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_both"}'""",
-        fails="--kv-transfer-config: caches do not move between engines yet.",
+        fails="--kv-transfer-config: KV cache transfer between engines is not supported yet.",
     ),
 }
 

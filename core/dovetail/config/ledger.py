@@ -28,20 +28,18 @@ class Refused:
     passing_items: tuple[tuple[str, Any], ...] = ()
 
 
-_LORA = Refused(
-    "low-rank adapters are not supported yet.", "merge the adapter into the checkpoint."
-)
+_LORA = Refused("LoRA adapters are not supported yet.", "merge the adapter into the checkpoint.")
 _MEDIA = Refused(
     "this engine reads text alone; models with images, sound or video are not supported yet."
 )
 _REPLICAS = Refused(
-    "one engine serves the model; several behind one address are not supported yet.",
+    "data parallelism is not supported yet; one engine serves the model.",
     "start several servers on their own ports behind a balancer.",
 )
-_EXPERTS = Refused("experts are not divided over devices yet.")
-_HALVES = Refused("there is no communication between devices that a half batch could hide.")
+_EXPERTS = Refused("expert parallelism is not supported yet.")
+_HALVES = Refused("dual batch overlap needs several devices, which are not supported yet.")
 _MAMBA = Refused("models with Mamba layers are not supported yet.", passing=("float32",))
-_TRANSFER = Refused("caches do not move between engines yet.")
+_TRANSFER = Refused("KV cache transfer between engines is not supported yet.")
 
 REFUSED: dict[str, Refused] = {
     "code_revision": Refused(
@@ -58,7 +56,9 @@ REFUSED: dict[str, Refused] = {
     "data_parallel_backend": _REPLICAS,
     "dbo_decode_token_threshold": _HALVES,
     "dbo_prefill_token_threshold": _HALVES,
-    "decode_context_parallel_size": Refused("a request's context stays on one device."),
+    "decode_context_parallel_size": Refused(
+        "dividing a request's KV cache over devices is not supported."
+    ),
     "default_mm_loras": _LORA,
     "disable_chunked_mm_input": _MEDIA,
     "enable_dbo": _HALVES,
@@ -66,7 +66,7 @@ REFUSED: dict[str, Refused] = {
     "enable_expert_parallel": _EXPERTS,
     "enable_lora": _LORA,
     "enable_lora_bias": _LORA,
-    "enable_prompt_embeds": Refused("prompts are text or token ids, not embeddings, so far."),
+    "enable_prompt_embeds": Refused("prompts can only be text or token ids so far."),
     "eplb_config": Refused(
         _EXPERTS.missing,
         passing_items=(
@@ -81,11 +81,11 @@ REFUSED: dict[str, Refused] = {
     "headless": _REPLICAS,
     "interleave_mm_strings": _MEDIA,
     "io_processor_plugin": Refused(
-        "there is no kind of plugin that turns other data into prompts."
+        "plugins that convert other data into prompts are not supported."
     ),
     "kv_events_config": _TRANSFER,
     "kv_sharing_fast_prefill": Refused(
-        "models that share caches between layers are not supported yet."
+        "models whose layers share a KV cache are not supported yet."
     ),
     "kv_transfer_config": _TRANSFER,
     "limit_mm_per_prompt": Refused(
@@ -111,19 +111,18 @@ REFUSED: dict[str, Refused] = {
     "mm_processor_kwargs": _MEDIA,
     "mm_shm_cache_max_object_size_mb": _MEDIA,
     "override_attention_dtype": Refused("attention computes in the type of --dtype."),
-    "pipeline_parallel_size": Refused("dividing the layers over devices is not supported yet."),
+    "pipeline_parallel_size": Refused("pipeline parallelism is not supported yet."),
     "pooler_config": Refused("this engine generates text; pooling models are not supported yet."),
-    "ray_workers_use_nsight": Refused("there are no Ray workers."),
-    "tensor_parallel_size": Refused(
-        "dividing a layer over devices is not supported yet.", "use 1."
-    ),
+    "ray_workers_use_nsight": Refused("Ray is not supported."),
+    "tensor_parallel_size": Refused("tensor parallelism is not supported yet.", "use 1."),
     "trust_remote_code": Refused(
         "dovetail never runs code that comes with a checkpoint.",
         "leave the flag out; give the architecture as a model plugin (dotted path).",
     ),
     "video_pruning_rate": _MEDIA,
     "worker_extension_cls": Refused(
-        "no request can call a worker's methods.", "write a worker and name it with --worker-cls."
+        "extending the worker class is not supported; choose a worker plugin with --worker-cls.",
+        "write a worker and name it with --worker-cls.",
     ),
 }
 

@@ -30,101 +30,121 @@ _GUIDED_WORDS = {
 class OlderFlags:
     """Spellings of earlier generations."""
 
-    disable_log_requests: bool | None = flag(None, help="do not log requests, as is the default")
+    disable_log_requests: bool | None = flag(None, help="do not log requests, which is the default")
     task: str | None = flag(None, kind="task", help="what the model is run for")
     worker_use_ray: bool | None = flag(None, help="drive workers through Ray")
     enable_reasoning: bool | None = flag(None, help="separate reasoning from the answer")
     guided_decoding_backend: str | None = flag(
-        None, kind="guided_decoding_backend", help="what holds answers to a grammar"
+        None, kind="guided_decoding_backend", help="backend for structured outputs"
     )
     guided_decoding_disable_fallback: bool | None = flag(
-        None, help="fail where the backend cannot hold an answer to its grammar"
+        None,
+        help="reject a request whose constraint the backend cannot enforce, instead of trying "
+        "another backend",
     )
     guided_decoding_disable_any_whitespace: bool | None = flag(
-        None, help="allow no free white space in JSON"
+        None, help="allow no optional white space in JSON"
     )
     guided_decoding_disable_additional_properties: bool | None = flag(
-        None, help="treat JSON objects as closed"
+        None, help="treat JSON schemas as if additionalProperties were false"
     )
-    override_pooler_config: Mapping[str, Any] = flag({}, kind="pooling_type", help="pooling")
-    speculative_model: str | None = flag(None, help="[ngram], or a model that guesses")
-    num_speculative_tokens: int | None = flag(None, ge=1, unit="tokens", help="longest guess")
+    override_pooler_config: Mapping[str, Any] = flag(
+        {}, kind="pooling_type", help="settings of pooling models"
+    )
+    speculative_model: str | None = flag(None, help="[ngram], or a draft model")
+    num_speculative_tokens: int | None = flag(None, ge=1, unit="tokens", help="longest draft")
     ngram_prompt_lookup_max: int | None = flag(
-        None, ge=1, unit="tokens", help="longest end of the text that is looked up"
+        None, ge=1, unit="tokens", help="longest n-gram that is looked up"
     )
     ngram_prompt_lookup_min: int | None = flag(
-        None, ge=1, unit="tokens", help="shortest end of the text that is looked up"
+        None, ge=1, unit="tokens", help="shortest n-gram that is looked up"
     )
     speculative_disable_by_batch_size: int | None = flag(
-        None, ge=1, unit="requests", help="most requests with which guessing goes on"
+        None,
+        ge=1,
+        unit="requests",
+        help="maximum number of requests with which speculation stays on",
     )
     speculative_model_quantization: str | None = flag(
-        None, kind="quantization", help="how the guessing model's weights are stored"
+        None, kind="quantization", help="quantization method of the draft model"
     )
     speculative_draft_tensor_parallel_size: int | None = flag(
-        None, ge=1, short="-spec-draft-tp", help="devices of the guessing model"
+        None, ge=1, short="-spec-draft-tp", help="number of devices of the draft model"
     )
     speculative_max_model_len: int | None = flag(
-        None, ge=1, unit="tokens", help="longest context of the guessing model"
+        None, ge=1, unit="tokens", help="maximum context length of the draft model"
     )
-    eplb_log_balancedness: bool | None = flag(None, help="log how even the experts' load is")
-    eplb_step_interval: int | None = flag(None, ge=1, unit="steps", help="steps between moves")
-    eplb_window_size: int | None = flag(None, ge=1, unit="steps", help="steps that count")
-    num_redundant_experts: int | None = flag(None, ge=0, help="copies of experts")
+    eplb_log_balancedness: bool | None = flag(None, help="log how evenly the experts are used")
+    eplb_step_interval: int | None = flag(
+        None, ge=1, unit="steps", help="number of steps between rearrangements of experts"
+    )
+    eplb_window_size: int | None = flag(
+        None, ge=1, unit="steps", help="number of steps over which the experts' load is measured"
+    )
+    num_redundant_experts: int | None = flag(
+        None, ge=0, help="number of additional copies of experts"
+    )
     enable_multimodal_encoder_data_parallel: bool | None = flag(
         None, help="divide an encoder's batch over the devices"
     )
-    disable_mm_preprocessor_cache: bool | None = flag(None, help="keep no processed media")
+    disable_mm_preprocessor_cache: bool | None = flag(None, help="do not cache processed media")
     skip_mm_profiling: bool = flag(
-        False, help="leave encoders out when memory is measured at the start"
+        False, help="leave media encoders out when memory is measured at the start"
     )
     disable_cascade_attn: bool = flag(
-        False, help="never attend to a shared beginning once for all requests"
+        False,
+        help="do not use cascade attention (attention to a shared prefix once for all requests)",
     )
     disable_custom_all_reduce: bool = flag(
-        False, help="sum over devices with the vendor's library alone"
+        False, help="use only the vendor's library for all-reduce"
     )
     max_context_len_to_capture: int | None = flag(
-        None, ge=0, unit="tokens", help="longest context of a recorded graph"
+        None, ge=0, unit="tokens", help="longest context for captured steps"
     )
     max_seq_len_to_capture: int | None = flag(
-        None, ge=0, unit="tokens", help="longest context of a recorded graph"
+        None, ge=0, unit="tokens", help="longest context for captured steps"
     )
     enable_prompt_adapter: bool | None = flag(None, help="serve prompt adapters")
     prompt_adapters: tuple[str, ...] = flag((), metavar="NAME=PATH", help="prompt adapters")
-    max_prompt_adapters: int = flag(1, ge=1, help="most prompt adapters in one step")
-    max_prompt_adapter_token: int = flag(0, ge=0, unit="tokens", help="longest prompt adapter")
+    max_prompt_adapters: int = flag(1, ge=1, help="maximum number of prompt adapters in one step")
+    max_prompt_adapter_token: int = flag(
+        0, ge=0, unit="tokens", help="maximum number of tokens of a prompt adapter"
+    )
     qlora_adapter_name_or_path: str | None = flag(None, help="a QLoRA adapter")
-    long_lora_scaling_factors: tuple[str, ...] = flag((), metavar="X", help="scales of long LoRAs")
+    long_lora_scaling_factors: tuple[str, ...] = flag(
+        (), metavar="X", help="scaling factors of LoRA adapters for long contexts"
+    )
     override_neuron_config: Mapping[str, Any] = flag({}, help="settings of AWS Neuron devices")
     preemption_mode: str | None = flag(
-        None, kind="preemption_mode", help="how a preempted request gets its cache back"
+        None, kind="preemption_mode", help="how a preempted request gets its KV cache back"
     )
     num_lookahead_slots: int = flag(
-        0, ge=0, unit="slots", help="cache slots kept free for the tokens of a guess"
+        0, ge=0, unit="slots", help="cache slots reserved for drafted tokens"
     )
     num_scheduler_steps: int = flag(1, ge=1, unit="steps", help="steps planned at once")
-    multi_step_stream_outputs: bool = flag(True, help="send every token as it comes")
-    scheduler_delay_factor: float = flag(0.0, ge=0, help="wait before a prefill")
+    multi_step_stream_outputs: bool = flag(True, help="stream every token at once")
+    scheduler_delay_factor: float = flag(0.0, ge=0, help="delay before the next prefill")
     use_v2_block_manager: bool = flag(True, help="the second of two block managers")
-    disable_async_output_proc: bool = flag(False, help="handle outputs within the step")
+    disable_async_output_proc: bool = flag(False, help="process outputs within the step")
     disable_logprobs_during_spec_decoding: bool | None = flag(
-        None, help="report no logprobs where tokens are guessed"
+        None, help="report no logprobs with speculative decoding"
     )
     spec_decoding_acceptance_method: str = flag(
-        "rejection_sampler", kind="spec_acceptance_method", help="which guesses are kept"
+        "rejection_sampler", kind="spec_acceptance_method", help="how drafted tokens are accepted"
     )
-    speculative_disable_mqa_scorer: bool | None = flag(None, help="check guesses one row each")
+    speculative_disable_mqa_scorer: bool | None = flag(
+        None, help="verify each drafted token in a separate row"
+    )
     typical_acceptance_sampler_posterior_threshold: float | None = flag(
-        None, ge=0, le=1, help="smallest probability of a guess that is kept"
+        None, ge=0, le=1, help="minimum probability of an accepted draft token"
     )
     typical_acceptance_sampler_posterior_alpha: float | None = flag(
-        None, ge=0, help="how that depends on the entropy"
+        None, ge=0, help="how the acceptance threshold depends on the entropy"
     )
-    tokenizer_pool_size: int = flag(0, ge=0, help="tokenizer processes")
-    tokenizer_pool_type: str = flag("ray", kind="tokenizer_pool", help="their kind")
+    tokenizer_pool_size: int = flag(0, ge=0, help="number of tokenizer processes")
+    tokenizer_pool_type: str = flag("ray", kind="tokenizer_pool", help="kind of tokenizer pool")
     tokenizer_pool_extra_config: Mapping[str, Any] = flag(
-        {}, kind="tokenizer_pool", help="their options"
+        {}, kind="tokenizer_pool", help="options of the tokenizer pool"
     )
 
 
@@ -213,13 +233,13 @@ def _reasoning(value: Any) -> Fields:
     return {} if value else {"reasoning_parser": NO_PARSER}
 
 
-_ADAPTERS = _settled("there are no prompt adapters", None, False, 0, ())
-_LORA = _settled("low-rank adapters are not supported", None, ())
-_TYPICAL = _settled("a guess is kept by rejection sampling", None)
+_ADAPTERS = _settled("prompt adapters are not supported", None, False, 0, ())
+_LORA = _settled("LoRA adapters are not supported", None, ())
+_TYPICAL = _settled("drafts are accepted by rejection sampling", None)
 _WHATEVER_THE_CONTEXT = Mapped(
-    f"{_NOTHING}steps are recorded by their number of rows, whatever the context", lambda value: {}
+    f"{_NOTHING}steps are captured per batch size, for any context length", lambda value: {}
 )
-_POOL = _settled("prompts become tokens within the server", 0, "ray", {})
+_POOL = _settled("the server tokenizes prompts itself", 0, "ray", {})
 
 MAPPED: dict[str, Mapped] = {
     "disable_log_requests": Mapped(
@@ -227,7 +247,7 @@ MAPPED: dict[str, Mapped] = {
     ),
     "task": Mapped("--runner and --convert", _task),
     "worker_use_ray": Mapped("--distributed-executor-backend ray", _ray),
-    "enable_reasoning": Mapped("--reasoning-parser, which is enough by itself", _reasoning),
+    "enable_reasoning": Mapped("--reasoning-parser, which turns it on", _reasoning),
     "guided_decoding_backend": Mapped("--structured-outputs-config.backend", _guided_backend),
     "guided_decoding_disable_fallback": _key("structured_outputs_config", "disable_fallback"),
     "guided_decoding_disable_any_whitespace": _key(
@@ -259,34 +279,38 @@ MAPPED: dict[str, Mapped] = {
         "--mm-processor-cache-gb 0", lambda value: {"mm_processor_cache_gb": 0} if value else {}
     ),
     "skip_mm_profiling": _settled("there are no encoders to measure", True, False),
-    "disable_cascade_attn": _settled("attention never takes that shortcut", True, False),
-    "disable_custom_all_reduce": _settled("nothing is summed over devices yet", True, False),
+    "disable_cascade_attn": _settled("cascade attention is not used", True, False),
+    "disable_custom_all_reduce": _settled("one device needs no all-reduce", True, False),
     "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
     "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
     "enable_prompt_adapter": _ADAPTERS,
     "prompt_adapters": _ADAPTERS,
-    "max_prompt_adapters": _settled("there are no prompt adapters", 1),
+    "max_prompt_adapters": _settled("prompt adapters are not supported", 1),
     "max_prompt_adapter_token": _ADAPTERS,
     "qlora_adapter_name_or_path": _LORA,
     "long_lora_scaling_factors": _LORA,
-    "override_neuron_config": _settled("there is no worker for AWS Neuron", {}),
+    "override_neuron_config": _settled("AWS Neuron devices are not supported", {}),
     "preemption_mode": Mapped("--swap-space", _preemption),
     "num_lookahead_slots": Mapped(
-        f"{_NOTHING}slots for a guess are taken when its step is planned", lambda value: {}
+        f"{_NOTHING}slots for a draft are allocated when its step is planned", lambda value: {}
     ),
-    "num_scheduler_steps": _settled("every step is planned; --async-scheduling plans one ahead", 1),
-    "multi_step_stream_outputs": _settled("every token is sent as it comes", True),
-    "scheduler_delay_factor": _settled("prefills do not wait", 0),
+    "num_scheduler_steps": _settled(
+        "steps are planned one by one; --async-scheduling plans one ahead", 1
+    ),
+    "multi_step_stream_outputs": _settled("every token is always streamed at once", True),
+    "scheduler_delay_factor": _settled("prefills are not delayed", 0),
     "use_v2_block_manager": _settled("there is one block manager", True),
-    "disable_async_output_proc": _settled("outputs are handled beside the next step", False),
+    "disable_async_output_proc": _settled(
+        "outputs are always processed during the next step", False
+    ),
     "disable_logprobs_during_spec_decoding": _settled(
-        "logprobs are the same with and without guesses", None, False
+        "logprobs are the same with and without speculation", None, False
     ),
     "spec_decoding_acceptance_method": _settled(
-        "a guess is kept by rejection sampling", "rejection_sampler"
+        "drafts are accepted by rejection sampling", "rejection_sampler"
     ),
     "speculative_disable_mqa_scorer": _settled(
-        "guesses are checked within their own row", None, False
+        "drafted tokens are verified in their request's row", None, False
     ),
     "typical_acceptance_sampler_posterior_threshold": _TYPICAL,
     "typical_acceptance_sampler_posterior_alpha": _TYPICAL,

@@ -102,20 +102,22 @@ def _hide_notes(text: str) -> dict[str, Any]:
     return {"show_notes": text.lower() not in _TRUE}
 
 
-_REPORTS = NoEffect("dovetail reports nothing to anybody")
-_BUILD = NoEffect("native kernels are compiled by the first start of a checkout, or by pip")
+_REPORTS = NoEffect("dovetail sends no usage statistics")
+_BUILD = NoEffect("native kernels are compiled at the first start from a checkout, or by pip")
 _MEDIA = NoEffect("prompts are text, so nothing is downloaded for them")
-_STEPS = "--calculate-kv-scales: the scale of {} is the largest one measured, divided by this ({})"
-_S3 = ReadBy("loaders from S3, none of which is supported")
+_STEPS = (
+    "--calculate-kv-scales: the scale of {} is the largest measured value, divided by this ({})"
+)
+_S3 = ReadBy("loaders from S3, which are not supported")
 _HUB = "the hub's client, huggingface_hub"
-_RAY = Refused("there are no Ray workers")
+_RAY = Refused("Ray is not supported")
 _GPU_KERNELS = Refused(
-    "the kernels that it chooses are not supported",
+    "the kernels that it selects are not supported",
     fix="unset it; --attention-backend and --quantization choose among those that are.",
 )
-_NCCL = Refused("there is no worker that uses NCCL yet")
-_TPU = Refused("there is no worker for TPUs")
-_OPENVINO = Refused("there is no worker for OpenVINO")
+_NCCL = Refused("NCCL is not used yet")
+_TPU = Refused("TPUs are not supported")
+_OPENVINO = Refused("OpenVINO is not supported")
 
 FOREIGN: dict[str, Row] = {
     # What a request or an operator can see.
@@ -155,44 +157,44 @@ FOREIGN: dict[str, Row] = {
     # What always happens, or concerns nothing here.
     "VLLM_ASSETS_CACHE": NoEffect("no sample files are downloaded"),
     "VLLM_AUDIO_FETCH_TIMEOUT": _MEDIA,
-    "VLLM_CACHE_ROOT": NoEffect(
-        "dovetail keeps no cache of its own; --download-dir moves the hub's"
+    "VLLM_CACHE_ROOT": NoEffect("dovetail has no cache folder; --download-dir moves the hub's"),
+    "VLLM_CONFIG_ROOT": NoEffect("only the files of --config are read"),
+    "VLLM_CPU_MOE_PREPACK": NoEffect(
+        "native kernels always pack the experts' weights while loading"
     ),
-    "VLLM_CONFIG_ROOT": NoEffect("no settings are read but the files of --config"),
-    "VLLM_CPU_MOE_PREPACK": NoEffect("native kernels get the experts' weights packed as they load"),
     "VLLM_DO_NOT_TRACK": _REPORTS,
     "VLLM_ENABLE_V1_MULTIPROCESSING": NoEffect(
-        "a server's engine has a process of its own, an offline engine shares its caller's"
+        "a server's engine runs in its own process, an offline engine in its caller's"
     ),
     "VLLM_FLASHINFER_FORCE_TENSOR_CORES": NoEffect(
-        "flashinfer's kernels for prefills, which use tensor cores, attend every step"
+        "every step uses flashinfer's prefill kernels, which use tensor cores"
     ),
     "VLLM_FUSED_MOE_CHUNK_SIZE": NoEffect(
-        "an expert gets its tokens of a whole step, which --max-num-batched-tokens bounds"
+        "an expert gets all its tokens of a step, which --max-num-batched-tokens limits"
     ),
     "VLLM_HOST_IP": NoEffect("processes talk over Unix sockets; clients come to --host"),
     "VLLM_IMAGE_FETCH_TIMEOUT": _MEDIA,
-    "VLLM_MLA_DISABLE": NoEffect("there is no shortcut for latent attention to turn off"),
+    "VLLM_MLA_DISABLE": NoEffect("dovetail has no special path for latent attention"),
     "VLLM_NO_USAGE_STATS": _REPORTS,
     "VLLM_PORT": NoEffect("processes talk over Unix sockets; clients come to --port"),
-    "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("there is no ring buffer that could be full"),
-    "VLLM_SKIP_P2P_CHECK": NoEffect("nothing is copied between GPUs, so nothing is checked"),
-    "VLLM_TARGET_DEVICE": NoEffect("one installation has all devices; --device chooses"),
-    "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("what -O3 compiles is always one whole graph"),
+    "VLLM_RINGBUFFER_WARNING_INTERVAL": NoEffect("dovetail has no ring buffer"),
+    "VLLM_SKIP_P2P_CHECK": NoEffect("nothing is copied between GPUs"),
+    "VLLM_TARGET_DEVICE": NoEffect("one installation supports all devices; --device chooses one"),
+    "VLLM_TEST_DYNAMO_FULLGRAPH_CAPTURE": NoEffect("-O3 always compiles whole graphs"),
     "VLLM_TEST_USE_PRECOMPILED_NIGHTLY_WHEEL": _BUILD,
     "VLLM_USAGE_SOURCE": _REPORTS,
     "VLLM_USAGE_STATS_SERVER": _REPORTS,
     "VLLM_USE_PRECOMPILED": _BUILD,
-    "VLLM_USE_TRITON_AWQ": NoEffect("on a GPU weights of AWQ are read by Triton kernels"),
-    "VLLM_USE_V1": NoEffect("there is one engine"),
-    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are handled as one"),
+    "VLLM_USE_TRITON_AWQ": NoEffect("on a GPU, Triton kernels are always used for AWQ"),
+    "VLLM_USE_V1": NoEffect("dovetail has only one engine"),
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are processed together"),
     "VLLM_VIDEO_FETCH_TIMEOUT": _MEDIA,
     # What is not supported.
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": Refused("low-rank adapters are not supported yet"),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": Refused("LoRA adapters are not supported yet"),
     "VLLM_CI_USE_S3": Refused("loading from S3 is not supported"),
-    "VLLM_CUDART_SO_PATH": Refused("the CUDA runtime is the one that torch brings"),
+    "VLLM_CUDART_SO_PATH": Refused("dovetail uses the CUDA runtime of torch"),
     "VLLM_DISABLED_KERNELS": Refused(
-        "kernels cannot be left out by name", fix="unset it; DOVETAIL_CPU_ISA=none runs on torch."
+        "kernels cannot be disabled by name", fix="unset it; DOVETAIL_CPU_ISA=none runs on torch."
     ),
     "VLLM_ENABLE_MOE_ALIGN_BLOCK_SIZE_TRITON": _GPU_KERNELS,
     "VLLM_FLASH_ATTN_VERSION": Refused("the newest flash-attn that is installed is used"),
@@ -205,46 +207,46 @@ FOREIGN: dict[str, Row] = {
     "VLLM_OPENVINO_DEVICE": _OPENVINO,
     "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS": _OPENVINO,
     "VLLM_OPENVINO_KVCACHE_SPACE": _OPENVINO,
-    "VLLM_PP_LAYER_PARTITION": Refused("dividing the layers over devices is not supported yet"),
+    "VLLM_PP_LAYER_PARTITION": Refused("pipeline parallelism is not supported yet"),
     "VLLM_RAY_BUNDLE_INDICES": _RAY,
     "VLLM_RAY_PER_WORKER_GPUS": _RAY,
-    "VLLM_ROCM_FP8_PADDING": Refused("there is no worker for ROCm"),
+    "VLLM_ROCM_FP8_PADDING": Refused("ROCm is not supported"),
     "VLLM_TEST_FORCE_FP8_MARLIN": _GPU_KERNELS,
-    "VLLM_TORCH_PROFILER_DIR": Refused("steps cannot be profiled from outside yet"),
+    "VLLM_TORCH_PROFILER_DIR": Refused("the torch profiler cannot be started from outside yet"),
     "VLLM_TPU_DISABLE_TOPK_TOPP_OPTIMIZATION": _TPU,
     "VLLM_TRACE_FUNCTION": Refused("function calls are not recorded"),
     "VLLM_USE_FLASHINFER_SAMPLER": _GPU_KERNELS,
-    "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH": Refused("there is no worker for Gaudi"),
+    "VLLM_USE_HPU_CONTIGUOUS_CACHE_FETCH": Refused("Gaudi devices are not supported"),
     "VLLM_USE_MODELSCOPE": Refused("models come from a folder or from the Hugging Face hub"),
     "VLLM_USE_RAY_COMPILED_DAG": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_NCCL_CHANNEL": _RAY,
     "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _RAY,
     "VLLM_USE_RAY_SPMD_WORKER": _RAY,
-    "VLLM_V0_USE_OUTLINES_CACHE": Refused("no cache of grammars is kept on disk"),
+    "VLLM_V0_USE_OUTLINES_CACHE": Refused("compiled grammars are not cached on disk"),
     "VLLM_WORKER_MULTIPROC_METHOD": Refused(
-        "processes are started anew, never forked", passing=("", "spawn")
+        "processes are always spawned, never forked", passing=("", "spawn")
     ),
     "VLLM_XLA_CACHE_PATH": _TPU,
     "VLLM_XLA_CHECK_RECOMPILATION": _TPU,
     # Names that belong to others: set on many machines, and never an error.
-    "CMAKE_BUILD_TYPE": ReadBy("builds with CMake, which dovetail's is not"),
-    "CUDA_HOME": ReadBy("tools that compile for GPUs; dovetail compiles for the processor alone"),
+    "CMAKE_BUILD_TYPE": ReadBy("builds with CMake, which dovetail does not use"),
+    "CUDA_HOME": ReadBy("tools that compile for GPUs; dovetail compiles only CPU kernels"),
     "CUDA_VISIBLE_DEVICES": ReadBy("CUDA, and by --device auto: empty or -1 hides all GPUs"),
     "HF_HUB_OFFLINE": ReadBy(f"{_HUB}: 1 forbids fetching; models come from folders and its cache"),
     "HF_TOKEN": ReadBy(f"{_HUB}: the token for gated models; --hf-token wins over it"),
     "HUGGING_FACE_HUB_TOKEN": ReadBy(f"{_HUB}, where HF_TOKEN is not set"),
     "K_SCALE_CONSTANT": ReadBy(_STEPS.format("keys", 200)),
     "LD_LIBRARY_PATH": ReadBy("the system's loader of libraries"),
-    "LOCAL_RANK": ReadBy("nobody here; the one worker has rank 0"),
+    "LOCAL_RANK": ReadBy("no part of dovetail; the one worker has rank 0"),
     "MAX_JOBS": ReadBy(
-        "the build of the native kernels: most files compiled at once, unset as many as processors"
+        "the build of the native kernels: most files compiled at once (by default the number of CPUs)"
     ),
-    "NVCC_THREADS": ReadBy("nobody here; no GPU kernels are compiled"),
-    "Q_SCALE_CONSTANT": ReadBy("nobody here; queries are not rounded to fp8"),
+    "NVCC_THREADS": ReadBy("no part of dovetail; no CUDA code is compiled"),
+    "Q_SCALE_CONSTANT": ReadBy("no part of dovetail; queries are not rounded to fp8"),
     "S3_ACCESS_KEY_ID": _S3,
     "S3_ENDPOINT_URL": _S3,
     "S3_SECRET_ACCESS_KEY": _S3,
-    "VERBOSE": ReadBy("nobody here; pip -v shows how the kernels are compiled"),
+    "VERBOSE": ReadBy("no part of dovetail; pip -v shows how the kernels are compiled"),
     "V_SCALE_CONSTANT": ReadBy(_STEPS.format("values", 100)),
 }
 """Other names than a flag's own: VLLM_* and what the reference lists without a prefix."""

@@ -28,7 +28,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "ray": "Ray is not used; one rank runs in the engine process (uni)",
     },
     "expert_placement": dict.fromkeys(
-        ("linear", "round_robin"), "experts are not divided over devices yet"
+        ("linear", "round_robin"), "expert parallelism is not supported yet"
     ),
     "kv_cache_dtype": {"fp8_inc": _HARDWARE},
     "lora_dtype": dict.fromkeys(("auto", "bfloat16", "float16", "float32"), _LORA),
@@ -49,7 +49,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "tokenizer": {
         "custom": "name the class with --tokenizer-mode package.module:Class",
     },
-    "tokenizer_pool": {"ray": "prompts become tokens within the server"},
+    "tokenizer_pool": {"ray": "the server tokenizes prompts itself"},
     "tool_server": {"demo": "no tools come with the server; name servers of MCP by HOST:PORT"},
 }
 """Kind -> name -> reason, in small words that follow a colon."""

@@ -25,7 +25,7 @@ class FlashInfer(AttentionBackend):
     """flashinfer's paged prefill, which attends decodes too."""
 
     info = Info(
-        summary="the flashinfer package, in 16 bits over a KV cache of 16 or 8",
+        summary="the flashinfer package, in 16 bits, with a KV cache of 16 or 8 bits",
         source="https://docs.flashinfer.ai/api/attention.html",
         requires=("flashinfer",),
         devices=("cuda",),

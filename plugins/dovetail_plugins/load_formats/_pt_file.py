@@ -58,7 +58,7 @@ def _named_tensors(path: Path, content: object) -> dict[str, torch.Tensor]:
             raise ConfigError(
                 f'entry "{name}" {fault}',
                 where=str(path),
-                fix="save the state_dict of a loaded model, with dense tensors that are not packed.",
+                fix="save the state_dict of a loaded model with dense, unpacked tensors.",
             )
     return {str(name): tensor for name, tensor in content.items()}
 

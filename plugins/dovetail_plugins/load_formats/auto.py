@@ -81,7 +81,7 @@ class Auto(LoadFormat):
             return Safetensors(self._reading(checkpoint))
         if self.options.reading != READINGS[0]:
             raise ConfigError(
-                f'the strategy "{self.options.reading}" reads only safetensors files; none is here.',
+                f'the strategy "{self.options.reading}" needs safetensors files; there are none.',
                 where=checkpoint.path,
                 fix="leave --safetensors-load-strategy out.",
             )

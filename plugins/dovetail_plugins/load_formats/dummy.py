@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Dummy(LoadFormat):
     """Random tensors for every wanted name."""
 
-    info = Info(summary="random weights, no file is read")
+    info = Info(summary="random weights; no file is read")
     capabilities = frozenset({"invents", "lazy"})
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:

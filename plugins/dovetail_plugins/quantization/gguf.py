@@ -37,7 +37,7 @@ class Gguf(StoredMethod):
     whose codes are of vectors as such."""
 
     info = Info(
-        summary="the types of GGUF files, 1 to 8 bits in groups",
+        summary="quantized weights of GGUF files, 1 to 8 bits in groups",
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     )
     Options = IntegerOptions

@@ -12,5 +12,5 @@ from dovetail_plugins.quantization.int8 import Int8
 class TpuInt8(Int8):
     """int8 by another name."""
 
-    info = Info(summary="int8 while loading, on the device at hand (there is no TPU here)")
+    info = Info(summary="int8 while loading, on a CPU or GPU (TPUs are not supported)")
     stored_as = ("tpu_int8",)

@@ -29,7 +29,7 @@ class Awq(Quantizer):
     """4 bits with zero points, after scaling by what inputs are."""
 
     info = Info(
-        summary="4 bits in groups by AWQ: strong inputs are scaled up before rounding",
+        summary="4 bits in groups by AWQ: important inputs are scaled up before rounding",
         source="https://arxiv.org/abs/2306.00978",
     )
     capabilities = frozenset({"calibrated", "grouped"})

@@ -38,7 +38,7 @@ class Fp8(Quantizer):
     """float8 e4m3, to nearest."""
 
     info = Info(
-        summary="float8 (e4m3) to nearest, a scale per block of 128 x 128 or per matrix",
+        summary="float8 (e4m3), rounded to nearest, one scale per block of 128 x 128 or per matrix",
         source="https://arxiv.org/abs/2209.05433",
     )
     Options = Fp8Options

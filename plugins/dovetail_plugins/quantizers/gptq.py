@@ -48,7 +48,7 @@ class Gptq(Quantizer):
     """Rounding that knows what comes after it."""
 
     info = Info(
-        summary="4 or 8 bits in groups by GPTQ: errors are made up for by the inputs to come",
+        summary="4 or 8 bits in groups by GPTQ: later inputs compensate for rounding errors",
         source="https://arxiv.org/abs/2210.17323",
     )
     capabilities = frozenset({"calibrated", "grouped"})

@@ -24,7 +24,7 @@ class Int4(Quantizer):
     """4 bits, one scale per group of inputs, no calibration."""
 
     info = Info(
-        summary="4 bits to nearest in groups of inputs, as compressed-tensors",
+        summary="4 bits in groups of inputs, rounded to nearest, in the compressed-tensors format",
         source="https://github.com/vllm-project/compressed-tensors",
     )
     capabilities = frozenset({"grouped"})

@@ -26,7 +26,7 @@ class _Options:
 class LogStats(StatLogger):
     """Rates are means over the time since the previous line; an idle engine logs nothing."""
 
-    info = Info(summary="one log line with throughput and queue every few seconds")
+    info = Info(summary="one log line with throughput and queue length every few seconds")
     Options = _Options
 
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:

@@ -39,7 +39,7 @@ class OpenAi(ToolParser):
     """to=functions.NAME or to=NAME, perhaps <|constrain|>json, <|message|> and the arguments."""
 
     info = Info(
-        summary="messages to functions in the harmony format (gpt-oss)",
+        summary="tool messages of the harmony format (gpt-oss)",
         source="https://cookbook.openai.com/articles/openai-harmony",
     )
     auto_name: ClassVar[str] = "gpt-oss"

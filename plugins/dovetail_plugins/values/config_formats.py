@@ -10,7 +10,7 @@ from dovetail.interfaces.plugin import Value
 AUTO = Value(summary="recognised from the files in the folder", value=None)
 HF = Value(summary="config.json as transformers writes it", value="dovetail.config.hf:read_config")
 GGUF = Value(
-    summary="the settings in a GGUF file", value="dovetail_plugins.gguf._config:read_config"
+    summary="the metadata of a GGUF file", value="dovetail_plugins.gguf._config:read_config"
 )
 MISTRAL = Value(
     summary="params.json as Mistral publishes it",
