@@ -1,6 +1,6 @@
-"""drive: every line without a result is asked, so many at once, and its result written at its end.
+"""drive: sends every line without a result, with limited concurrency, and writes each result.
 
-Order of results is the order in which answers end. Knows neither sockets nor signals.
+Order of results is the order in which answers end.
 """
 
 from __future__ import annotations

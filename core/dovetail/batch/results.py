@@ -1,4 +1,4 @@
-"""The results of a batch: a file that grows line by line and can be gone on with. Knows no engine.
+"""The results of a batch: a file that grows line by line and can be gone on with.
 
 Format of a line: OpenAI's batch output, {"id", "custom_id", "response": {"status_code",
 "request_id", "body"} or null, "error": {"code", "message"} or null}.

@@ -1,4 +1,4 @@
-"""The flags of `dovetail run-batch` beside the engine's. Knows no file and no engine."""
+"""The flags of `dovetail run-batch` beside the engine's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a measurement as JSON and as a table. Knows no measurement's figures by itself."""
+"""The result of a measurement as JSON and as a table, for any measurement."""
 
 from __future__ import annotations
 

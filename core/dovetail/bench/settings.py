@@ -1,6 +1,6 @@
 """The flags of `dovetail bench`, one dataclass per topic; spelled as users of `vllm bench` know.
 
-Knows no measurement. A flag that is None leaves the choice to who reads it.
+A flag that is None leaves the choice to who reads it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
     else:
         chosen, reason = min(
             (useful, f"all that the most and longest requests can fill, {free}"),
-            (CPU_CACHE_BYTES, f"the most a CPU engine takes unasked, {free}"),
+            (CPU_CACHE_BYTES, f"the most that a CPU engine takes by default, {free}"),
             (int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} {free}"),
         )
     log.info("KV cache memory auto: %.4g MiB, %s.", chosen / 2**20, reason)

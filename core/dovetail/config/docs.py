@@ -24,18 +24,19 @@ _HEAD = """# Flags of `dovetail serve`
 
 <!-- Written by docs/generate.py; run `make docs` after a change. -->
 
-Every flag may be spelled with dashes or underscores, as `--flag value` or `--flag=value`, and may
-stand in the YAML file given with `--config FILE.yaml` under its name without the leading dashes.
-Switches have a `--no-` form. Whole numbers may be written as `4k` (4000) or `4K` (4096). A JSON
-flag takes the whole value (`--hf-overrides '{"a": 1}'`) or single keys (`--hf-overrides.a 1`), and
-a list takes words, a comma list or JSON. Every flag has a variable, `--max-model-len` for instance
-`DOVETAIL_MAX_MODEL_LEN` ([variables.md](variables.md)). The command line wins over variables, these
-over files, a later file over an earlier one; JSON objects are laid over each other key by key.
-Choices are the names registered by dovetail itself; installed packages may add more.
+A flag can be written with dashes or underscores, as `--flag value` or `--flag=value`. In the YAML
+file of `--config FILE.yaml` it is written without the leading dashes. Switches have a `--no-` form.
+Integers can be written as `4k` (4000) or `4K` (4096). A JSON flag takes the whole value
+(`--hf-overrides '{"a": 1}'`) or single keys (`--hf-overrides.a 1`). A list takes separate words, a
+comma-separated list or JSON. Every flag has an environment variable, such as
+`DOVETAIL_MAX_MODEL_LEN` for `--max-model-len` ([variables.md](variables.md)). The command line
+overrides variables, variables override files, and a later file overrides an earlier one; JSON
+objects are merged key by key. The choices listed here are those of dovetail itself; installed
+packages may add more.
 
-A flag is in one of three states. *Honoured*: it does what it says. *Mapped*: a name of an earlier
-generation, translated with a note. *Refused*: it asks for what is not supported; its default
-passes, anything else is an error that says what is missing. {counts}
+A flag is in one of three states. *Honoured*: it does what it says. *Mapped*: an older name that is
+translated to today's flag, with a log line. *Refused*: it asks for something that is not supported;
+its default value is accepted, any other value is an error that says what is missing. {counts}
 """
 
 
@@ -79,19 +80,20 @@ _VARIABLES_HEAD = """# Environment variables
 
 <!-- Written by docs/generate.py; run `make docs` after a change. -->
 
-Every flag of `dovetail serve` ([flags.md](flags.md)) has a variable: `DOVETAIL_` and its name in
-capitals, dashes as underscores. The value is written as on the command line; a list by commas. A
-variable that is empty sets nothing. A name that begins with `DOVETAIL_` or `VLLM_` and that nobody
-knows is warned about with the nearest. `dovetail config show --origin` tells what each one set.
+Every flag of `dovetail serve` ([flags.md](flags.md)) has a variable: `DOVETAIL_` and the name of the
+flag in capitals, with underscores for dashes. The value is written as on the command line, a list
+with commas. An empty variable sets nothing. For an unknown name that begins with `DOVETAIL_` or
+`VLLM_` there is a warning that suggests the nearest known one. `dovetail config show --origin` shows
+what each variable has set.
 
-| other variables of dovetail's | what |
+| other variables of dovetail | what |
 |---|---|
 {own}
 
-Names of other servers: *mapped* ones set a flag, with a note; *no effect* asks for what always
-happens, which a note tells; *read* ones are the affair of whoever is named; *refused* ones are an
-error unless they are empty or ask for nothing, mostly by 0 or false. Two variables that give one
-flag different values are an error.
+Variables of other programs: a *mapped* one sets a flag, which is logged. *No effect*: it asks for
+what dovetail always does, which is logged. *Read*: the named library or part of dovetail reads it.
+A *refused* one is an error unless it is empty or asks for nothing (mostly 0 or false). Two variables
+that give one flag different values are an error.
 
 | variable | state | what |
 |---|---|---|

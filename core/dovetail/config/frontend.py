@@ -1,4 +1,4 @@
-"""FrontendConfig: the HTTP server. Knows no engine settings."""
+"""FrontendConfig: the HTTP server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Host memory beside the device's: swapped caches, offloaded weights, and who may sleep.
-
-Knows no memory that is really there.
-"""
+"""Host memory beside the device's: swapped caches, offloaded weights, and who may sleep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One JSON file of a checkpoint as a dict. Knows no key of any."""
+"""One JSON file of a checkpoint as a dict."""
 
 from __future__ import annotations
 

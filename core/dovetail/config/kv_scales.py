@@ -2,7 +2,7 @@
 
 The file is JSON: {"model_type": ..., "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor":
 {"0": {"0": 0.02, ...}}}}, one scale for each tensor-parallel rank and layer, which stands for its
-keys and its values. Knows no tensor.
+keys and its values.
 Source: the layout that --quantization-param-path has had since float8 caches came up, written by
 calibration tools for models that are not quantized otherwise.
 """

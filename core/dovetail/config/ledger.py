@@ -1,9 +1,8 @@
 """The ledger of refused flags: what each would need, so that none is accepted and then ignored.
 
-A flag is *honoured* when it is a field of a config group and has no row here, *mapped* when it is
-a field of `older.OlderFlags`, and *refused* when it has a row here: then only the values that ask
-for nothing pass, its default and those a row names. To honour a flag, build it and delete its
-row. Knows no plugin.
+A flag is *honoured* when it is a field of a config group and has no row here, *mapped* when it is a
+field of `older.OlderFlags`, and *refused* when it has a row here: then only the values that ask for
+nothing pass, its default and those a row names. To honour a flag, build it and delete its row.
 """
 
 from __future__ import annotations

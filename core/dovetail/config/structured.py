@@ -1,4 +1,4 @@
-"""StructuredOutputsConfig: answers held to a grammar."""
+"""StructuredOutputsConfig: settings of structured outputs."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ FOREIGN: dict[str, Row] = {
     "LD_LIBRARY_PATH": ReadBy("the system's loader of libraries"),
     "LOCAL_RANK": ReadBy("no part of dovetail; the one worker has rank 0"),
     "MAX_JOBS": ReadBy(
-        "the build of the native kernels: most files compiled at once (by default the number of CPUs)"
+        "the build of the native kernels: most files compiled at once (default: number of CPUs)"
     ),
     "NVCC_THREADS": ReadBy("no part of dovetail; no CUDA code is compiled"),
     "Q_SCALE_CONSTANT": ReadBy("no part of dovetail; queries are not rounded to fp8"),

@@ -1,7 +1,7 @@
 """--disable-sliding-window: every layer attends to everything, within the window's length.
 
 Up to that length a window hides nothing, so the answers are the checkpoint's own; what changes is
-the KV cache, which then is of one kind. Knows no attention.
+the KV cache, which then is of one kind.
 """
 
 from __future__ import annotations

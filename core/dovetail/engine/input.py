@@ -1,7 +1,7 @@
 """InputProcessor: a prompt and sampling params, checked and made into engine requests.
 
-Everything a client can get wrong is found here, in the API process, before the engine hears of
-the request. Knows no transport, no HTTP and no chat templates.
+Everything a client can get wrong is found here, in the API process, before the engine hears of the
+request.
 """
 
 from __future__ import annotations

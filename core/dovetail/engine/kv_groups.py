@@ -3,7 +3,7 @@
 Layers with the same rule (full attention, or one window size) form groups of equal size; layer i of
 every group lives in tensor i, so a block id names one piece of memory in whichever group owns it,
 and blocks move freely between groups. All layers must cache the same bytes per token; a model that
-mixes head counts, head sizes or dtypes is refused. Knows no request.
+mixes head counts, head sizes or dtypes is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What crosses between API processes and the engine process, as tagged msgspec structs.
 
-Encoded as msgpack; the tag says which message it is. Knows neither sockets nor requests' states.
+Encoded as msgpack; the tag says which message it is.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
-    """Ask the engine to give its memory back, once its requests have ended: by themselves if it
+    """Ask the engine to release its memory once its requests have ended: at their own pace if it
     `waits`, else now. Answered, as WakeUp and AskRest are, with RestState."""
 
     ask_id: int
@@ -188,7 +188,7 @@ class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset"):
 
 
 class RestState(msgspec.Struct, frozen=True, kw_only=True, tag="rest", omit_defaults=True):
-    """What of the engine sleeps: nothing while it is awake. Every client is told of changes.
+    """What of the engine sleeps: nothing while it is awake. Every client is informed of changes.
 
     `ask_id` is the question that this answers (0: none), `fault` why what it asked was not done.
     """

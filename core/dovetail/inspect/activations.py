@@ -16,7 +16,7 @@ WORDS_ISA = "avx2"
 """The instruction set that multiplies 16-bit integers by 8-bit weights as fast as bytes."""
 BFLOAT16_ISA = "avx512bf16"
 """The instruction set that multiplies pairs of bfloat16 at twice the rate."""
-NOT_TOLD = "not told by the method"
+NOT_TOLD = "not known from the method"
 
 
 def of_layer(told: Kept | None, matrix_dtype: str, how: How) -> str:

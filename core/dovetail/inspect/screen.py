@@ -167,7 +167,7 @@ def _text(found: Inspected) -> list[str]:
         parsers = f"{text.tool_parser or 'none'}, reasoning {text.reasoning_parser or 'none'}"
         lines += _line("parsers", f"tool calls {parsers}")
     told = ", ".join(f"{name} {value}" for name, value in found.generation.items())
-    return lines + _line("sampling", told or "no defaults of its own")
+    return lines + _line("sampling", told or "none in the checkpoint")
 
 
 def _line(label: str, text: str) -> list[str]:

@@ -110,7 +110,7 @@ class Matcher(Protocol):
 
 
 class Compiled(Protocol):
-    """A loaded form. Shared by all answers that are held to it."""
+    """A loaded form. Shared by all answers that must match it."""
 
     num_bytes: int
 

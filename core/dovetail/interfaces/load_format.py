@@ -1,4 +1,4 @@
-"""LoadFormat: a checkpoint folder as a stream of named tensors. Knows no model."""
+"""LoadFormat: a checkpoint folder as a stream of named tensors."""
 
 from __future__ import annotations
 

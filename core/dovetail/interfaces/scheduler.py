@@ -1,7 +1,7 @@
 """Scheduler: decides in every step which request computes how many tokens.
 
 There is no prefill and no decode phase: a request has tokens and a number of computed tokens, and
-each step hands out a token budget until the two meet. Knows no tensors, text or HTTP.
+each step hands out a token budget until the two meet.
 """
 
 from __future__ import annotations

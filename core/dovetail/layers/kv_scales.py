@@ -2,7 +2,7 @@
 
 A layer has one for its keys and one for its values; the cache holds a number divided by its scale.
 Those of the checkpoint are taken out of its stream of tensors before any layer sees it, whatever
-the cache holds. Knows no file and no quantization method.
+the cache holds.
 Source: names of compressed-tensors (kv_cache_scheme: `self_attn.k_scale`, before that
 `k_proj.output_scale`), modelopt (`k_proj.k_scale`) and AutoFP8 (`self_attn.kv_scale`, of both).
 """

@@ -1,9 +1,9 @@
 """The process's Prometheus metrics: one registry, declared by name, shown by /metrics.
 
 A metric that `vllm serve` has too is kept once and shown under both names, so that its dashboards
-work. With several API processes the numbers are merged through files in a private folder, which
-the parent names in the environment before any metric exists (see prometheus_client's multiprocess
-mode). Knows no engine.
+work. With several API processes the numbers are merged through files in a private folder, which the
+parent names in the environment before any metric exists (see prometheus_client's multiprocess
+mode).
 """
 
 from __future__ import annotations

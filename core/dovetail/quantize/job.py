@@ -1,7 +1,7 @@
 """Job: reads a checkpoint, has its matrices quantized one after the other, writes what comes back.
 
 At most one matrix is in memory beside what the writer holds; with a text, one block and the text's
-hidden states. Knows no layout.
+hidden states.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plan: which tensors of a checkpoint are matrices to be quantized, and in groups of how many.
 
-Decided by names and shapes, before any weight is read. Knows no layout.
+Decided by names and shapes, before any weight is read.
 """
 
 from __future__ import annotations

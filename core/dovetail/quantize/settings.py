@@ -1,4 +1,4 @@
-"""The flags of `dovetail quantize` beside the engine's. Knows no method."""
+"""The flags of `dovetail quantize` beside the engine's."""
 
 from __future__ import annotations
 

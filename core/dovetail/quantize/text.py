@@ -1,4 +1,4 @@
-"""The calibration text as windows of tokens. Knows no model."""
+"""The calibration text as windows of tokens."""
 
 from __future__ import annotations
 

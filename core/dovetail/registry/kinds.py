@@ -1,6 +1,6 @@
 """The table of plugin kinds: adding a kind is one line here and its interface.
 
-Knows no plugin. Interfaces are named as text, so that reading the table imports nothing.
+Interfaces are named as text, so that reading the table imports nothing.
 """
 
 from __future__ import annotations

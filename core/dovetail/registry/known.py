@@ -16,7 +16,7 @@ _MAMBA = "models with Mamba layers are not supported yet"
 KNOWN: dict[str, dict[str, str]] = {
     "attention_backend": {
         "MLA": "models with latent attention are not supported yet",
-        "XFORMERS": "dovetail has kernels of its own; use auto",
+        "XFORMERS": "dovetail has its own kernels; use auto",
     },
     "convert": dict.fromkeys(("classify", "embed", "reward"), _POOLING),
     "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas are not supported yet"),

@@ -1,6 +1,6 @@
 """Choosing among entries: the "auto" rule, and the reasons an explicit choice does not fit.
 
-Asks `why_not(query)` of candidates that it is handed already loaded. Knows no discovery.
+Asks `why_not(query)` of candidates that it is handed already loaded.
 """
 
 from __future__ import annotations

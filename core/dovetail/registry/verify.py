@@ -1,7 +1,7 @@
 """Checks of a plugin when it is loaded: does it keep what its interface says?
 
 Base class, interface version, abstract methods, parameter names, and the declarations `info`,
-`Options`, `capabilities`, `expected_failures`. Knows no names, flags or distributions.
+`Options`, `capabilities`, `expected_failures`.
 """
 
 from __future__ import annotations

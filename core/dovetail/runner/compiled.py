@@ -4,7 +4,7 @@ What lies between attention calls (norms, gates, residuals, rotary embedding, pr
 floats) becomes the compiler's kernels; attention, cache writes and packed products stay as they are
 (`layers.opaque`). Both passes are timed beside each other at numbers of tokens that steps have, and
 the clock decides. Two graphs serve all steps: one token, and any other number. What cannot be
-compiled is told, and the model's own pass stays. Knows no request and no cache.
+compiled is told, and the model's own pass stays.
 """
 
 from __future__ import annotations

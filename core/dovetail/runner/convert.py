@@ -1,7 +1,7 @@
 """Convert: a checkpoint written again in another load format.
 
 Formats of ranks' own parameters get a model per rank, filled and not repacked; the others get the
-checkpoint's tensors one by one. Knows no file format.
+checkpoint's tensors one by one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Flights: steps handed to the device whose results the host has not read yet, in their order.
 
-A result is read once, after those of earlier steps. Knows nothing of what a step does.
+A result is read once, after those of earlier steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HostCopies: the content of tensors, one behind the other in pieces of host memory.
 
 The pieces are pinned for tensors of a GPU, where they can be, so that copies run at the speed of
-the bus and need not be waited for. Knows nothing of what the tensors are.
+the bus and need not be waited for.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _check_sizes(layout: KVLayout, sizes: Mapping[str, int]) -> None:
                 f"layer {wrong[0]} needs {sizes[wrong[0]]} bytes, its KV tensor has {room} and "
                 f"layer {names[0]}, which shares it, needs {sizes[names[0]]}",
                 where="KV layout",
-                fix="give layers with blocks of another size tensors of their own.",
+                fix="put layers with blocks of another size into separate tensors.",
             )
 
 

@@ -55,7 +55,7 @@ class HostCourier:
 
 
 class CudaCourier:
-    """Copies on a stream of its own."""
+    """Copies on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -3,7 +3,7 @@
 On a CPU the pages of the memory are given back to the system: addresses stay, so nothing that
 remembers one (a recorded step, say) has to be made again, and what is kept lies in a temporary file
 that has no name. On another device the storages are resized to nothing, and what is kept lies in
-host memory, pinned where it can be: addresses change. Knows no model.
+host memory, pinned where it can be: addresses change.
 Source: madvise(2), MADV_DONTNEED.
 """
 
@@ -140,7 +140,7 @@ def _read(file: BinaryIO, room: memoryview) -> None:
 
 
 class StoragesAway(Away):
-    """Storages of a device with memory of its own, resized to nothing."""
+    """Storages of a device with separate memory, resized to nothing."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], *, keeps: bool) -> None:
         self._device = storages[0].device

@@ -1,4 +1,4 @@
-"""check_frontend: every fault of the HTTP flags that can be told before an engine is there.
+"""check_frontend: every fault of the HTTP flags that can be found before an engine is there.
 
 Imports no engine and no torch.
 """

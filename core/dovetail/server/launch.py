@@ -76,7 +76,7 @@ async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
     except asyncio.CancelledError:
         if not got:
             raise
-        logger.warning("told to stop while starting, by %s", signal.Signals(got[0]).name)
+        logger.warning("stopped while starting, by %s", signal.Signals(got[0]).name)
         return EXIT_STOPPED
 
 

@@ -1,7 +1,4 @@
-"""One API process's life: serve on a socket, watch the engine, drain on the first signal.
-
-Knows no command line and starts no engine.
-"""
+"""One API process's life: serve on a socket, watch the engine, drain on the first signal."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class Life:
         if self._drain is None:
             self._drain = asyncio.ensure_future(self._drain_then_exit())
             return
-        logger.warning("told again to stop: ending now")
+        logger.warning("second signal: ending now")
         self._exit(is_forced=True)
 
     def _watch_signals(self) -> None:

@@ -1,4 +1,4 @@
-"""The listening socket: bound before anything heavy starts, so a taken port is told at once."""
+"""The listening socket: bound before anything heavy starts, so a taken port is reported at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """McpServer: a server of tools, spoken to in JSON-RPC 2.0 over HTTP. Only addresses given at start.
 
 Each message is a POST of its own to /mcp, bounded in time and bytes; redirects are not followed.
-Source: the Model Context Protocol, streamable HTTP. Knows no model and no dialect.
+Source: the Model Context Protocol, streamable HTTP.
 """
 
 from __future__ import annotations

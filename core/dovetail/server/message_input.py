@@ -1,6 +1,6 @@
 """A /v1/messages body as a ChatRequest: turns, tools and settings in chat's words.
 
-Source: the Anthropic API reference, messages. Knows no engine.
+Source: the Anthropic API reference, messages.
 """
 
 from __future__ import annotations

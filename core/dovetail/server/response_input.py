@@ -1,6 +1,6 @@
 """A /v1/responses body as a ChatRequest: items become turns, and settings chat's words.
 
-Source: the OpenAI API reference, responses. Knows no engine and nothing of what is stored.
+Source: the OpenAI API reference, responses.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _PREFIX = "chat_template_kwargs."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """A request's field that the template is told of under several names, any of which may do."""
+    """A request's field that is passed to the template under several names, any of which may do."""
 
     field: str
     kwargs: Mapping[str, Any]

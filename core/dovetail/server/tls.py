@@ -1,7 +1,7 @@
 """TLS: the server's SSLContext out of the flags, checked at start and read again when files change.
 
-A `Refreshed` context hands every new connection to the newest good one, so a renewed certificate
-or a shorter list of authorities counts at once while open connections go on. Knows no socket.
+A `Refreshed` context hands every new connection to the newest good one, so a renewed certificate or
+a shorter list of authorities counts at once while open connections go on.
 """
 
 from __future__ import annotations

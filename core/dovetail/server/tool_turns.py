@@ -1,7 +1,7 @@
 """Tools that the server calls itself: which ones a response offers, and turns until words come.
 
 The model calls, the server of the tool answers, the model goes on; bounded in turns and calls.
-Source: the OpenAI API reference, responses, tools of type mcp. Knows no HTTP.
+Source: the OpenAI API reference, responses, tools of type mcp.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _call_form(parser: ToolParser, tool: Tool, where: str) -> Form:
     form = parser.form(tool)
     if form is None:
         raise RequestError(
-            "this model's way of writing calls cannot be held to a schema.",
+            "this model's tool-call format cannot be constrained by a schema.",
             where=where,
             fix='use tool_choice "auto" and tools without strict.',
             code="unsupported_field",

@@ -1,8 +1,8 @@
 """BoundedHttp: uvicorn's HTTP protocol with bounds on a request's head: bytes, headers, time.
 
 uvicorn on httptools collects headers without end, and takes what follows a body (trailers) for
-headers of it. Bodies are bounded by `middleware.BodyLimit`. Knows no route. Source of the status:
-RFC 6585, section 5 (431).
+headers of it. Bodies are bounded by `middleware.BodyLimit`. Source of the status: RFC 6585, section
+5 (431).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts that try a tool parser hard: random ones made of its own markers, and long ones made to be
+"""Hostile texts for tool parsers: random ones made of its own markers, and long ones made to be
 slow. `python -m dovetail.testing.hostile 10000` tries every tool parser and prints a table.
 
 Knows no family: all it uses is what a parser declares.

@@ -67,7 +67,7 @@ def lower_sets() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command held to each set in turn; return the first exit status that is not 0."""
+    """Run the command limited to each set in turn; return the first exit status that is not 0."""
     parser = argparse.ArgumentParser(prog="python -m dovetail.testing.isa", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("isa", choices=[*HELD, LOWER])
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not sets:
         print("this machine's instruction set is the lowest there is: nothing to hold", flush=True)
     for isa in sets:
-        print(f"held to {isa}:", flush=True)
+        print(f"limited to {isa}:", flush=True)
         status = subprocess.run(asked.command, env=os.environ | held(isa), check=False).returncode
         if status:
             return status

@@ -2,7 +2,7 @@
 
 Both own one tiny attention layer, so that KV accounting is real. They are model plugins like any
 other (architectures ReplayForCausalLM, RandomLogitsForCausalLM); the two `write_` functions make
-folders that can be served. Knows no tokenizer beyond copying its files.
+folders that can be served.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """One step on the Triton kernels: a layout becomes what the host must know, a layer's call writes
-its keys and attends. Knows no choice of backend."""
+its keys and attends.
+"""
 
 from __future__ import annotations
 

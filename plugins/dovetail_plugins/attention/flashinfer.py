@@ -2,7 +2,6 @@
 
 A step is planned once for each kind of layer (window, soft cap, scale), since the package plans on
 the host for one. Not run on a GPU here: its calls are checked against the documented signatures.
-Knows no model and no scheduler.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A GGUF file's tensors under the names, and in the shapes, of the Hugging Face checkpoint.
 
 A matrix that is stored quantized stays as it is: "q_proj.Q4_K" are the bytes of the rows of what
-would be "q_proj.weight". Knows no layer.
+would be "q_proj.weight".
 """
 
 from __future__ import annotations

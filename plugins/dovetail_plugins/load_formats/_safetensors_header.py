@@ -97,7 +97,9 @@ def _told(path: Path) -> tuple[dict[str, Any], int, int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size_bytes < 8 or length > MAX_HEADER_BYTES or 8 + length > size_bytes:
-            raise malformed(path, f"a header of {length} bytes cannot lie in {size_bytes} bytes")
+            raise malformed(
+                path, f"a header of {length} bytes does not fit into {size_bytes} bytes"
+            )
         raw = file.read(length)
     try:
         told = json.loads(raw)

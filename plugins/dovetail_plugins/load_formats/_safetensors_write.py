@@ -1,6 +1,6 @@
 """Safetensors files written part by part, so that no more than one part is in memory.
 
-A part is written under another name and moved to its own when it is whole. Knows no format above.
+A part is written under another name and moved to its own when it is whole.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Safetensors shards one after the other: all headers checked first, the next file read ahead.
 
-What every format that lays tensors into safetensors files shares. Knows no names of tensors.
+What every format that lays tensors into safetensors files shares.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mistral: consolidated*.safetensors beside params.json, renamed into Hugging Face layout.
 
-Names and the order of rows: see mistral._names. Knows no model.
+Names and the order of rows: see mistral._names.
 """
 
 from __future__ import annotations

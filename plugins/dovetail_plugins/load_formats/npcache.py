@@ -1,7 +1,7 @@
 """Npcache: torch.save weights kept as numpy files, so that later starts map them instead.
 
 The cache is a folder "np" (one .npy per tensor and manifest.json) in the checkpoint or in
---download-dir. It is rebuilt when the source files change. Knows no other format than Pt.
+--download-dir. It is rebuilt when the source files change.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ AUTO_ROUND, AUTO_GPTQ = ("auto_round", "autoround"), "auto_round:auto_gptq"
 
 
 class AutoRound(StoredMethod):
-    """Layers in GPTQ's or AWQ's layout, each with bits and groups of its own."""
+    """Layers in GPTQ's or AWQ's layout, each with its own bits and groups."""
 
     info = Info(
         summary="AutoRound checkpoints, packed as GPTQ or AWQ",

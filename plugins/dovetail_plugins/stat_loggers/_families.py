@@ -19,7 +19,7 @@ GAUGES = {
     "gpu_prefix_cache_hit_rate": "Share of looked-up tokens found in the prefix cache, since start",
     "cpu_prefix_cache_hit_rate": "Always 0: prefixes are not looked up in host memory",
     "spec_decode_draft_acceptance_rate": "Share of draft tokens kept, since start",
-    "spec_decode_efficiency": "Emitted tokens of drafts, as a share of the possible ones, since start",
+    "spec_decode_efficiency": "Emitted tokens per most possible ones of drafts, since start",
     "sleep_level": "Sleep level of the engine; 0 while it is awake",
 }
 COUNTERS = {

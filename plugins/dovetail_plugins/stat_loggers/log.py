@@ -1,7 +1,4 @@
-"""Engine numbers as one log line every few seconds while there is work.
-
-Knows no metrics endpoint.
-"""
+"""Engine numbers as one log line every few seconds while there is work."""
 
 from __future__ import annotations
 

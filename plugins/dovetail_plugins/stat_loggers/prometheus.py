@@ -1,7 +1,7 @@
 """Engine numbers as Prometheus metrics, shown by /metrics.
 
 What is counted is what clients can count: requests by reason, tokens as usage reports them. What
-each family is stands in `_families`. Knows no HTTP.
+each family is stands in `_families`.
 """
 
 from __future__ import annotations

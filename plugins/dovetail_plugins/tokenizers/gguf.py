@@ -41,7 +41,7 @@ class GgufTokenizer(HfTokenizer):
         if Path(query).is_dir() and any(
             next(Path(query).glob(n), None) for n in _files.ANY_TOKENIZER
         ):
-            return ["the folder has tokenizer files of its own"]
+            return ["the folder has its own tokenizer files"]
         return [] if find_file(query) is not None else [f"there is no *{SUFFIX} file"]
 
     def _load(self, file: Path) -> Any:

@@ -2,7 +2,7 @@
 
 Source: OpenAI's description of the harmony format. Models also leave "functions." out. The
 arguments end with their JSON, as <|call|> mostly ends the answer; a message that is not JSON, or
-goes to the assistant itself, is content. Knows no streaming and no HTTP.
+goes to the assistant itself, is content.
 """
 
 from __future__ import annotations
