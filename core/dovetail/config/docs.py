@@ -80,11 +80,11 @@ _VARIABLES_HEAD = """# Environment variables
 
 <!-- Written by docs/generate.py; run `make docs` after a change. -->
 
-Every flag of `dovetail serve` ([flags.md](flags.md)) has a variable: `DOVETAIL_` and the name of the
-flag in capitals, with underscores for dashes. The value is written as on the command line, a list
-with commas. An empty variable sets nothing. For an unknown name that begins with `DOVETAIL_` or
-`VLLM_` there is a warning that suggests the nearest known one. `dovetail config show --origin` shows
-what each variable has set.
+Every flag of `dovetail serve` ([flags.md](flags.md)) has a variable: `DOVETAIL_` and the name of
+the flag in capitals, with underscores for dashes. The value is written as on the command line, a
+list with commas. An empty variable sets nothing. For an unknown name that begins with `DOVETAIL_`
+or `VLLM_` there is a warning that suggests the nearest known one. `dovetail config show --origin`
+shows what each variable has set.
 
 | other variables of dovetail | what |
 |---|---|
@@ -92,8 +92,8 @@ what each variable has set.
 
 Variables of other programs: a *mapped* one sets a flag, which is logged. *No effect*: it asks for
 what dovetail always does, which is logged. *Read*: the named library or part of dovetail reads it.
-A *refused* one is an error unless it is empty or asks for nothing (mostly 0 or false). Two variables
-that give one flag different values are an error.
+A *refused* one is an error unless it is empty or asks for nothing (mostly 0 or false). Two
+variables that give one flag different values are an error.
 
 | variable | state | what |
 |---|---|---|

@@ -41,8 +41,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Results of one sampling. tokens [S] int64, 0 where no best logit is finite; `told` [S, 3] int64:
-    the token again,    and the bits of the largest logits after penalties (NaN if one is) and before."""
+    """The tokens of one call. Shapes: tokens [S] int64, 0 where no best logit is finite;
+
+    `told` [S, 3] int64: the token again, and the bits of the largest logits after penalties (NaN
+    if one is) and before.
+    """
 
     tokens: torch.Tensor
     told: torch.Tensor
