@@ -136,7 +136,7 @@ def _temporary_folder(flags: BatchFlags) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="dovetail-batch-"))
     if is_address(flags.output_file):
         where = shown(flags.output_file)
-        logger.info("results are held in %s until they are sent to %s", folder, where)
+        logger.info("results are kept in %s until they are sent to %s", folder, where)
     try:
         yield folder
     finally:
@@ -144,7 +144,7 @@ def _temporary_folder(flags: BatchFlags) -> Iterator[Path]:
         if not any(path.stat().st_size for path in folder.iterdir()):
             shutil.rmtree(folder)
         else:
-            logger.warning("results are kept: go on with --output-tmp-dir %s", folder)
+            logger.warning("results are kept; resume with --output-tmp-dir %s", folder)
 
 
 def _input_path(flags: BatchFlags, folder: Path | None, owned: contextlib.ExitStack) -> Path:
@@ -259,7 +259,7 @@ async def _metrics(app: Any, sock: socket.socket | None) -> Any:
     from dovetail.batch.metrics import serving
 
     warn_if_open(sock, has_key=False)
-    logger.info("metrics at %s/metrics", url_of(sock))
+    logger.info("serving metrics at %s/metrics", url_of(sock))
     async with serving(app, sock):
         yield
 
@@ -288,7 +288,7 @@ async def _until_stopped(main: Coroutine[Any, Any, int]) -> int:
         if not got:
             raise
         name = signal.Signals(got[0]).name
-        logger.warning("stopped by %s; the same command goes on from here", name)
+        logger.warning("stopped by %s; the same command resumes from here", name)
         return 128 + got[0]
 
 

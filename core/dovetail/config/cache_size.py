@@ -120,7 +120,7 @@ def fit_tokens(asked: int | None, wanted: int, room: Room) -> int:
             fix=f"{shorter}give more room with {room.flag}.",
         )
     log.info(
-        "max_model_len auto: %d of the checkpoint's %d tokens, what %s hold.",
+        "max_model_len auto: %d of the checkpoint's %d tokens, which is what fits into %s.",
         largest,
         wanted,
         room.size,

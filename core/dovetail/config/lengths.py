@@ -52,7 +52,7 @@ def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = Fals
     unless it `may_exceed` that."""
     longest = checkpoint_tokens(model)
     if asked is None:
-        log.info("max_model_len auto: %d tokens, what the checkpoint was made for.", longest)
+        log.info("max_model_len auto: %d tokens, the checkpoint's maximum.", longest)
         return longest
     if asked > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
         raise ConfigError(
@@ -61,7 +61,9 @@ def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = Fals
             fix=f"give --max-model-len at most {longest}.",
         )
     if asked > longest and may_exceed:
-        log.warning("%d tokens are more than the %d that the model was made for.", asked, longest)
+        log.warning(
+            "%d tokens are more than the %d that the model was trained for.", asked, longest
+        )
     elif asked > longest:
         raise ConfigError(
             f"{asked} tokens is more than the checkpoint's {longest}.",

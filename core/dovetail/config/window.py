@@ -34,7 +34,9 @@ def within_window(asked: int | None, length: int, model: ModelSpec) -> int:
             fix=f"give at most {window}, or leave {WHERE} out.",
         )
     if length > window:
-        log.info("max_model_len auto: %d tokens, the window that %s ends at.", window, WHERE)
+        log.info(
+            "max_model_len auto: %d tokens, the window that is the limit with %s.", window, WHERE
+        )
     return min(length, window)
 
 

@@ -84,7 +84,7 @@ class EngineProcess:
         """End the child, by force after `timeout_s`. Blocks; may be called twice."""
         self.end.close()
         if self._child.wait(timeout_s) is None:
-            logger.info("the engine process is busy after %.1f s; its lifeline is cut", timeout_s)
+            logger.info("the engine process is still busy after %.1f s; it is killed", timeout_s)
         self._tidy()
         self._child.end(KILL_WAIT_S)
         atexit.unregister(self._tidy)

@@ -71,7 +71,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
     """
     clients = _await_hello(end)
     if not clients:
-        logger.info("no API process connected; exiting")
+        logger.info("no API process connected in time; exiting")
         return 1
     try:
         core = EngineCore(
@@ -87,7 +87,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
         EngineLoop(core, end, clients).run()
     except Exception as error:
         if not isinstance(error, EngineDead):
-            logger.exception("the engine ends because of a fault")
+            logger.exception("the engine stops because of a fault")
         _tell(end, clients, Dead(_reason(error)))
         return 1
     finally:

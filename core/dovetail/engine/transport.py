@@ -229,7 +229,7 @@ class ZmqClientEnd:
         try:
             self._socket.send(self._encoder.encode(Goodbye()), zmq.NOBLOCK)
         except zmq.Again:
-            logger.debug("no goodbye: the engine does not read its messages any more.")
+            logger.debug("no goodbye sent: the engine no longer reads its messages.")
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()

@@ -74,7 +74,7 @@ def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] =
     """
     if dtype not in SCALED_KV_DTYPES:
         if any(layer.stored_scales for layer in layers):
-            log.info("the checkpoint has scales of a KV cache: --kv-cache-dtype fp8 uses them")
+            log.info("the checkpoint has KV cache scales, which --kv-cache-dtype fp8 would use")
         return
     if given:
         assert len(given) == len(layers), "the scales were counted when they were read"
@@ -90,8 +90,8 @@ def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] =
         log.info("KV cache of %s: %d of %d layers have scales", dtype, num_stored, len(layers))
     else:
         log.warning(
-            "KV cache of %s: the checkpoint has no scales, so 1 is used; --calculate-kv-scales "
-            "measures some",
+            "KV cache of %s: the checkpoint has no scales, so 1 is used; "
+            "--calculate-kv-scales would measure them",
             dtype,
         )
 

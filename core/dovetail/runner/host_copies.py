@@ -57,7 +57,7 @@ class HostCopies:
             try:
                 return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
-                log.warning("weights are kept in memory that is not pinned: %s", error)
+                log.warning("weights are kept in host memory that is not pinned: %s", error)
                 self._pins = False
         return torch.empty(PIECE_BYTES, dtype=torch.uint8)
 

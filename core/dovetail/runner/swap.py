@@ -108,7 +108,9 @@ class HostBlocks:
         try:
             return torch.empty(shape, dtype=self._unit, pin_memory=True)
         except RuntimeError as error:
-            log.warning("host memory for swapped caches is not pinned, copies are slow: %s", error)
+            log.warning(
+                "host memory for swapped KV blocks is not pinned, so copies are slow: %s", error
+            )
             return torch.empty(shape, dtype=self._unit)
 
 

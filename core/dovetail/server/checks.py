@@ -29,7 +29,10 @@ def check_frontend(frontend: FrontendConfig) -> None:
 
         tls_of(frontend)
         if frontend.ssl_ca_certs is not None and not frontend.ssl_cert_reqs:
-            logger.warning("--ssl-ca-certs without --ssl-cert-reqs: no client is asked for any")
+            logger.warning(
+                "--ssl-ca-certs has no effect without --ssl-cert-reqs: clients are not asked "
+                "for certificates"
+            )
     if frontend.middleware:
         from dovetail.server.plugged import load_middleware
 

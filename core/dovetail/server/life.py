@@ -96,7 +96,9 @@ class Life:
         logger.error("the engine is gone: %s", self._engine.death_reason or "unknown cause")
         self._status = EXIT_ENGINE_DEAD
         if self._frontend.keep_alive_on_engine_death:
-            logger.warning("the server goes on without it, as --keep-alive-on-engine-death asks")
+            logger.warning(
+                "the server keeps running without it because of --keep-alive-on-engine-death"
+            )
             return
         await asyncio.sleep(DEATH_NOTICE_S)
         self._exit()

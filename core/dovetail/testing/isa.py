@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
     if not asked.command:
-        parser.error("say which command to run")
+        parser.error("give the command to run")
     try:
         sets = lower_sets() if asked.isa == LOWER else [asked.isa]
     except OSError as error:

@@ -74,8 +74,8 @@ class CudaWorker(DeviceWorker):
         share = int(self.run.memory_share * total) - (total - free)
         room = min(share, free) - MARGIN_BYTES - largest
         log.info(
-            "GPU memory: %.2f GiB, %.2f in use, %.2f for a largest step and graphs, %.2f for the "
-            "KV cache",
+            "GPU memory: %.2f GiB, %.2f in use, %.2f for the largest step and graphs, %.2f "
+            "for the KV cache",
             *(n / 2**30 for n in (total, total - free, largest, max(0, room))),
         )
         return max(0, room)

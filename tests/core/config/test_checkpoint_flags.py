@@ -244,7 +244,7 @@ def test_the_log_says_what_was_chosen_and_why(
     (folder / "generation_config.json").write_text('{"temperature": 0.6}', encoding="utf-8")
     told = lines_of(folder, caplog)
     assert "dtype auto: weights bfloat16, as the checkpoint stores them" in told
-    assert "max_model_len auto: 1024 tokens, what the checkpoint was made for" in told
+    assert "max_model_len auto: 1024 tokens, the checkpoint's maximum" in told
     assert "MiB, all that the most and longest requests can fill, of 8.0 GiB free" in told
     assert re.search(r"default sampling settings: temperature 0\.6 \(.*model/generation_con", told)
     told = lines_of(folder, caplog, dtype="float32", max_model_len=100, max_num_seqs=2)
