@@ -57,7 +57,7 @@ def cached_tokens(server: ServerProcess) -> int:
 def test_the_start_tells_what_was_translated_and_what_nobody_knows(server: ServerProcess) -> None:
     told = [line for line in server.lines if line.startswith("dovetail: ")]
     assert "dovetail: note: VLLM_API_KEY is --api-key, or DOVETAIL_API_KEY." in told
-    assert any("VLLM_NO_USAGE_STATS changes nothing: dovetail reports" in line for line in told)
+    assert any("VLLM_NO_USAGE_STATS changes nothing: dovetail sends" in line for line in told)
     (warning,) = [line for line in told if line.startswith("dovetail: warning: ")]
     assert warning.endswith("did you mean DOVETAIL_DISABLE_LOG_STATS?")
     assert not any("VLLM_PORT" in line for line in told)

@@ -176,7 +176,7 @@ def _output_path(flags: BatchFlags, folder: Path | None) -> Path:
 def _check_two_files(source: Path, target: Path) -> None:
     if target.exists() and source.samefile(target):
         fix = "name another file for the results."
-        raise ConfigError("is the input itself.", where="--output-file", fix=fix)
+        raise ConfigError("is also the input file.", where="--output-file", fix=fix)
 
 
 def _send(path: Path, flags: BatchFlags) -> None:

@@ -110,4 +110,4 @@ def check_flags(flags: BatchFlags, given: Iterable[str]) -> None:
             raise ConfigError("must be given.", where=name, fix=fix)
     for name in {"url", "port"} & set(given) if not flags.enable_metrics else ():
         fix = f"add --enable-metrics, or leave --{name} out."
-        raise ConfigError("is where metrics are served, but none are.", where=f"--{name}", fix=fix)
+        raise ConfigError("has no effect without --enable-metrics.", where=f"--{name}", fix=fix)

@@ -123,7 +123,7 @@ def _unknown(parser: Parser, name: str, actions: list[argparse.Action]) -> Confi
     options = [o for a in actions for o in a.option_strings if not o.startswith("--no-")]
     near = nearest(f"--{name}", options).partition(" ")[0]
     fix = f"did you mean --help={near.lstrip('-')}?" if near else f"{parser.prog} --help=all"
-    return ConfigError(f"no group, flag or help text has {name!r}.", where="--help", fix=fix)
+    return ConfigError(f"no group, flag or help text contains {name!r}.", where="--help", fix=fix)
 
 
 def _usage(parser: Parser) -> str:

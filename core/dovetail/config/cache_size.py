@@ -117,7 +117,7 @@ def fit_tokens(asked: int | None, wanted: int, room: Room) -> int:
         raise ConfigError(
             f"{wanted} tokens do not fit into {room.size}; {largest} do.",
             where="--max-model-len",
-            fix=f"{shorter}give more room with {room.flag}.",
+            fix=f"{shorter}raise {room.flag}.",
         )
     log.info(
         "max_model_len auto: %d of the checkpoint's %d tokens, which is what fits into %s.",

@@ -24,7 +24,7 @@ def swap_bytes(config: Config, device: str, scheduler: Selection, worker: Select
         return 0 if unable or device == "cpu" else asked
     if asked and unable:
         raise ConfigError(
-            f"the {unable[0].kind} {unable[0].name} moves no caches to host memory.",
+            f"the {unable[0].kind} {unable[0].name} does not support swapping to host memory.",
             where="--swap-space",
             fix="use 0, or leave the flag out.",
         )
@@ -53,7 +53,7 @@ def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:
     for one in (executor, worker):
         if not _has(one, "sleep"):
             raise ConfigError(
-                f"the {one.kind} {one.name} cannot give its memory back while it runs.",
+                f"the {one.kind} {one.name} does not support sleep mode.",
                 where="--enable-sleep-mode",
                 fix=f"leave the flag out, or choose another {one.kind}.",
             )

@@ -56,7 +56,7 @@ def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = Fals
         return longest
     if asked > longest and may_exceed and facts_of(model.hf_config).positions == "learned":
         raise ConfigError(
-            f"the model has an embedding for each of its {longest} positions and none beyond.",
+            f"the model has learned embeddings for only {longest} positions.",
             where="--allow-long-max-model-len",
             fix=f"give --max-model-len at most {longest}.",
         )
@@ -68,7 +68,7 @@ def model_tokens(asked: int | None, model: ModelSpec, *, may_exceed: bool = Fals
         raise ConfigError(
             f"{asked} tokens is more than the checkpoint's {longest}.",
             where="--max-model-len",
-            fix=f"give at most {longest}, or stretch the context with "
+            fix=f"give at most {longest}, or scale the rotary embedding with "
             '--hf-overrides.rope_scaling \'{"rope_type": "yarn", "factor": 4.0, ...}\', or go '
             "beyond it at your own risk with --allow-long-max-model-len.",
         )

@@ -91,14 +91,14 @@ def refuse(config: Config) -> None:
     must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
     if must_decide and frontend.tool_call_parser == NO_PARSER:
         raise ConfigError(
-            "a parser is needed to see the model's tool calls.",
+            "automatic tool choice needs a tool parser.",
             where="--enable-auto-tool-choice",
             fix=f"leave --tool-call-parser {NO_PARSER} out, or name another one.",
         )
     keys = config.frontend.api_key
     if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):
         raise ConfigError(
-            "an empty key protects nothing.",
+            "an API key is empty.",
             where="--api-key",
             fix="check the variable it was taken from, or leave the flag out.",
         )
@@ -142,13 +142,13 @@ def _max_partial(asked: SchedulerConfig) -> int | None:
     most, most_long = asked.max_num_partial_prefills, asked.max_long_partial_prefills
     if not asked.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
         raise ConfigError(
-            "without chunked prefill no prompt is computed in parts.",
+            "it has no effect without chunked prefill.",
             where="--max-num-partial-prefills",
             fix="leave it and --max-long-partial-prefills out, or allow chunked prefill.",
         )
     if most is not None and most_long is not None and most_long > most:
         raise ConfigError(
-            f"{most_long} long prompts in parts are more than the {most} of any length.",
+            f"{most_long} long partial prefills are more than {most} partial prefills in total.",
             where="--max-long-partial-prefills",
             fix=f"give at most {most}, or raise --max-num-partial-prefills.",
         )

@@ -157,7 +157,8 @@ def verify_fits(layout: KVLayout, max_model_tokens: int, step_tokens: int) -> No
     room = max_request_tokens(layout, max_model_tokens, step_tokens) + 1
     if room < max_model_tokens:
         raise ConfigError(
-            f"the KV cache holds {room} tokens of one request, the context is {max_model_tokens}.",
+            f"the KV cache holds {room} tokens of one request, fewer than the context length "
+            f"{max_model_tokens}.",
             where="--max-model-len",
             fix=f"lower it to {room}, or raise --gpu-memory-utilization, "
             "--kv-cache-memory-bytes or --num-gpu-blocks-override.",

@@ -36,7 +36,7 @@ class PrefixHasher:
     def __init__(self, algorithm: str, key: bytes, block_tokens: int) -> None:
         if algorithm not in ALGORITHMS:
             raise ConfigError(
-                f'"{algorithm}" is not a hash that can be trusted with prefixes of other users.',
+                f'"{algorithm}" is not a supported hash for prefix caching.',
                 where="--prefix-caching-hash-algo",
                 fix=f"use one of {', '.join(ALGORITHMS)}.",
             )

@@ -96,7 +96,7 @@ def _make_in(parent: str, longest: int) -> Path:
         return Path(tempfile.mkdtemp(prefix="dovetail-", dir=path))
     except OSError as error:
         raise ConfigError(
-            f"no socket can be made there: {error}.", where=where, fix="name a folder of your own."
+            f"no socket can be made there: {error}.", where=where, fix="use a folder that you own."
         ) from error
 
 

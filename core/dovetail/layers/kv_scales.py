@@ -130,7 +130,7 @@ def _own_scales(layer: Attention) -> tuple[float, float]:
     key, value = stored.get("k", both), stored.get("v", both)
     if key is None and value is not None:
         raise ConfigError(
-            f"{value.name} has no k_scale beside it.",
+            f"{value.name} needs a k_scale, too.",
             where="checkpoint",
             fix=WITHOUT_THEM,
         )

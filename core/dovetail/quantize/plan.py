@@ -101,7 +101,7 @@ def group_of(asked: int | None, shapes: Shapes) -> int:
     if unfit:
         fitting = [str(g) for g in GROUPS if not _unfit(wide, g)]
         raise ConfigError(
-            f"{unfit[0]} has {wide[unfit[0]]} inputs, no multiple of {asked}.",
+            f"{unfit[0]} has {wide[unfit[0]]} inputs, which is not a multiple of {asked}.",
             where="--group",
             fix=f"use {' or '.join(fitting)}." if fitting else "leave it out.",
         )

@@ -25,7 +25,7 @@ def verify(kind: str, plugin: Any, target: str) -> None:
         raise BrokenPlugin(
             f"is not a valid {kind}: {'; '.join(faults)}.",
             where=target,
-            fix=f"see {kind_named(kind).interface} for what the interface asks.",
+            fix=f"see {kind_named(kind).interface} for the interface.",
         )
 
 

@@ -96,9 +96,9 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
         memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
-            f"{num_bytes / 2**20:.0f} MiB for one KV cache tensor cannot be had on {device}",
+            f"{num_bytes / 2**20:.0f} MiB for one KV cache tensor cannot be allocated on {device}",
             where="KV cache",
-            fix="lower whichever sets its size: --kv-cache-memory-bytes, "
+            fix="lower the flag that sets its size: --kv-cache-memory-bytes, "
             "--num-gpu-blocks-override or --gpu-memory-utilization.",
         ) from error
     library = native.library() if device.type == "cpu" else None

@@ -146,7 +146,7 @@ class Offload:
             hook.remove()
         if not self._number_of:
             raise ConfigError(
-                "no block of this model can be left in host memory.",
+                "no layer of this model can stay in host memory.",
                 where=FLAG,
                 fix="leave the flag out, or use more devices.",
             )

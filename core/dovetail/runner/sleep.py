@@ -83,7 +83,7 @@ class PagesAway(Away):
             file.close()
             raise RequestError(
                 f"the weights could not be written to {tempfile.gettempdir()}: {error}.",
-                fix="name a folder with more room by TMPDIR, or use level 2.",
+                fix="set TMPDIR to a folder with more space, or use level 2.",
                 status=507,
             ) from error
         return file
@@ -166,7 +166,7 @@ class StoragesAway(Away):
                 storage.resize_(size)
             except RuntimeError as error:
                 raise RequestError(
-                    f"the device has no room for {size} bytes: {error}",
+                    f"the device has no free memory for {size} bytes: {error}",
                     fix="free its memory and wake the engine up again.",
                     status=503,
                 ) from error

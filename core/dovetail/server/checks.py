@@ -51,7 +51,7 @@ def _names_tls(frontend: FrontendConfig) -> bool:
 def _check_logs(frontend: FrontendConfig) -> None:
     if frontend.enable_log_outputs and not frontend.enable_log_requests:
         raise ConfigError(
-            "answers are logged beside the requests they belong to.",
+            "answers can only be logged together with their requests.",
             where="--enable-log-outputs",
             fix="add --enable-log-requests.",
         )

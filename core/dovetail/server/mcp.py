@@ -263,7 +263,7 @@ async def connected(addresses: Sequence[str]) -> list[McpServer]:
             raise ConfigError(
                 f"{server.label}: {error.message}",
                 where=FLAG,
-                fix=f"start a server of MCP at http://{server.label}{PATH}, or leave it out.",
+                fix=f"start an MCP server at http://{server.label}{PATH}, or leave it out.",
             ) from error
         names = ", ".join(tool.name for tool in server.tools) or "none"
         logger.info("tools of %s (%s): %s", server.label, server.name or "no name", names)

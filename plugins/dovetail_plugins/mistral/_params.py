@@ -93,7 +93,7 @@ def _check(params: Mapping[str, Any], where: str) -> None:
     missing = [key for key in _NEEDED if key not in params]
     if missing:
         raise ConfigError(
-            f"{missing[0]} is missing.", where=where, fix="fetch the file again, or set "
+            f"{missing[0]} is missing.", where=where, fix="download the file again, or set "
             f"--hf-overrides.{_RENAMED[missing[0]]} and use config.json."
         )  # fmt: skip
     given = {key for key, value in params.items() if value not in (None, False, {}, [])}

@@ -271,7 +271,7 @@ def dense_of(kept: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         raise ConfigError(
             f"a bitmask has {int(is_kept.sum())} places for {kept.numel()} values.",
             where="checkpoint",
-            fix="fetch the checkpoint again; it is damaged.",
+            fix="download the checkpoint again; it is damaged.",
         )
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[kept.element_size()]
     dense = torch.zeros(is_kept.shape, dtype=bits)
