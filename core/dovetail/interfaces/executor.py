@@ -27,7 +27,7 @@ class Executor(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "async_steps": "submit returns before the step has run",
-        "sleep": "lets its workers give their memory back and take it again",
+        "sleep": "supports sleep mode: its workers release and restore their memory",
     }
 
     @abstractmethod

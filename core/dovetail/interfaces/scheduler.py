@@ -139,7 +139,7 @@ class Scheduler(Plugin):
         "async_steps": "can plan a step before the previous result is known",
         "priority": "honours the scheduling policy's order",
         "drafts": "plans a request's draft_ids for verification",
-        "swap": "keeps what preempted requests have cached in host blocks",
+        "swap": "keeps the KV cache of preempted requests in host blocks",
     }
 
     @abstractmethod

@@ -37,8 +37,8 @@ class ToolParser(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "parallel_calls": "several calls may follow each other",
-        "streams": "arguments are passed on while the model still writes them",
+        "parallel_calls": "one answer can contain several calls",
+        "streams": "arguments are streamed while the model writes them",
         "has_form": "calls can be constrained by the tools' schemas",
     }
     markers: ClassVar[tuple[Markers, ...]]

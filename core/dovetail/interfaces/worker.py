@@ -21,9 +21,9 @@ class Worker(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "ahead": "begin returns before the step has run, and the next step may begin before this "
+        "ahead": "begin returns before the step has run, and the next step may start before this "
         "one's result is read",
-        "sleep": "gives its memory back between steps and takes it again",
+        "sleep": "supports sleep mode: releases and restores its memory between steps",
         "swap": "copies KV blocks to host memory and back (StepPlan.swapped_out, swapped_in)",
     }
 
