@@ -373,7 +373,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "setting of a wrong type in config.json": Fault(
         args=lambda folder: [demo_copy(folder, rms_norm_eps="tiny")],
-        cause=r"config\.json: Qwen3ForCausalLM cannot be made: .*'tiny'",
+        cause=r"config\.json: Qwen3ForCausalLM cannot be created: .*'tiny'",
         fix=r"check the values in config\.json",
         starts_engine=True,
         uses_torch=True,

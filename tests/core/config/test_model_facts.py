@@ -85,7 +85,7 @@ def test_alibi_may_be_a_switch() -> None:
 
 @pytest.mark.parametrize("model_type", ["gpt_neo", "opt", "xmod"])
 def test_a_table_of_positions_has_an_end(model_type: str) -> None:
-    with pytest.raises(ConfigError, match="each of its 128 positions"):
+    with pytest.raises(ConfigError, match="only 128 positions"):
         model_tokens(256, spec_of(model_type), may_exceed=True)
     assert model_tokens(256, spec_of("llama"), may_exceed=True) == 256
 

@@ -310,7 +310,7 @@ def test_layers_of_compressed_tensors(name: str) -> None:
 
 
 def test_ordered_groups_across_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the inputs of a group lie on several ranks"):
+    with pytest.raises(ConfigError, match="the inputs of a group are on several ranks"):
         check(*compressed("act_order"))
 
 

@@ -45,8 +45,8 @@ def quantize(source: Path, out: Path, method: str, *words: str) -> int:
     ("method", "words", "told"),
     [
         ("gptq", [], "--calibration: gptq needs a calibration text"),
-        ("int4", ["--group", "48"], "no multiple of 48"),
-        ("int4", ["--group", "0"], "no multiple of 0"),
+        ("int4", ["--group", "48"], "not a multiple of 48"),
+        ("int4", ["--group", "0"], "not a multiple of 0"),
         ("int8", ["--group", "32"], "--group: int8 has no groups"),
         ("int9", [], "nearest: int8"),
         ("gptq", ["--calibration", "/nowhere.txt"], "--calibration /nowhere.txt: cannot be read"),
@@ -78,7 +78,7 @@ def test_what_is_quantized_already(
     assert quantize(tmp_path / "out", tmp_path / "again", "int4") == 2
     assert "quantized already (compressed-tensors)" in capsys.readouterr().err
     assert quantize(source, tmp_path / "out", "int8") == 2
-    assert "there is something already" in capsys.readouterr().err
+    assert "not an empty folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
