@@ -305,7 +305,7 @@ def test_compilation_levels(words: tuple[str, ...], is_eager: bool, folder: Path
     ("value", "told"),
     [
         ({"level": 4}, "--compilation-config.level"),
-        ({"backend": "eager"}, "--compilation-config.backend: this part"),
+        ({"backend": "eager"}, "--compilation-config.backend: this key"),
         ({"use_cudagraph": "maybe"}, "--compilation-config.use_cudagraph"),
     ],
 )

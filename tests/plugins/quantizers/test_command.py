@@ -51,7 +51,7 @@ def quantize(source: Path, out: Path, method: str, *words: str) -> int:
         ("int9", [], "nearest: int8"),
         ("gptq", ["--calibration", "/nowhere.txt"], "--calibration /nowhere.txt: cannot be read"),
         ("awq", ["--calibration", "SHORT"], "too few to calibrate with"),
-        ("gptq", ["--plugin-options.quantizer.bits", "5"], "5 is not possible"),
+        ("gptq", ["--plugin-options.quantizer.bits", "5"], "5 is not a valid choice"),
         ("int8", ["--plugin-options.quantizer.rows", "5"], "rows"),
         ("int8", ["--quantization", "int4"], "quantized already"),
     ],
