@@ -1,4 +1,4 @@
-"""The figures the foundation is held to, measured in one run and printed as one table.
+"""The figures that the engine must reach, measured in one run and printed as one table.
 
 `python benchmarks/foundation.py` from a checkout or an installation: time of --help, start-up by
 phase, tokens/s at 1, 8 and 32 concurrent requests for the demo model and for a Qwen3-0.6B-shaped

@@ -1,7 +1,7 @@
 """A small streaming client: fixed concurrency against any OpenAI completions endpoint.
 
 Standard library only, one connection a request, so that the client costs little beside the server
-on the same cores. Knows nothing of dovetail. Times are seconds of time.perf_counter.
+on the same cores. Times are seconds of time.perf_counter.
 """
 
 from __future__ import annotations

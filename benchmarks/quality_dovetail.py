@@ -3,7 +3,7 @@
 `python -m benchmarks.quality_dovetail JOB.json` loads a model as `serve` does and reads the logits
 where the engine itself has them: those of prompts as the runner makes logprobs of them, chunk by
 chunk, those of decoding in a logits processor that makes the text's own token the one drawn.
-Scheduler, runner, kernels, KV cache and drafting are the engine's. Knows no other engine.
+Scheduler, runner, kernels, KV cache and drafting are the engine's.
 """
 
 from __future__ import annotations

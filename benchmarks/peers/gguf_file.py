@@ -1,7 +1,7 @@
 """A GGUF file from one of our own checkpoints (qwen3 or llama, one safetensors file).
 
-Writes f16, bf16, q8_0 and q4_0 matrices and float32 norms with the gguf package. Knows no K-quants
-and no other architecture. Key and tensor names: the gguf package's constants.
+Writes f16, bf16, q8_0 and q4_0 matrices and float32 norms with the gguf package. Key and tensor
+names: the gguf package's constants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The instruction sets of the machine, and how a run is held to AVX2 on one that has more.
+"""The instruction sets of the machine, and how a run is limited to AVX2 on one that has more.
 
 Linux on x86 (/proc/cpuinfo). Variables hold the engines that read one; those that ask the processor
-themselves are held by avx2_only.c, where the machine can trap cpuid. Knows no engine.
+themselves are held by avx2_only.c, where the machine can trap cpuid.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The machine around a measurement: CPU time that others took, memory of a process tree.
 
-Linux only (/proc/stat). Knows no engine.
+Linux only (/proc/stat).
 """
 
 from __future__ import annotations

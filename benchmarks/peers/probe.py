@@ -3,7 +3,6 @@
 `python -m benchmarks.peers.probe THREADS` prints a JSON line a figure. `probe()` is the one
 function the others call: a better probe replaces its command. Every figure is bounded in time: a
 small call says how large a one may be measured, and where none fits the figure is told as skipped.
-Knows no engine.
 """
 
 from __future__ import annotations

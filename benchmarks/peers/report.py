@@ -285,7 +285,7 @@ def machines(rows: Iterable[Row]) -> list[str]:
     """Return a line for every machine and way of holding it that the rows were taken on."""
     told = [row["machine"] for row in rows if "machine" in row]
     return ordered(
-        f"Taken on {one['name']}, {one['cores']} core(s), with {' '.join(one['sets'])}; held to "
+        f"Taken on {one['name']}, {one['cores']} core(s), with {' '.join(one['sets'])}; limited to "
         f"{one['held_to']}"
         for one in told
     )

@@ -1,4 +1,4 @@
-"""One engine in one process, told what to run by JSON lines on standard input.
+"""One engine in one process, which gets its tasks as JSON lines on standard input.
 
 Started by engine_process.py with the python of the engine's own venv, the checkout on its path:
 `python -P -m benchmarks.peers.worker DRIVER --model PATH --checkpoint PATH --threads N --options

@@ -290,7 +290,7 @@ def _plain(prompt: Prompt | Mapping[str, Any]) -> Prompt:
         return prompt
     if len(prompt) != 1 or not set(prompt) <= {"prompt", "prompt_token_ids"}:
         raise RequestError(
-            f"a prompt with the keys {', '.join(map(str, prompt)) or 'none'} is not taken.",
+            f"a prompt with the keys {', '.join(map(str, prompt)) or 'none'} is not supported.",
             where="prompts",
             fix='write {"prompt": text} or {"prompt_token_ids": ids}, or either alone.',
         )

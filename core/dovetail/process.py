@@ -1,4 +1,4 @@
-"""Child processes: how one is started, told what to do, and ended with its parent.
+"""Child processes: how one is started, gets its task, and ends with its parent.
 
 A child is `python -P -m dovetail.process MODULE`. It reads one boot message from standard input
 (8 bytes of length, then msgpack), watches that pipe from then on, the parent pipe, and only then

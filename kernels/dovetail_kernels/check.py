@@ -1,4 +1,4 @@
-"""Checking and timing one case of an op. Knows no op by name."""
+"""Checking and timing one case of an op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""perf: the cases of an op timed, each beside what the machine gives at most. Knows no op."""
+"""perf: the cases of an op timed, each beside what the machine gives at most."""
 
 from __future__ import annotations
 

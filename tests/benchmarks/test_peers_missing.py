@@ -129,8 +129,8 @@ def test_who_can_run_where(load: Any, tmp_path: Path) -> None:
     assert whys(ZEN_3)["ctranslate2-int8-avx512"] == "asks for AVX-512"
     assert whys(ZEN_4, is_needed=True)["openvino-int8"] == ""
     untrapped = whys(ZEN_4, is_needed=True, why_no_trap="no compiler")
-    assert untrapped["openvino-int8"] == "cannot be held to AVX2: it asks cpuid, and no compiler"
-    assert untrapped["llamacpp-q8_0"] == "cannot be held to AVX2: built for this machine"
+    assert untrapped["openvino-int8"] == "cannot be limited to AVX2: it asks cpuid, and no compiler"
+    assert untrapped["llamacpp-q8_0"] == "cannot be limited to AVX2: built for this machine"
     assert untrapped["ctranslate2-int8-avx512"] == "asks for AVX-512"
     assert untrapped["xllamacpp-q8_0"].startswith("not installed")
 

@@ -53,7 +53,7 @@ def test_every_library_is_held(name: str) -> None:
 
 @pytest.mark.skipif(NATIVE is None, reason="needs the native library")
 def test_lower_is_each_of_them_and_the_first_failure_ends_it() -> None:
-    told = [f"held to {name}:" for name in isa.lower_sets()]
+    told = [f"limited to {name}:" for name in isa.lower_sets()]
     if not told:
         assert "nothing to hold" in run("lower", "false").stdout
         return
@@ -64,7 +64,7 @@ def test_lower_is_each_of_them_and_the_first_failure_ends_it() -> None:
 
 def test_what_cannot_be_held_is_refused() -> None:
     assert "invalid choice: 'neon'" in run("neon", "true").stderr
-    assert "say which command" in run("avx2").stderr
+    assert "give the command" in run("avx2").stderr
     unknown = run("lower", "true", DOVETAIL_CPU_ISA="none")
     assert unknown.returncode == 2
     assert "DOVETAIL_CPU_ISA=none" in unknown.stderr

@@ -68,7 +68,7 @@ def test_compiled_without_native_kernels(tmp_path: Path) -> None:
     path = write_tiny_checkpoint(tmp_path / "model", "LlamaForCausalLM", num_hidden_layers=1)
     (made,), log = told("compiled", [path], **{ISA_VARIABLE: "none"})
     assert made == {"same": True, "reason": None, "graphs": 1, "takes": [True] * 3}, log[-2000:]
-    assert "compiled the model's pass" in log
+    assert "compiled the model's forward pass" in log
 
 
 @pytest.mark.e2e

@@ -140,7 +140,7 @@ def test_only_where_it_was_allowed(folder: Path) -> None:
         with pytest.raises(RequestError, match="sleep mode is off"):
             llm.sleep()
         assert tokens(llm)
-    with pytest.raises(ConfigError, match="cannot give its memory back") as caught:
+    with pytest.raises(ConfigError, match="does not support sleep mode") as caught:
         open_llm(folder, worker_cls="dovetail.testing.tiny_worker:TinyWorker")
     assert caught.value.where == "--enable-sleep-mode"
 

@@ -225,12 +225,12 @@ FAULTS: dict[str, Fault] = {
     "corrupt safetensors header": Fault(
         args=lambda folder: [with_weights(folder, lambda whole: b"\xff" * 8 + whole[8:])],
         cause=r"model\.safetensors: the file is damaged",
-        fix="fetch the file again",
+        fix="download the file again",
     ),
     "truncated safetensors": Fault(
         args=lambda folder: [with_weights(folder, lambda whole: whole[: len(whole) // 2])],
         cause=r"the file is damaged: it has \d+ bytes",
-        fix="fetch the file again",
+        fix="download the file again",
     ),
     "missing shard": Fault(
         args=_missing_shard,
@@ -271,7 +271,7 @@ FAULTS: dict[str, Fault] = {
             "--enable-auto-tool-choice",
             "--tool-call-parser=none",
         ],
-        cause="a parser is needed",
+        cause="needs a tool parser",
         fix="--tool-call-parser",
     ),
     "plugin with a syntax error": Fault(
@@ -310,7 +310,7 @@ FAULTS: dict[str, Fault] = {
     "bad YAML": Fault(
         args=written("bad.yaml", "port: [8000\n", "--config"),
         cause=r"bad\.yaml: not YAML.*line 2",
-        fix="mend that line",
+        fix="correct that line",
     ),
     "unknown YAML key": Fault(
         args=written("keys.yaml", "max-model-length: 9\n", "--config"),
@@ -366,14 +366,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "cache above the memory": Fault(
         args=flags("--kv-cache-memory-bytes", "1000000000000000"),
-        cause="MiB for one KV cache tensor cannot be had",
+        cause="MiB for one KV cache tensor cannot be allocated",
         fix="lower .*--kv-cache-memory-bytes",
         starts_engine=True,
         uses_torch=True,
     ),
     "setting of a wrong type in config.json": Fault(
         args=lambda folder: [demo_copy(folder, rms_norm_eps="tiny")],
-        cause=r"config\.json: Qwen3ForCausalLM cannot be made: .*'tiny'",
+        cause=r"config\.json: Qwen3ForCausalLM cannot be created: .*'tiny'",
         fix=r"check the values in config\.json",
         starts_engine=True,
         uses_torch=True,
@@ -390,8 +390,10 @@ FAULTS: dict[str, Fault] = {
         cause="temperature must be from 0 to 100, not -3",
         fix=r"mend generation_config\.json",
     ),
-    "empty key": Fault(
-        args=flags("--api-key", ""), cause="--api-key: an empty key", fix="leave the flag out"
+    "API key is empty": Fault(
+        args=flags("--api-key", ""),
+        cause="--api-key: an API key is empty",
+        fix="leave the flag out",
     ),
     "options of no plugin kind": Fault(
         args=flags("--plugin-options.tool_parsers.x", "1"),

@@ -519,4 +519,4 @@ def test_auto_and_none_are_words_of_the_flags(capsys: pytest.CaptureFixture[str]
     assert main([*words[:-1], "none"]) == 0
     assert "tool calls none" in capsys.readouterr().out
     assert main([*words[:-1], "none", "--enable-auto-tool-choice"]) == 2
-    assert "a parser is needed" in capsys.readouterr().err
+    assert "needs a tool parser" in capsys.readouterr().err

@@ -182,4 +182,4 @@ def test_wrong_archives_are_named(tmp_path: Path) -> None:
         archive.writestr("a.npy", header + text.ljust(117).encode() + b"\n")
     says("a.npy", "does not fit")
     file.write_bytes(file.read_bytes()[:60])
-    says("no archive")
+    says("not an archive")

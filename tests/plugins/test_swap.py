@@ -190,7 +190,7 @@ def test_unasked_a_cpu_has_none(folder: Path) -> None:
 
 
 def test_a_worker_that_does_not_swap_is_not_asked_to(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="moves no caches") as caught:
+    with pytest.raises(ConfigError, match="does not support swapping") as caught:
         LLM(
             str(folder),
             worker_cls="dovetail.testing.tiny_worker:TinyWorker",

@@ -1,6 +1,6 @@
-"""Copies of the demo model with something wrong, for tests of what a bad checkpoint is told.
+"""Copies of the demo model with something wrong, for tests of the errors of bad checkpoints.
 
-Files that stay as they are become links, so that a copy costs nothing. Knows no fault's report.
+Files that stay as they are become links, so that a copy costs nothing.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
     if not asked.command:
-        parser.error("say which command to run")
+        parser.error("give the command to run")
     try:
         sets = lower_sets() if asked.isa == LOWER else [asked.isa]
     except OSError as error:
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not sets:
         print("this machine's instruction set is the lowest there is: nothing to hold", flush=True)
     for isa in sets:
-        print(f"held to {isa}:", flush=True)
+        print(f"limited to {isa}:", flush=True)
         status = subprocess.run(asked.command, env=os.environ | held(isa), check=False).returncode
         if status:
             return status

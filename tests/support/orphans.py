@@ -1,7 +1,4 @@
-"""Orphans: the children of a program that was killed, for tests of what outlives it. Needs psutil.
-
-Knows nothing of what the children do.
-"""
+"""Orphans: the children of a program that was killed, for tests. Needs psutil."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
             while not lines or ready not in lines[-1]:
                 lines.append(parent.stderr.readline())
                 if not lines[-1]:
-                    raise RuntimeError("the parent ended by itself:\n" + "".join(lines))
+                    raise RuntimeError("the parent ended before it was killed:\n" + "".join(lines))
         finally:
             parent.kill()
     return children

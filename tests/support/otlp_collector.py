@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """Listens on a port of its own while used as a context manager."""
+    """Listens on a free port while used as a context manager."""
 
     def __init__(self) -> None:
         self._bodies: list[tuple[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""ServerProcess: a whole `dovetail serve` in a process of its own, for end-to-end tests.
+"""ServerProcess: a whole `dovetail serve` in its own process, for end-to-end tests.
 
 Reads the log for the line that says where it answers. Needs httpx and psutil.
 """

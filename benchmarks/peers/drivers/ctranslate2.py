@@ -1,4 +1,4 @@
-"""CTranslate2's Generator: one static batch, no continuous batching and no server of its own."""
+"""CTranslate2's Generator: one static batch; it has neither continuous batching nor a server."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ class Npz(LoadFormat):
         found = archives(checkpoint)
         if not found:
             raise ConfigError(
-                "the folder holds no *.npz file to read",
+                "the folder holds no *.npz file to read.",
                 where=checkpoint.path,
-                fix="check the model's path, or choose another --load-format",
+                fix="check the model's path, or choose another --load-format.",
             )
         all_bytes, done_bytes = sum(path.stat().st_size for path in found), 0
         for path in found:
@@ -91,8 +91,8 @@ def read_archive(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 member = info.filename
                 yield member.removesuffix(SUFFIX), read_member(archive, info)
     except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError) as error:
-        what = f'"{member}" cannot be read: {error}' if member else f"is no archive: {error}"
-        raise ConfigError(what, where=str(path), fix="download or write it again") from error
+        what = f'"{member}" cannot be read: {error}' if member else f"is not an archive: {error}"
+        raise ConfigError(what, where=str(path), fix="download or write it again.") from error
 
 
 def read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> torch.Tensor:
@@ -141,7 +141,7 @@ def write_member(file: IO[bytes], tensor: torch.Tensor) -> None:
     from numpy.lib import format as npy
 
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
-        raise ConfigError(f"{FILE} cannot hold {tensor.dtype}", fix="choose another load format")
+        raise ConfigError(f"{FILE} cannot hold {tensor.dtype}", fix="choose another load format.")
     is_bfloat16 = tensor.dtype == torch.bfloat16
     array = (tensor.view(torch.int16) if is_bfloat16 else tensor).contiguous().numpy()
     descr = f"|{BFLOAT16}" if is_bfloat16 else npy.dtype_to_descr(array.dtype)

@@ -1,7 +1,7 @@
 """ShortestPrompt: short prompts first, with an allowance that grows while a request waits.
 
 Shortest job first with linear aging (Silberschatz et al., Operating System Concepts, "Scheduling
-Algorithms"). Knows no blocks and no rows.
+Algorithms").
 """
 
 from __future__ import annotations

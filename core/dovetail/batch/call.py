@@ -1,4 +1,4 @@
-"""Caller: one POST to an ASGI application in this process, without a socket. Knows no batch."""
+"""Caller: one POST to an ASGI application in this process, without a socket."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""drive: every line without a result is asked, so many at once, and its result written at its end.
+"""drive: sends every line without a result, with limited concurrency, and writes each result.
 
-Order of results is the order in which answers end. Knows neither sockets nor signals.
+Order of results is the order in which answers end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _check_alive(result: Result, death: str | None) -> None:
     """Raise EngineDead for an answer that only says so: the line is still to be answered."""
     is_refusal = result.response is not None and result.response.status_code == DEAD_STATUS
     if is_refusal and death is not None:
-        fix = "give the same command again: it goes on from here."
+        fix = "give the same command again: it resumes from here."
         raise EngineDead(f"the engine is gone: {death}", fix=fix)
 
 

@@ -138,7 +138,7 @@ def _temporary_folder(flags: BatchFlags) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="dovetail-batch-"))
     if is_address(flags.output_file):
         where = shown(flags.output_file)
-        logger.info("results are held in %s until they are sent to %s", folder, where)
+        logger.info("results are kept in %s until they are sent to %s", folder, where)
     try:
         yield folder
     finally:
@@ -146,7 +146,7 @@ def _temporary_folder(flags: BatchFlags) -> Iterator[Path]:
         if not any(path.stat().st_size for path in folder.iterdir()):
             shutil.rmtree(folder)
         else:
-            logger.warning("results are kept: go on with --output-tmp-dir %s", folder)
+            logger.warning("results are kept; resume with --output-tmp-dir %s", folder)
 
 
 def _input_path(flags: BatchFlags, folder: Path | None, owned: contextlib.ExitStack) -> Path:
@@ -178,7 +178,7 @@ def _output_path(flags: BatchFlags, folder: Path | None) -> Path:
 def _check_two_files(source: Path, target: Path) -> None:
     if target.exists() and source.samefile(target):
         fix = "name another file for the results."
-        raise ConfigError("is the input itself.", where="--output-file", fix=fix)
+        raise ConfigError("is also the input file.", where="--output-file", fix=fix)
 
 
 def _send(path: Path, flags: BatchFlags) -> None:
@@ -256,7 +256,7 @@ async def _metrics(app: Any, sock: socket.socket | None) -> Any:
     from dovetail.batch.metrics import serving
 
     warn_if_open(sock, has_key=False)
-    logger.info("metrics at %s/metrics", url_of(sock))
+    logger.info("serving metrics at %s/metrics", url_of(sock))
     async with serving(app, sock):
         yield
 

@@ -1,4 +1,4 @@
-"""The lines of an input: read one by one, named, checked. Knows neither engine nor routes.
+"""The lines of an input: read one by one, named, checked.
 
 Format of a line: OpenAI's batch input, {"custom_id", "method": "POST", "url": "/v1/...", "body"}.
 Source: https://platform.openai.com/docs/api-reference/batch/request-input
@@ -135,7 +135,7 @@ def _doubled(path: Path, max_bytes: int, custom_id: str, number: int) -> ConfigE
     return ConfigError(
         f"lines {first} and {number} have the same custom_id {custom_id[:256]!r}.",
         where="--input-file",
-        fix="give every line a custom_id of its own.",
+        fix="give every line a different custom_id.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The results of a batch: a file that grows line by line and can be gone on with. Knows no engine.
+"""The results of a batch: a file that grows line by line and can be gone on with.
 
 Format of a line: OpenAI's batch output, {"id", "custom_id", "response": {"status_code",
 "request_id", "body"} or null, "error": {"code", "message"} or null}.
@@ -125,7 +125,7 @@ class Results:
             raise DovetailError(
                 f"cannot write {self.path}: {error.strerror}.",
                 where=FLAG,
-                fix="make room, then give the same command again: it goes on from here.",
+                fix="free some space, then give the same command again: it resumes from here.",
             ) from error
 
     def _read(self) -> None:
@@ -178,7 +178,7 @@ def _foreign(path: Path, number: int) -> ConfigError:
     return ConfigError(
         f"line {number} of {path} is not the result of a batch.",
         where=FLAG,
-        fix="name another file, or overwrite this one with --no-resume.",
+        fix="give another file, or overwrite this one with --no-resume.",
     )
 
 

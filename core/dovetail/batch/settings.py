@@ -1,4 +1,4 @@
-"""The flags of `dovetail run-batch` beside the engine's. Knows no file and no engine."""
+"""The flags of `dovetail run-batch` beside the engine's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ANSWER_FLAGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFlags:
-    """Requests in, results out."""
+    "Input and output."
 
     input_file: str = flag(
         "",
@@ -64,15 +64,17 @@ class BatchFlags:
         None,
         metavar="FOLDER",
         default_note="a temporary one",
-        help="where results are held until they are sent to an address, and a fetched input lies; "
-        "a run that is started again goes on from there",
+        help="folder for a fetched input, and for results until they are uploaded; a restarted "
+        "run continues from it",
     )
     resume: bool = flag(
-        True, help="go on with an output that is there already; --no-resume begins anew"
+        True, help="continue an existing output file; --no-resume starts from the beginning"
     )
     enable_metrics: bool = flag(False, help="serve Prometheus metrics during the run")
-    url: str = flag("0.0.0.0", metavar="HOST", help="address of the metrics")
-    port: int = flag(8000, ge=0, le=65535, help="port of the metrics; 0 takes a free one")
+    url: str = flag("0.0.0.0", metavar="HOST", help="address at which metrics are served")
+    port: int = flag(
+        8000, ge=0, le=65535, help="port at which metrics are served; 0 chooses a free one"
+    )
 
 
 def answer_flags() -> list[Flag]:
@@ -109,4 +111,4 @@ def check_flags(flags: BatchFlags, given: Iterable[str]) -> None:
             raise ConfigError("must be given.", where=name, fix=fix)
     for name in {"url", "port"} & set(given) if not flags.enable_metrics else ():
         fix = f"add --enable-metrics, or leave --{name} out."
-        raise ConfigError("is where metrics are served, but none are.", where=f"--{name}", fix=fix)
+        raise ConfigError("has no effect without --enable-metrics.", where=f"--{name}", fix=fix)

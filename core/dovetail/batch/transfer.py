@@ -1,4 +1,4 @@
-"""Files from and to http(s) addresses: GET into a file, PUT from one. Knows nothing of batches.
+"""Files from and to http(s) addresses: GET into a file, PUT from one.
 
 Signed addresses carry a secret in their query, so that part is never shown.
 """

@@ -1,4 +1,4 @@
-"""From the bytes of an answer to times of tokens. Knows no clock and no connection.
+"""From the bytes of an answer to times of tokens.
 
 **How tokens are timed.** Everything that came in one read of the socket is one arrival. An arrival
 of k tokens that comes a gap after the arrival before it counts as k gaps of gap / k; the first

@@ -1,7 +1,7 @@
 """When requests arrive: gaps drawn from a gamma distribution, of which Poisson is one case.
 
-Units: seconds after the start. Knows no client. With shape b and scale 1 / (rate * b) the mean gap
-is 1 / rate and its coefficient of variation is 1 / sqrt(b).
+Units: seconds after the start. With shape b and scale 1 / (rate * b) the mean gap is 1 / rate and
+its coefficient of variation is 1 / sqrt(b).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing is read out of the answer while the load runs: that would take time from the server beside
 it. A request is timed from when its first byte is handed to the socket; making the connection (and
-TLS) comes before and is kept apart. Framing is httptools'. Knows neither JSON nor events.
+TLS) comes before and is kept apart. Framing is httptools'.
 """
 
 from __future__ import annotations

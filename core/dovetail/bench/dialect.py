@@ -1,4 +1,4 @@
-"""The body of a request in OpenAI's two dialects: completions and chat. Knows no connection."""
+"""The body of a request in OpenAI's two dialects: completions and chat."""
 
 from __future__ import annotations
 

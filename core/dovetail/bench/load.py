@@ -1,4 +1,4 @@
-"""Sends requests at their times, no more than so many at once. Knows nothing of their content."""
+"""Sends requests at their times, with limited concurrency."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def tokenizer_of(requested: str | None, named_by_server: str) -> Tokenizer | Non
     try:
         return load_tokenizer(find_tokenizer(named_by_server, folder))
     except ConfigError as error:
-        logger.debug("no tokenizer of %s: %s", named_by_server, error)
+        logger.debug("no tokenizer found for %s: %s", named_by_server, error)
         return None
 
 

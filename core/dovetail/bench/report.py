@@ -1,4 +1,4 @@
-"""The result of a measurement as JSON and as a table. Knows no measurement's figures by itself."""
+"""The result of a measurement as JSON and as a table, for any measurement."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def check_report(flags: ReportFlags) -> None:
         check_plot(flags.plot)
     for where, name in (("--output-json", flags.output_json), ("--plot", flags.plot)):
         if name and not Path(name).expanduser().parent.is_dir():
-            raise ConfigError(f"there is no folder for {name}.", where=where, fix="make it first.")
+            raise ConfigError(
+                f"there is no folder for {name}.", where=where, fix="create it first."
+            )
     if flags.save_result and not Path(flags.result_dir).expanduser().is_dir():
         raise ConfigError(
-            f"there is no folder {flags.result_dir}.", where="--result-dir", fix="make it first."
+            f"there is no folder {flags.result_dir}.", where="--result-dir", fix="create it first."
         )
 
 

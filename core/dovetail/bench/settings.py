@@ -1,6 +1,6 @@
 """The flags of `dovetail bench`, one dataclass per topic; spelled as users of `vllm bench` know.
 
-Knows no measurement. A flag that is None leaves the choice to who reads it.
+A flag that is None leaves the choice to who reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dovetail.config.sections.field import flag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFlags:
-    """Prompts: where they come from, how many, how long."""
+    "Prompts: source, number and lengths."
 
     dataset_name: str = flag("random", kind="bench_dataset", help="where prompts come from")
     dataset_path: str | None = flag(
@@ -22,7 +22,7 @@ class DatasetFlags:
     )
     num_prompts: int = flag(100, ge=1, unit="requests", help="how many requests are measured")
     num_warmups: int = flag(
-        0, ge=0, unit="requests", help="further requests that run before and are not counted"
+        0, ge=0, unit="requests", help="number of warm-up requests, which are not counted"
     )
     input_len: int | None = flag(
         None,
@@ -30,7 +30,7 @@ class DatasetFlags:
         unit="tokens",
         default_note="1024",
         aliases=("--random-input-len",),
-        help="length of random prompts, a prefix not counted",
+        help="length of random prompts, without the prefix",
     )
     output_len: int | None = flag(
         None,
@@ -59,13 +59,14 @@ class DatasetFlags:
         ge=0,
         le=1,
         aliases=("--random-prefix-share",),
-        help="share of the prompts whose prefix is one and the same; the others draw their own",
+        help="fraction of the prompts that share one prefix; each other prompt gets its own "
+        "random prefix",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFlags:
-    """The server, and what every request says."""
+    "The server, and the fields of every request."
 
     base_url: str | None = flag(
         None,
@@ -94,19 +95,21 @@ class TargetFlags:
         unit="tokens",
         help="draw random prompts as token ids below this; no tokenizer is needed then",
     )
-    seed: int = flag(0, help="draws prompts, lengths and arrivals")
+    seed: int = flag(0, help="seed for random prompts, lengths and arrival times")
     api_key: str | None = flag(
         None, secret=True, default_note="$OPENAI_API_KEY", help="key for the server"
     )
     temperature: float = flag(0.0, ge=0, help="temperature of every request; 0 is greedy")
     ignore_eos: bool = flag(
-        False, help="ask the server to go on after the end token, so that lengths are exact"
+        False,
+        help="ask the server to ignore the end token, so that answers have exactly the given "
+        "length",
     )
     extra_body: Mapping[str, Any] = flag(
-        {}, help="fields laid over every request body; null takes a field out"
+        {}, help="fields added to every request body; null removes a field"
     )
     request_timeout: float = flag(
-        600.0, ge=0.001, unit="seconds", help="a request that takes longer has failed"
+        600.0, ge=0.001, unit="seconds", help="time after which a request counts as failed"
     )
     ready_check_timeout_sec: float = flag(
         0.0, ge=0, unit="seconds", help="how long to wait for a server that does not answer yet"
@@ -136,24 +139,25 @@ class LoadFlags:
         ge=1,
         unit="requests",
         default_note="no limit",
-        help="most requests under way at once; further ones wait at the client",
+        help="maximum number of concurrent requests; further ones wait at the client",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFlags:
-    """Figures of single requests."""
+    "Latencies and goals."
 
     percentile_metrics: tuple[str, ...] = flag(
         ("ttft", "tpot", "itl", "e2el"),
         metavar="NAME",
-        help="times that are shown: ttft (to the first token), tpot (per further token), "
-        "itl (between tokens), e2el (whole request)",
+        help="latencies to show: ttft (time to first token), tpot (time per further token), itl "
+        "(between tokens), e2el (whole request)",
     )
     goodput: tuple[str, ...] = flag(
         (),
         metavar="NAME:MS",
-        help="limits in milliseconds, e.g. ttft:200 tpot:50: requests per second that keep all",
+        help="limits in milliseconds, e.g. ttft:200 tpot:50, for goodput: the requests per "
+        "second that meet all of them",
     )
     fail_on_error: bool = flag(
         False, help="exit with status 1 when any request failed, not only when all did"
@@ -162,39 +166,41 @@ class MetricFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFlags:
-    """What is kept of a measurement."""
+    "What is reported and saved."
 
     metric_percentiles: tuple[str, ...] = flag(
-        ("90", "99"), metavar="P", help="percentiles of every time beside the median"
+        ("90", "99"),
+        metavar="P",
+        help="percentiles to report for every latency, in addition to the median",
     )
     output_json: str | None = flag(None, metavar="FILE", help="write the result as JSON")
-    save_result: bool = flag(False, help="write the result under a name of its own")
+    save_result: bool = flag(False, help="write the result to a file with a generated name")
     result_dir: str = flag(".", metavar="FOLDER", help="where --save-result writes")
     result_filename: str | None = flag(
         None,
         metavar="FILE",
         default_note="kind, label, model and time",
-        help="name that --save-result gives",
+        help="file name for --save-result",
     )
-    save_detailed: bool = flag(False, help="keep every request's times in the result")
+    save_detailed: bool = flag(False, help="include the times of every request in the result")
     label: str | None = flag(None, help="name of this measurement, kept in the result")
     metadata: tuple[str, ...] = flag(
-        (), metavar="KEY=VALUE", help="further facts to keep in the result"
+        (), metavar="KEY=VALUE", help="additional entries of the result"
     )
     plot: str | None = flag(
-        None, metavar="FILE.png", help="draw the distributions; needs the extra plot"
+        None, metavar="FILE.png", help='plot the distributions; needs the extra "plot"'
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyFlags:
-    """The batch that is timed again and again."""
+    "The repeated batch."
 
     input_len: int = flag(32, ge=1, unit="tokens", help="length of every prompt")
     output_len: int = flag(128, ge=1, unit="tokens", help="length of every answer")
     batch_size: int = flag(8, ge=1, unit="requests", help="requests that start together")
-    num_iters_warmup: int = flag(3, ge=0, help="batches that run before and are not counted")
-    num_iters: int = flag(10, ge=1, help="batches that are measured")
+    num_iters_warmup: int = flag(3, ge=0, help="number of warm-up batches, which are not counted")
+    num_iters: int = flag(10, ge=1, help="number of measured batches")
 
 
 SERVE_GROUPS: tuple[type[object], ...] = (

@@ -1,6 +1,6 @@
 """Figures of a list of numbers: mean, median, standard deviation, percentiles, most at once.
 
-Pure functions without numpy, which the client would have to load. Knows no units.
+Pure functions without numpy, which the client would have to load.
 """
 
 from __future__ import annotations

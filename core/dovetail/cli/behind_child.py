@@ -1,6 +1,6 @@
 """The server behind `dovetail run`, started by `cli.behind`.
 
-Its boot message is the fields of a Config. Knows nothing of the terminal.
+Its boot message is the fields of a Config.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "torch": _torch,
     "native kernels": _native,
     "plugins of other packages": _plugins,
-    "told by plugins": _told_by_plugins,
+    "reported by plugins": _told_by_plugins,
     "environment": _environment,
 }
 """Heading -> what finds its facts."""

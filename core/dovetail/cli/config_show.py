@@ -1,6 +1,6 @@
 """`dovetail config show`: what comes of flags, files, variables, model and machine together.
 
-Reads the model's settings and its tokenizer, no weights. Knows no engine.
+Reads the model's settings and its tokenizer, no weights.
 """
 
 from __future__ import annotations

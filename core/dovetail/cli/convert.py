@@ -1,4 +1,4 @@
-"""`dovetail convert`: a checkpoint written again in another load format. Knows no format."""
+"""`dovetail convert`: a checkpoint written again in another load format."""
 
 from __future__ import annotations
 

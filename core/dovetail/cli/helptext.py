@@ -24,7 +24,7 @@ from dovetail.errors import ConfigError
 WIDTH = 96
 SHORT_LIMIT = 24
 """A parser with more arguments than this shows groups on its first screen."""
-_FILE_HINT = "Flags also stand in a YAML file: --config FILE.yaml. "
+_FILE_HINT = "Flags can also be set in a YAML file: --config FILE.yaml. "
 _VERBOSE = "--verbose shows tracebacks."
 _GROUP_ALIASES = {"vllm": "EngineConfig", "decoding": "StructuredOutputsConfig"}
 """A group's name with others, without "config" -> its name here."""
@@ -123,7 +123,7 @@ def _unknown(parser: Parser, name: str, actions: list[argparse.Action]) -> Confi
     options = [o for a in actions for o in a.option_strings if not o.startswith("--no-")]
     near = nearest(f"--{name}", options).partition(" ")[0]
     fix = f"did you mean --help={near.lstrip('-')}?" if near else f"{parser.prog} --help=all"
-    return ConfigError(f"no group, flag or help text has {name!r}.", where="--help", fix=fix)
+    return ConfigError(f"no group, flag or help text contains {name!r}.", where="--help", fix=fix)
 
 
 def _usage(parser: Parser) -> str:

@@ -1,7 +1,7 @@
 """`dovetail`: finds the subcommand, prints help and errors, returns the exit status.
 
 A subcommand is a module with HELP, `add_arguments(parser)` and `run(args) -> int`, or with HELP and
-PARTS, a table of such modules; heavy imports stand inside `run`. Knows nothing of what they do.
+PARTS, a table of such modules; heavy imports stand inside `run`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parser: argparse with dovetail's spelling rules, errors and help topics.
 
-Knows no subcommand. Errors are ConfigErrors, so that one place prints them.
+Errors are ConfigErrors, so that one place prints them.
 """
 
 from __future__ import annotations

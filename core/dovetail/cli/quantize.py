@@ -1,4 +1,4 @@
-"""`dovetail quantize`: a full-precision checkpoint becomes a quantized one. Knows no method."""
+"""`dovetail quantize`: a full-precision checkpoint becomes a quantized one."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _check(config: Any) -> None:
     for name in ("uds", "ssl_certfile", "ssl_keyfile"):
         if config.is_given(name) and config.value(name):
             raise ConfigError(
-                "run asks its server over plain HTTP.",
+                "`dovetail run` uses only plain HTTP over TCP.",
                 where="--" + name.replace("_", "-"),
                 fix="use `dovetail serve`, and `dovetail chat --url` beside it.",
             )

@@ -123,13 +123,13 @@ def _max_partial(scheduler: SchedulerConfig) -> int | None:
     most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
     if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
         raise ConfigError(
-            "without chunked prefill no prompt is computed in parts.",
+            "it has no effect without chunked prefill.",
             where="--max-num-partial-prefills",
             fix="leave it and --max-long-partial-prefills out, or allow chunked prefill.",
         )
     if most is not None and most_long is not None and most_long > most:
         raise ConfigError(
-            f"{most_long} long prompts in parts are more than the {most} of any length.",
+            f"{most_long} long partial prefills are more than {most} partial prefills in total.",
             where="--max-long-partial-prefills",
             fix=f"give at most {most}, or raise --max-num-partial-prefills.",
         )

@@ -18,4 +18,4 @@ def keep_to(processors: Collection[int]) -> None:
     if not processors or sys.platform != "linux":
         return
     os.sched_setaffinity(0, processors)
-    logger.info("the engine keeps to the processors %s", ", ".join(map(str, processors)))
+    logger.info("the engine is limited to the CPUs %s", ", ".join(map(str, processors)))

@@ -372,7 +372,7 @@ def _update_of(live: _Live, now_s: float) -> RequestUpdate:
 def _as_refusal(error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    logger.error("a form could not be loaded", exc_info=error)
+    logger.error("a constraint could not be loaded", exc_info=error)
     return RequestError(f"the form could not be loaded: {error}", status=500)
 
 

@@ -1,7 +1,7 @@
 """Drafting: asks the drafter what requests may say next, as often as its guesses come true.
 
 Sets `draft_ids` of requests between two steps; the scheduler plans them and the runner verifies
-them. What a drafter does wrong costs a request its drafts and nothing else. Knows no tensor.
+them. What a drafter does wrong costs a request its drafts and nothing else.
 """
 
 from __future__ import annotations

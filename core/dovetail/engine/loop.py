@@ -1,4 +1,4 @@
-"""The engine's loop: hear clients, step, answer. The same in a process of its own and in a thread.
+"""The engine's loop: receive messages, step, send outputs. Runs in its own process or in a thread.
 
 Knows which client sent which request and nothing else about them. It blocks while there is no
 work; a wake-up every half second asks the executor whether its workers live.
@@ -61,7 +61,7 @@ STATS_PERIOD_S = 0.1
 
 
 class _Client:
-    """An API process: its running requests, and the numbers it has not been told."""
+    """An API process: its running requests, and the statistics it has not received yet."""
 
     __slots__ = ("request_ids", "stats", "told_s")
 
@@ -87,7 +87,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
     """
     clients = _await_hello(end)
     if not clients:
-        logger.info("no API process connected; exiting")
+        logger.info("no API process connected in time; exiting")
         return 1
     try:
         core = EngineCore(
@@ -103,7 +103,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
         EngineLoop(core, end, clients).run()
     except Exception as error:
         if not isinstance(error, EngineDead):
-            logger.exception("the engine ends because of a fault")
+            logger.exception("the engine stops because of a fault")
         _tell(end, clients, Dead(_reason(error)))
         return 1
     finally:

@@ -1,4 +1,4 @@
-"""Answers held to a form: compiling in processes that may be killed, masks beside the forward pass.
+"""Structured outputs: compiling in processes that may be killed, masks beside the forward pass.
 
 Backends are plugins of the kind guided_decoding_backend; this package owns their lives.
 """

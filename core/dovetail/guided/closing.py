@@ -1,7 +1,7 @@
 """Closing: a short way from within a JSON text to its end, found by trying with a matcher.
 
 Used near max_tokens, so that an answer is cut short as a whole JSON value and not in the middle of
-one. Greedy: closing characters first, then the shortest values. Knows no schema.
+one. Greedy: closing characters first, then the shortest values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of characters written as GBNF, the grammar language of llama.cpp. Knows no schema."""
+"""Rules of characters written as GBNF, the grammar language of llama.cpp."""
 
 from __future__ import annotations
 

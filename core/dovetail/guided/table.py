@@ -1,7 +1,6 @@
 """GuideTable: the forms that one runner has loaded, bounded in bytes; the oldest unused ones go.
 
-`prepare` may be called by any thread, long before the first step that needs the form. Knows no
-rows.
+`prepare` may be called by any thread, long before the first step that needs the form.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ WORDS_ISA = "avx2"
 """The instruction set that multiplies 16-bit integers by 8-bit weights as fast as bytes."""
 BFLOAT16_ISA = "avx512bf16"
 """The instruction set that multiplies pairs of bfloat16 at twice the rate."""
-NOT_TOLD = "not told by the method"
+NOT_TOLD = "not known from the method"
 
 
 def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
@@ -38,6 +38,6 @@ def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
 def int8_words(how: How) -> str:
     """Return what int8 activations are that no checkpoint asks for."""
     if how.is_cpu:
-        more = "; 16-bit integers beside 8-bit weights" if how.isa == WORDS_ISA else ""
+        more = "; 16-bit integers with 8-bit weights" if how.isa == WORDS_ISA else ""
         return f"int8 in groups of {INT8_GROUP} inputs{more}"
     return "int8, a scale a token (as asked for)"

@@ -1,4 +1,4 @@
-"""How a model keeps its weights and multiplies by them here. Knows no file and no layer."""
+"""How a model keeps its weights and multiplies by them here."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def _model_reason(parts: Parts) -> str:
     if parts.model_plugin is None:
         return ""
     if parts.model_plugin.name == parts.model.architecture:
-        return "the architecture has a plugin of its own"
-    return f"no plugin of its own for {parts.model.architecture}, but transformers knows it"
+        return "the architecture has its own plugin"
+    return f"no plugin for {parts.model.architecture}, but transformers knows it"
 
 
 def _quantization_reason(parts: Parts) -> str:

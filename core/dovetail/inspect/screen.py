@@ -131,7 +131,7 @@ def _memory(memory: Memory, model: ModelFacts) -> list[str]:
         *_line("KV cache", f"{size(memory.kv_bytes_per_token)} a token ({memory.kv_dtype})"),
     ]
     if memory.longest_tokens == 0:
-        lines += _line("longest context", "none: no room is left beside the weights")
+        lines += _line("longest context", "none: no memory is left after the weights")
     elif memory.longest_tokens is not None:
         whole = memory.longest_tokens >= model.context_tokens
         text = f"{memory.longest_tokens} tokens" + (", the checkpoint's own limit" * whole)
@@ -167,7 +167,7 @@ def _text(found: Inspected) -> list[str]:
         parsers = f"{text.tool_parser or 'none'}, reasoning {text.reasoning_parser or 'none'}"
         lines += _line("parsers", f"tool calls {parsers}")
     told = ", ".join(f"{name} {value}" for name, value in found.generation.items())
-    return lines + _line("sampling", told or "no defaults of its own")
+    return lines + _line("sampling", told or "none in the checkpoint")
 
 
 def _line(label: str, text: str) -> list[str]:

@@ -104,9 +104,9 @@ class AttentionBackend(Plugin):
         "soft_cap": "tanh soft cap on scores",
         "sinks": "one extra learned logit per head in the softmax denominator",
         "non_causal": "encoder attention without a causal mask",
-        "rounds": "may round queries and softmax weights to bfloat16 beside 8-bit floats",
-        "graphs": "of a layout of one token a row, nothing on the host is read but sizes and "
-        "maxima, so that a step can be captured and run again",
+        "rounds": "may round queries and softmax weights to bfloat16 with an 8-bit float cache",
+        "graphs": "with one token per row, reads only sizes and maxima on the host, so that steps "
+        "can be captured",
     }
 
     def __init__(self, options: Any) -> None:

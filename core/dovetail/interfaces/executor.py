@@ -27,7 +27,7 @@ class Executor(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "async_steps": "submit returns before the step has run",
-        "sleep": "lets its workers give their memory back and take it again",
+        "sleep": "supports sleep mode: its workers release and restore their memory",
     }
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Executor(Plugin):
         The default: no worker of this executor holds an answer to a form.
         """
         refused: Future[None] = Future()
-        refused.set_exception(RequestError("this executor holds no answer to a form."))
+        refused.set_exception(RequestError("this executor does not support structured outputs."))
         return refused
 
     def sleep(self, level: int) -> None:
@@ -64,14 +64,14 @@ class Executor(Plugin):
 
         The default: this executor does not pass that on.
         """
-        raise RequestError("this executor cannot let its workers sleep.")
+        raise RequestError("this executor does not support sleep mode.")
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Let every rank take its memory again (see Worker.wake_up).
 
         Raises: RequestError, ConfigError. The default: this executor does not pass that on.
         """
-        raise RequestError("this executor cannot let its workers sleep.")
+        raise RequestError("this executor does not support sleep mode.")
 
     @abstractmethod
     def shutdown(self) -> None:

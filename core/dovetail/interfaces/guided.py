@@ -110,7 +110,7 @@ class Matcher(Protocol):
 
 
 class Compiled(Protocol):
-    """A loaded form. Shared by all answers that are held to it."""
+    """A loaded form. Shared by all answers that must match it."""
 
     num_bytes: int
 
@@ -123,13 +123,13 @@ class GuidedBackend(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "json": "JSON that meets a schema",
+        "json": "JSON that matches a schema",
         "choice": "one of several texts",
-        "pattern": "text that meets a regular expression, one of several texts too",
+        "pattern": "text that matches a regular expression, or one of several texts",
         "grammar": "text of a context-free grammar",
         "sequence": "sequences, choices and repeats of other forms",
         "free": "free text up to a word",
-        "forced": "tells tokens that must follow",
+        "forced": "knows tokens that must follow",
         "special": "special tokens where a literal has their text",
         "blanks": "white space within JSON by any pattern",
     }

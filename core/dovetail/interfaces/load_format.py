@@ -1,4 +1,4 @@
-"""LoadFormat: a checkpoint folder as a stream of named tensors. Knows no model."""
+"""LoadFormat: a checkpoint folder as a stream of named tensors."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class LoadFormat(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "lazy": "holds at most one tensor beyond those the caller keeps",
-        "invents": "makes weights up instead of reading them",
+        "invents": "generates random weights instead of reading them",
         "writes_cache": "writes converted files into the checkpoint folder",
-        "divided": "yields the rank's own parameters, named and cut as the model holds them",
+        "divided": "yields the parameters of one rank, named and divided as in the model",
         "writes": "has `write`: `dovetail convert` can write checkpoints of this format",
     }
 

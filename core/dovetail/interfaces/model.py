@@ -77,8 +77,8 @@ class Model(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "tensor_parallel": "layers may be divided over ranks",
-        "reads_rows": "looks at the step's rows on the host, so steps are neither captured nor "
-        "begun ahead (test models)",
+        "reads_rows": "reads the step's rows on the host, so steps are neither captured "
+        "nor started ahead (test models)",
         "no_weights": "needs no checkpoint tensors (test models)",
     }
 

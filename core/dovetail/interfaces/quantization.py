@@ -68,7 +68,7 @@ class LinearSpec:
             return 1
         if self.is_input_divided and self.in_size % group:
             raise ConfigError(
-                f"{self.name}: the inputs of a group lie on several ranks, which have "
+                f"{self.name}: the inputs of a group are on several ranks, which have "
                 f"{self.in_size} each and groups of {group}.",
                 where="--tensor-parallel-size",
                 fix="use fewer ranks, or a checkpoint with smaller groups.",

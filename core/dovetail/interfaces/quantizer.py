@@ -82,10 +82,10 @@ class Quantizer(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "calibrated": "needs a text to see what the inputs of layers are",
-        "grouped": "a group of inputs shares a scale, as many as --group says",
-        "tables": "quantizes the token table and the head as well",
-        "writes": "has `write`: files of another kind than safetensors, settings included",
+        "calibrated": "needs a calibration text to measure the inputs of layers",
+        "grouped": "groups of inputs share a scale; --group sets their size",
+        "tables": "quantizes the embedding and the head as well",
+        "writes": "has `write`: writes other files than safetensors, including the configuration",
     }
 
     def __init__(self, options: Any, task: QuantizeTask) -> None:

@@ -17,7 +17,7 @@ class ReasoningParser(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "implicit_start": "thinking may begin without the opening marker",
+        "implicit_start": "reasoning may begin without the opening marker",
     }
     markers: ClassVar[Markers]
     layout: ClassVar[tuple[str, ...]] = ()

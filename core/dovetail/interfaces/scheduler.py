@@ -1,7 +1,7 @@
 """Scheduler: decides in every step which request computes how many tokens.
 
 There is no prefill and no decode phase: a request has tokens and a number of computed tokens, and
-each step hands out a token budget until the two meet. Knows no tensors, text or HTTP.
+each step hands out a token budget until the two meet.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Scheduler(Plugin):
         "async_steps": "can plan a step before the previous result is known",
         "priority": "honours the scheduling policy's order",
         "drafts": "plans a request's draft_ids for verification",
-        "swap": "keeps what preempted requests have cached in host blocks",
+        "swap": "keeps the KV cache of preempted requests in host blocks",
     }
 
     @abstractmethod

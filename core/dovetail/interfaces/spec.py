@@ -62,7 +62,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuidedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers are held to forms: the backends that may be, and the bounds of compiling.
+    """How structured outputs are enforced: the backends that may be, and the bounds of compiling.
 
     `backend` is the one to use where a request names none, "auto" for the best that enforces all
     of its form; `falls_back` lets others try what that one cannot. `blanks` is the pattern of white

@@ -125,7 +125,7 @@ class StatLogger(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "offline": "is told of the requests of an engine without a server, too",
+        "offline": "also receives the requests of an engine without a server",
     }
 
     @abstractmethod

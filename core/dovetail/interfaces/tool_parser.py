@@ -17,7 +17,7 @@ from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 
 
 class MalformedToolCall(ValueError):
-    """The region's text is no call in this syntax; it is then passed on as content."""
+    """The region's text is not a call in this syntax; it is passed on as content."""
 
 
 class UnfinishedToolCall(MalformedToolCall):
@@ -37,9 +37,9 @@ class ToolParser(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "parallel_calls": "several calls may follow each other",
-        "streams": "arguments are passed on while the model still writes them",
-        "has_form": "calls can be held to the tools' schemas",
+        "parallel_calls": "one answer can contain several calls",
+        "streams": "arguments are streamed while the model writes them",
+        "has_form": "calls can be constrained by the tools' schemas",
     }
     markers: ClassVar[tuple[Markers, ...]]
     layout: ClassVar[tuple[str, ...]] = ()

@@ -21,9 +21,9 @@ class Worker(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "ahead": "begin returns before the step has run, and the next step may begin before this "
+        "ahead": "begin returns before the step has run, and the next step may start before this "
         "one's result is read",
-        "sleep": "gives its memory back between steps and takes it again",
+        "sleep": "supports sleep mode: releases and restores its memory between steps",
         "swap": "copies KV blocks to host memory and back (StepPlan.swapped_out, swapped_in)",
     }
 
@@ -66,9 +66,9 @@ class Worker(Plugin):
     def prepare(self, guide: Guide) -> None:
         """Load a form before a row needs it. May be called by a thread of its own, beside a step.
 
-        Raises: RequestError. The default: this worker holds no answer to a form.
+        Raises: RequestError. The default: this worker does not support structured outputs.
         """
-        raise RequestError("this worker holds no answer to a form.")
+        raise RequestError("this worker does not support structured outputs.")
 
     def sleep(self, level: int) -> None:
         """Give the memory of the KV cache and of the weights back; no request is under way.
@@ -76,7 +76,7 @@ class Worker(Plugin):
         Level 1 keeps the weights in host memory or a file, level 2 forgets them. What the cache
         held is lost. Raises: RequestError. The default: this worker cannot sleep.
         """
-        raise RequestError("this worker cannot give its memory back while it runs.")
+        raise RequestError("this worker does not support sleep mode.")
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Take the memory of "weights" and "kv_cache" again, those of them that are asleep.
@@ -84,7 +84,7 @@ class Worker(Plugin):
         Steps run again once both are there. Raises: RequestError, ConfigError; what could not be
         had stays asleep. The default: this worker cannot sleep.
         """
-        raise RequestError("this worker cannot give its memory back while it runs.")
+        raise RequestError("this worker does not support sleep mode.")
 
     def shutdown(self) -> None:
         """Give memory and threads back. May be called twice."""

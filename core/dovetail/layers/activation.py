@@ -1,4 +1,4 @@
-"""Activation functions by the names that checkpoints use, plain and gated. Knows no weights."""
+"""Activation functions by the names that checkpoints use, plain and gated."""
 
 from __future__ import annotations
 

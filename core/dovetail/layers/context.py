@@ -1,6 +1,6 @@
 """ForwardContext: what attention layers read of the running step, not passed through models.
 
-One slot per thread, so that several runners may live in one process. Knows no scheduler.
+One slot per thread, so that several runners may live in one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dtypes that weights and activations may have, by torch's name. Knows no flag."""
+"""The dtypes that weights and activations may have, by torch's name."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A layer has one for its keys and one for its values; the cache holds a number divided by its scale.
 Those of the checkpoint are taken out of its stream of tensors before any layer sees it, whatever
-the cache holds. Knows no file and no quantization method.
+the cache holds.
 Source: names of compressed-tensors (kv_cache_scheme: `self_attn.k_scale`, before that
 `k_proj.output_scale`), modelopt (`k_proj.k_scale`) and AutoFP8 (`self_attn.kv_scale`, of both).
 """
@@ -74,7 +74,7 @@ def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] =
     """
     if dtype not in SCALED_KV_DTYPES:
         if any(layer.stored_scales for layer in layers):
-            log.info("the checkpoint has scales of a KV cache: --kv-cache-dtype fp8 uses them")
+            log.info("the checkpoint has KV cache scales, which --kv-cache-dtype fp8 would use")
         return
     if given:
         assert len(given) == len(layers), "the scales were counted when they were read"
@@ -90,8 +90,8 @@ def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] =
         log.info("KV cache of %s: %d of %d layers have scales", dtype, num_stored, len(layers))
     else:
         log.warning(
-            "KV cache of %s: the checkpoint has no scales, so 1 is used; --calculate-kv-scales "
-            "measures some",
+            "KV cache of %s: the checkpoint has no scales, so 1 is used; "
+            "--calculate-kv-scales would measure them",
             dtype,
         )
 
@@ -130,7 +130,7 @@ def _own_scales(layer: Attention) -> tuple[float, float]:
     key, value = stored.get("k", both), stored.get("v", both)
     if key is None and value is not None:
         raise ConfigError(
-            f"{value.name} has no k_scale beside it.",
+            f"{value.name} needs a k_scale, too.",
             where="checkpoint",
             fix=WITHOUT_THEM,
         )

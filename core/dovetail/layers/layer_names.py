@@ -56,9 +56,9 @@ def one_for_parts(
         return look_up(name)
     if any(one != found[0] for one in found):
         raise ConfigError(
-            f"{', '.join(fused_parts(name))} are stored differently, and are one layer here.",
+            f"{', '.join(fused_parts(name))} have different formats, but are fused into one layer.",
             where=where,
-            fix="store the parts of a fused layer alike.",
+            fix="use a checkpoint that stores the parts of a fused layer in the same format.",
         )
     return found[0]
 

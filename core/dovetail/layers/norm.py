@@ -1,4 +1,4 @@
-"""Normalisation layers over the hidden axis. Replicated on every rank. Knows no model.
+"""Normalisation layers over the hidden axis. Replicated on every rank.
 
 Where there is a kernel, a norm and the addition beside it are one call; elsewhere torch does both.
 """

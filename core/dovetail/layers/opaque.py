@@ -2,7 +2,7 @@
 
 Everything else of a layer is traced as torch's operators, so that the compiler can join them;
 kernels that merely join operators stand aside while it traces. All opaque calls are one operator,
-which finds the function by its number. Knows no layer.
+which finds the function by its number.
 """
 
 from __future__ import annotations

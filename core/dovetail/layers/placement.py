@@ -1,7 +1,7 @@
 """Placement: where a piece of a checkpoint tensor goes in this rank's parameters.
 
 Layers that divide or fuse weights are WeightHolders and answer for their own parameters; every
-other parameter takes its checkpoint tensor whole. Knows no checkpoint names beyond the leaf.
+other parameter takes its checkpoint tensor whole.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A quantization method says what matrix is meant, in a format with float activations or, of integers
 with a scale per output, "int8". What activations become follows from it, from the option and from
-the device (`rounding.taken`), and is settled here. Knows no checkpoint. Shape letters: N outputs, K
-inputs, G inputs that share a scale.
+the device (`rounding.taken`), and is settled here. Shape letters: N outputs, K inputs, G inputs
+that share a scale.
 """
 
 from __future__ import annotations

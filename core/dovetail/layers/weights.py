@@ -1,6 +1,6 @@
 """From checkpoint tensors to parameters: the WeightMap applied, and every name accounted for.
 
-A load succeeds only when every parameter was filled and every tensor had a place. Knows no file.
+A load succeeds only when every parameter was filled and every tensor had a place.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ def _raise_faults(report: LoadReport, rank: RankSpec) -> None:
     where = f"rank {rank.rank} of {rank.world_size}" if rank.world_size > 1 else "checkpoint"
     fix = "check that config.json and the weight files belong to each other"
     if rank.tensor_size > 1 and report.misfits:
-        fix += ", or use fewer ranks: a group of inputs with one scale cannot lie on two"
+        fix += ", or use fewer ranks: a group of inputs with one scale cannot be divided"
     raise ConfigError(f"the weights do not fit the model: {told}", where=where, fix=fix)
 
 

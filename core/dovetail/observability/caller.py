@@ -1,4 +1,4 @@
-"""CALLER: the HTTP request that the current task answers, for whoever records requests.
+"""CALLER: the HTTP request that the current task answers, for code that records requests.
 
 A context variable, so that no function between the server and the engine hands it on. Knows
 neither HTTP libraries nor what a trace is.

@@ -65,7 +65,7 @@ def configure(
 def _check_unused(config: Mapping[str, Any] | None) -> None:
     if config is not None:
         raise ConfigError(
-            "the file sets the log up, which --no-configure-logging leaves to others.",
+            "the file sets up logging, but --no-configure-logging forbids that.",
             where=FLAG,
             fix="leave one of the two out.",
         )
@@ -80,9 +80,9 @@ def _apply(config: Mapping[str, Any]) -> None:
     except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
         raise ConfigError(
-            f"the logging setup cannot be used: {error}{cause}.",
+            f"the logging configuration is not valid: {error}{cause}.",
             where=FLAG,
-            fix="mend the file; its form is that of Python's logging.config.dictConfig.",
+            fix="correct the file; its format is that of Python's logging.config.dictConfig.",
         ) from error
     goes_to_root = bool(config.get("root", {}).get("handlers"))
     for name, handlers in kept.items():

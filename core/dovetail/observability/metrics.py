@@ -1,9 +1,9 @@
 """The process's Prometheus metrics: one registry, declared by name, shown by /metrics.
 
 A metric that `vllm serve` has too is kept once and shown under both names, so that its dashboards
-work. With several API processes the numbers are merged through files in a private folder, which
-the parent names in the environment before any metric exists (see prometheus_client's multiprocess
-mode). Knows no engine.
+work. With several API processes the numbers are merged through files in a private folder, which the
+parent names in the environment before any metric exists (see prometheus_client's multiprocess
+mode).
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ IGNORED_FIELDS = counter(
     ("field",),
 )
 REFUSED_REQUESTS = counter(
-    "dovetail:refused_requests", "Requests answered with an error, by its kind", ("kind", "status")
+    "dovetail:refused_requests",
+    "Requests answered with an error, by kind of error",
+    ("kind", "status"),
 )
 HTTP_REQUESTS = counter(
     "dovetail:http_requests", "HTTP requests answered", ("method", "route", "status")
@@ -176,5 +178,5 @@ OPEN_REQUESTS = gauge(
     "dovetail:open_http_requests", "HTTP requests being answered now", merge="livesum"
 )
 START_SECONDS = gauge(
-    "dovetail:start_phase_seconds", "Seconds each phase of the start took", ("phase",)
+    "dovetail:start_phase_seconds", "Seconds that each phase of the start took", ("phase",)
 )

@@ -1,6 +1,6 @@
 """Group: the ranks that share one divided layer, and how a process joins them.
 
-A group of size 1 needs no process group and no network. Knows no layer.
+A group of size 1 needs no process group and no network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calibration: a text goes through the model's own forward, a block at a time.
 
 The model is transformers', without weights; a block gets its own when its turn comes and loses them
-after it. Between two blocks only the hidden states of the text are in memory. Knows no quantizer.
+after it. Between two blocks only the hidden states of the text are in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Job: reads a checkpoint, has its matrices quantized one after the other, writes what comes back.
 
 At most one matrix is in memory beside what the writer holds; with a text, one block and the text's
-hidden states. Knows no layout.
+hidden states.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class Job:
         """
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(
-                "there is something already.", where=f"--out {out}", fix="name a new folder."
+                "already exists and is not an empty folder.",
+                where=f"--out {out}",
+                fix="name a new folder.",
             )
         out.mkdir(parents=True, exist_ok=True)
         num_bytes = self._write_all(out)
@@ -116,7 +118,9 @@ class Job:
                 bar.update(len(self._errors) - bar.n)
                 yield name, self._source.turned(name, tensor)
         if len(self._errors) != total:
-            raise ConfigError("some matrices were never met.", where=self._run.model.path)
+            raise ConfigError(
+                "some matrices of the plan were not found.", where=self._run.model.path
+            )
 
     def _at_once(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._source.tensors():
@@ -148,7 +152,7 @@ class Job:
             return
         if walk.change(number, block.tensors) > SAME:
             raise ConfigError(
-                f"{block.name} computes something else once its inputs are scaled.",
+                f"{block.name} computes different results with scaled inputs.",
                 where="--method",
                 fix="use a method that does not scale: gptq, int4.",
             )
@@ -209,7 +213,7 @@ def finite(layer: str, weight: torch.Tensor) -> torch.Tensor:
         raise ConfigError(
             "it holds numbers that are not finite.",
             where=f"{layer}{WEIGHT}",
-            fix="fetch the checkpoint again.",
+            fix="download the checkpoint again.",
         )
     return weight
 
@@ -233,7 +237,7 @@ def check_source(run: RunSpec) -> None:
         )
     if not facts_of(model.hf_config).quantized_is_readable:
         raise ConfigError(
-            "its matrices are stored inputs first, and a quantized copy of it could not be loaded.",
+            "its matrices are stored with inputs first, and a quantized copy could not be loaded.",
             where=str(folder),
             fix="quantize it while loading: `dovetail serve --quantization int8`.",
         )

@@ -1,7 +1,7 @@
 """Blocks of transformers' models with one linear layer for each matrix of the checkpoint.
 
 transformers holds all experts of a block in two tensors, and GPT-2's matrices inputs first. Here
-every matrix is an nn.Linear: a text can be watched on its way through it. Knows no weights.
+every matrix is an nn.Linear: a text can be watched on its way through it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _as_mixtral(name: str) -> str:
 
 
 class Experts(nn.Module):
-    """The experts of a block, each with linear layers of its own.
+    """The experts of a block, each with its own linear layers.
 
     Called as transformers calls its own: with tokens, and per token the experts that were picked
     and what they count.

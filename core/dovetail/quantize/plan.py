@@ -1,6 +1,6 @@
 """Plan: which tensors of a checkpoint are matrices to be quantized, and in groups of how many.
 
-Decided by names and shapes, before any weight is read. Knows no layout.
+Decided by names and shapes, before any weight is read.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def group_of(asked: int | None, shapes: Shapes) -> int:
     if unfit:
         fitting = [str(g) for g in GROUPS if not _unfit(wide, g)]
         raise ConfigError(
-            f"{unfit[0]} has {wide[unfit[0]]} inputs, no multiple of {asked}.",
+            f"{unfit[0]} has {wide[unfit[0]]} inputs, which is not a multiple of {asked}.",
             where="--group",
             fix=f"use {' or '.join(fitting)}." if fitting else "leave it out.",
         )

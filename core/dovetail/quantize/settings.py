@@ -1,4 +1,4 @@
-"""The flags of `dovetail quantize` beside the engine's. Knows no method."""
+"""The flags of `dovetail quantize` beside the engine's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_text(flags: QuantizeFlags, capabilities: frozenset[str]) -> None:
     """Raise ConfigError where the method needs a text and there is none."""
     if "calibrated" in capabilities and not flags.calibration:
         raise ConfigError(
-            f"{flags.method} measures what the inputs of layers are.",
+            f"{flags.method} needs a calibration text.",
             where="--calibration",
-            fix="name a text file of the kind that the model will see.",
+            fix="give a text file similar to the model's later input.",
         )

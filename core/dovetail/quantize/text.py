@@ -1,4 +1,4 @@
-"""The calibration text as windows of tokens. Knows no model."""
+"""The calibration text as windows of tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def windows_of(
         raise ConfigError(
             f"{len(token_ids)} tokens of text are too few to calibrate with.",
             where=f"--calibration {path}",
-            fix="give some hundred kB of text of the kind that the model will see.",
+            fix="give a few hundred kB of text similar to the model's later input.",
         )
     length = min(WINDOW_TOKENS, longest_tokens, len(token_ids))
     count = len(token_ids) // length

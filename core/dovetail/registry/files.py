@@ -1,7 +1,6 @@
 """Code of plugins: modules by name, files by path, and the classes a file registers.
 
-A file is imported once per process under a stable module name made from its path. Knows no kind
-and checks no class.
+A file is imported once per process under a stable module name made from its path.
 """
 
 from __future__ import annotations

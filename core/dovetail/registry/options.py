@@ -59,7 +59,9 @@ def convert(value: Any, wanted: Any, where: str) -> Any:
         except msgspec.ValidationError as error:
             reason = reason or str(error)
     raise ConfigError(
-        f"{value!r} does not fit: {reason}.", where=where, fix=f"give {wanted_text(wanted)}."
+        f"{value!r} is not a valid value: {reason}.",
+        where=where,
+        fix=f"give {wanted_text(wanted)}.",
     )
 
 
@@ -160,7 +162,7 @@ def _check_bounds(options: type[Any], values: Mapping[str, Any], place: str) -> 
         choices = field.metadata.get("choices")
         if choices is not None and field.name in values and value not in choices:
             raise ConfigError(
-                f"{value!r} is not possible.",
+                f"{value!r} is not a valid choice.",
                 where=f"{place}.{field.name}",
                 fix=f"use one of {_listed(choices)}.",
             )

@@ -1,6 +1,6 @@
 """Choosing among entries: the "auto" rule, and the reasons an explicit choice does not fit.
 
-Asks `why_not(query)` of candidates that it is handed already loaded. Knows no discovery.
+Asks `why_not(query)` of candidates that it is handed already loaded.
 """
 
 from __future__ import annotations
@@ -65,4 +65,6 @@ def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) ->
 def _nothing_fits(kind: Kind, losers: Sequence[tuple[str, str]], where: str) -> PluginError:
     lines = "".join(f"\n  {name}: {reason}." for name, reason in losers)
     what = f"no {kind.name} fits.{lines}" if losers else f"no {kind.name} is registered."
-    return PluginError(what, where=where, fix="mend one of these reasons or choose by name.")
+    return PluginError(
+        what, where=where, fix="solve one of these problems, or choose a plugin by name."
+    )

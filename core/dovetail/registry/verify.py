@@ -1,7 +1,7 @@
 """Checks of a plugin when it is loaded: does it keep what its interface says?
 
 Base class, interface version, abstract methods, parameter names, and the declarations `info`,
-`Options`, `capabilities`, `expected_failures`. Knows no names, flags or distributions.
+`Options`, `capabilities`, `expected_failures`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def verify(kind: str, plugin: Any, target: str) -> None:
         raise BrokenPlugin(
             f"is not a valid {kind}: {'; '.join(faults)}.",
             where=target,
-            fix=f"see {kind_named(kind).interface} for what the interface asks.",
+            fix=f"see {kind_named(kind).interface} for the interface.",
         )
 
 

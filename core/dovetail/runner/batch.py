@@ -1,7 +1,6 @@
 """Batch: the permanent rows of a runner on the host, and the gathering of one step's inputs.
 
-A row keeps its request's tokens, those it drew included, so a plan never carries them. Knows no
-device, no model and no sampling beyond who asked for it.
+A row keeps its request's tokens, those it drew included, so a plan never carries them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Tokens that a step draws and the host is told later: where they go. Shapes: all [S]
+    """Tokens that a step draws and that the host learns later: where they go. Shapes: all [S]
 
     `epochs` are the rows' epochs when the step began: a row that has begun another since then,
     because it was freed or taken, takes no token any more.

@@ -1,7 +1,4 @@
-"""BlockTable: which KV blocks each row owns in one KV group, as one host array.
-
-Knows no tokens and no device.
-"""
+"""BlockTable: which KV blocks each row owns in one KV group, as one host array."""
 
 from __future__ import annotations
 

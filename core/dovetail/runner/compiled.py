@@ -4,7 +4,7 @@ What lies between attention calls (norms, gates, residuals, rotary embedding, pr
 floats) becomes the compiler's kernels; attention, cache writes and packed products stay as they are
 (`layers.opaque`). Both passes are timed beside each other at numbers of tokens that steps have, and
 the clock decides. Two graphs serve all steps: one token, and any other number. What cannot be
-compiled is told, and the model's own pass stays. Knows no request and no cache.
+compiled is told, and the model's own pass stays.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CompiledForward:
         self._sizes = list(ratios)
         self._wins = [ratio >= LEAST_GAIN for ratio in ratios.values()]
         log.info(
-            "compiled the model's pass in %.1f s, %d graphs; speed by tokens: %s",
+            "compiled the model's forward pass in %.1f s, %d graphs; speed by number of tokens: %s",
             compile_s,
             self.num_graphs,
             ", ".join(_told(*pair) for pair in ratios.items()),
@@ -96,9 +96,9 @@ class CompiledForward:
         try:
             run()
         except Exception as error:  # of the compiler, whose faults have no common type
-            log.debug("the model's pass could not be compiled", exc_info=error)
+            log.debug("the model's forward pass could not be compiled", exc_info=error)
             self.reason = f"{type(error).__name__}: {_first_line(error)}"
-            log.warning("the model's own pass is taken, it cannot be compiled: %s", self.reason)
+            log.warning("the model runs uncompiled, because it cannot be compiled: %s", self.reason)
         finally:
             self._forced = None
         return self.reason is None
@@ -150,7 +150,7 @@ class CompiledForward:
         try:
             graph.capture(run_one)
         except RuntimeError as error:  # steps will not be captured either, and say so
-            log.debug("a pass cannot be captured to be timed", exc_info=error)
+            log.debug("a forward pass cannot be captured for timing", exc_info=error)
             return lambda: timed(run_one)
         return lambda: timed(graph.replay)
 

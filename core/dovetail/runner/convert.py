@@ -1,7 +1,7 @@
 """Convert: a checkpoint written again in another load format.
 
 Formats of ranks' own parameters get a model per rank, filled and not repacked; the others get the
-checkpoint's tensors one by one. Knows no file format.
+checkpoint's tensors one by one.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def _check(run: RunSpec, target: type[LoadFormat], out: Path, num_ranks: int) ->
     source, folder = run.load_format, Path(run.model.path)
     if "writes" not in target.capabilities:
         raise ConfigError(
-            "this format can be read, not written.",
+            "this format can only be read, not written.",
             where="--to",
             fix="`dovetail plugins list load_format` shows what formats can do.",
         )
     if num_ranks > 1 and "divided" not in target.capabilities:
         raise ConfigError(
-            "this format has whole tensors, for any number of ranks.",
+            "this format does not depend on the number of ranks.",
             where="--ranks",
             fix="leave it out.",
         )
@@ -74,12 +74,14 @@ def _check(run: RunSpec, target: type[LoadFormat], out: Path, num_ranks: int) ->
         )
     if "divided" in _capabilities(source.target):
         raise ConfigError(
-            "the checkpoint holds the parameters of ranks.",
+            "the checkpoint holds the parameters of each rank.",
             where="--load-format",
             fix="convert the checkpoint that they were made from.",
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("there is something already.", where=str(out), fix="name a new folder.")
+        raise ConfigError(
+            "already exists and is not an empty folder.", where=str(out), fix="name a new folder."
+        )
 
 
 def _capabilities(target: str) -> frozenset[str]:

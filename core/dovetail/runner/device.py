@@ -2,7 +2,6 @@
 
 A HostDevice has done everything when a call returns. A CudaDevice queues work on one stream: what
 is queued later sees what was queued before, and the host runs ahead. Tests give a runner a double.
-Knows no model and no step.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class GraphMemory:
 
 
 class CudaDevice:
-    """One NVIDIA GPU. Graphs are captured on a stream of their own and share their memory."""
+    """One NVIDIA GPU. Graphs are captured on a separate stream and share their memory."""
 
     runs_ahead = True
 

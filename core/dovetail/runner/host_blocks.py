@@ -4,7 +4,7 @@ A host block holds what one block id names in every KV tensor, tensor after tens
 gathered on the device into a piece of at most `PIECE_BYTES` and copied from there, so that a copy
 is long whatever the blocks' order; on a GPU the host memory is pinned and nothing waits for the
 copies: they and the steps run in the order in which they were given. Host memory is taken when it
-is first needed. Knows no request.
+is first needed.
 
 The floor: a swapped block of B bytes moves B over the bus and is read and written once more each on
 the device by the gathering, which at 3 to 5 TB/s is a hundredth of the time that a bus of 25 to
@@ -108,7 +108,9 @@ class HostBlockStorage:
         try:
             return torch.empty(shape, dtype=self._unit, pin_memory=True)
         except RuntimeError as error:
-            log.warning("host memory for swapped caches is not pinned, copies are slow: %s", error)
+            log.warning(
+                "host memory for swapped KV blocks is not pinned, so copies are slow: %s", error
+            )
             return torch.empty(shape, dtype=self._unit)
 
 

@@ -1,7 +1,7 @@
 """HostCopies: the content of tensors, one behind the other in pieces of host memory.
 
 The pieces are pinned for tensors of a GPU, where they can be, so that copies run at the speed of
-the bus and need not be waited for. Knows nothing of what the tensors are.
+the bus and need not be waited for.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HostCopies:
             try:
                 return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
-                log.warning("weights are kept in memory that is not pinned: %s", error)
+                log.warning("weights are kept in host memory that is not pinned: %s", error)
                 self._pins = False
         return torch.empty(PIECE_BYTES, dtype=torch.uint8)
 

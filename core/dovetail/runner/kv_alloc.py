@@ -87,7 +87,7 @@ def _check_sizes(layout: KVLayout, sizes: Mapping[str, int]) -> None:
                 f"layer {wrong[0]} needs {sizes[wrong[0]]} bytes, its KV tensor has {room} and "
                 f"layer {names[0]}, which shares it, needs {sizes[names[0]]}",
                 where="KV layout",
-                fix="give layers with blocks of another size tensors of their own.",
+                fix="put layers with blocks of another size into separate tensors.",
             )
 
 
@@ -96,9 +96,9 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
         memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
-            f"{num_bytes / 2**20:.0f} MiB for one KV cache tensor cannot be had on {device}",
+            f"{num_bytes / 2**20:.0f} MiB for one KV cache tensor cannot be allocated on {device}",
             where="KV cache",
-            fix="lower whichever sets its size: --kv-cache-memory-bytes, "
+            fix="lower the flag that sets its size: --kv-cache-memory-bytes, "
             "--num-gpu-blocks-override or --gpu-memory-utilization.",
         ) from error
     library = native.library() if device.type == "cpu" else None

@@ -182,7 +182,7 @@ def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
     except (*MALFORMED, RuntimeError) as error:
         log.debug("%s could not be made", run.model_plugin.target, exc_info=error)
         raise ConfigError(
-            f"{run.model.architecture} cannot be made: {type(error).__name__}: {error}.",
+            f"{run.model.architecture} cannot be created: {type(error).__name__}: {error}.",
             where=str(Path(run.model.path) / "config.json"),
             fix="check the values in config.json; --log-level debug shows where it failed.",
         ) from error

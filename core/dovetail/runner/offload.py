@@ -55,7 +55,7 @@ class HostCourier:
 
 
 class CudaCourier:
-    """Copies on a stream of its own."""
+    """Copies on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -146,7 +146,7 @@ class Offload:
             hook.remove()
         if not self._number_of:
             raise ConfigError(
-                "no block of this model can be left in host memory.",
+                "no layer of this model can stay in host memory.",
                 where=FLAG,
                 fix="leave the flag out, or use more devices.",
             )

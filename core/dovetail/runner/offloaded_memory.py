@@ -3,7 +3,7 @@
 On a CPU the pages of the memory are given back to the system: addresses stay, so nothing that
 remembers one (a recorded step, say) has to be made again, and what is kept lies in a temporary file
 that has no name. On another device the storages are resized to nothing, and what is kept lies in
-host memory, pinned where it can be: addresses change. Knows no model.
+host memory, pinned where it can be: addresses change.
 Source: madvise(2), MADV_DONTNEED.
 """
 
@@ -83,7 +83,7 @@ class OffloadedPages(OffloadedMemory):
             file.close()
             raise RequestError(
                 f"the weights could not be written to {tempfile.gettempdir()}: {error}.",
-                fix="name a folder with more room by TMPDIR, or use level 2.",
+                fix="set TMPDIR to a folder with more space, or use level 2.",
                 status=507,
             ) from error
         return file
@@ -166,7 +166,7 @@ class OffloadedStorages(OffloadedMemory):
                 storage.resize_(size)
             except RuntimeError as error:
                 raise RequestError(
-                    f"the device has no room for {size} bytes: {error}",
+                    f"the device has no free memory for {size} bytes: {error}",
                     fix="free its memory and wake the engine up again.",
                     status=503,
                 ) from error

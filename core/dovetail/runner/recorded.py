@@ -4,7 +4,7 @@ In a step where every row computes one token, the calls are the same each time a
 change. So their inputs lie at fixed places, the model's native calls are recorded for each number
 of rows when it comes for the second time, and from then on Python's share of a step is gone. The
 first repetition is compared with the model itself. A model that runs anything but native calls is
-left as it is. Knows no sampling and no request.
+left as it is.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The cache and all that belongs to rows is let go and made again; weights are offloaded in place at
 level 1 and read from the checkpoint again at level 2. Once both are there the runner warms up as it
-did at its start, which captures and measures what it needs to. Knows no engine and no request.
+did at its start, which captures and measures what it needs to.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Arrays lie one behind the other in pinned memory, at places that only their sizes decide, and reach
 the same places on the device: a graph captured over them finds the next step's there. Two host
-buffers take turns, so that the one that is copied from is not written to. Knows no step.
+buffers take turns, so that the one that is copied from is not written to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """StepTensors: a step's inputs where the model runs, and the block tables that stay there.
 
 HostTensors shows the host's arrays as they are; DeviceTensors copies them by one upload and gathers
-blocks and tokens that the host does not know yet on the device. Knows no model and no sampling.
+blocks and tokens that the host does not know yet on the device.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The logits after the last known token and after every draft are there at once; d
 order, each time with all tokens before in place, is what single steps would have done, with the
 same penalties, processors and seeds. So drafts change no token, and the distribution is kept: a
 draft is a point mass, and is accepted with its own probability (Leviathan et al., 2023; Chen et
-al., 2023). Knows no model and no scheduler.
+al., 2023).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The uniform numbers come from a stateless counter-based hash and the weights are whole numbers
 (`dovetail_kernels.sample.definition`), so a request draws the same tokens alone, in any batch,
-after a preemption, and from the native kernels. This is the way for devices without those. Knows no
-filter or penalty.
+after a preemption, and from the native kernels. This is the way for devices without those.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A threshold keeps every token that ties with the last one kept, so the outcome does not depend on
 how a sort orders equal logits. Sources: Holtzman et al., "The curious case of neural text
 degeneration", 2020 (top-p); Nguyen et al., "Turning up the heat: min-p sampling", 2024. This is the
-way for devices without native kernels; it keeps the same tokens. Knows no row numbers.
+way for devices without native kernels; it keeps the same tokens.
 """
 
 from __future__ import annotations

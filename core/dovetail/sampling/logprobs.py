@@ -3,7 +3,7 @@
 On a CPU the native kernels do it, elsewhere the op `logprobs`, which nobody has to wait for: its
 numbers are read later. The vocabulary is sorted only when all of it is asked for. Among equal
 logits the lower id comes first. Values are natural logarithms, or the logits themselves, and always
-finite. Knows no row numbers, no requests, and not what was done to the logits before.
+finite.
 """
 
 from __future__ import annotations

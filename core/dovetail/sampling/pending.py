@@ -1,7 +1,7 @@
 """PendingDraws: what a step has begun to draw, before the host knows it.
 
 `tokens` may be used by operations on the device at once, so that the next step can start; `collect`
-waits and says the rest. Knows no logits.
+waits and says the rest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PlainDraws: penalties, best tokens, filters and draws in torch operations, on any device.
 
-Gives the same tokens as the native kernels on a CPU. Knows no fault but logits that are not finite.
+Gives the same tokens as the native kernels on a CPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ProcessorChain: the logits processors of a runner, called only for the rows that want them.
 
-A processor that raises costs the row it raised for, nobody else. Knows no draw and no penalty.
+A processor that raises costs the row it raised for, nobody else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""RowParams: the sampling fields of all rows as host arrays, so a step gathers them at once.
-
-Knows no tensor on a device and no token.
-"""
+"""RowParams: the sampling fields of all rows as host arrays, so a step gathers them at once."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ greedy rows take their best token and leave; temperature, filter processors, min
 the draw; logprobs of what was drawn, from the raw logits or from those drawn from. What no row of
 the step uses is skipped. From the penalties on everything is one native call on a CPU, or kernels
 that are begun and read later on a device; `plain.py` does the same where there are no kernels, and
-where a filter processor has to be called in between. Knows no model and no scheduler.
+where a filter processor has to be called in between.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A row gets a line of the table at its first step, filled from the host's state; from then on the
 kernels keep it, and the host learns of tokens when a step is collected. Before torch operations
-have to penalise instead, `settle` brings the host's state up to date. Knows no logits.
+have to penalise instead, `settle` brings the host's state up to date.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments written as nested tags, a tag per key, every tag behind a mark of its own.
+"""Arguments written as nested tags, a tag per key, every tag behind its own mark.
 
 `{mark}<key>value{mark}</key>`: a value with tags in it is an object, or a list if they are items.
 Arguments become JSON one by one; what was said of a beginning stays true of every longer text.

@@ -1,6 +1,6 @@
 """What a tool's schema says of its parameters one by one, and values that were not written as JSON.
 
-For syntaxes that write parameters apart from each other. Knows no family.
+For syntaxes that write parameters apart from each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forms of values that stand without quotes: strings up to a closing tag. Knows no family."""
+"""Forms of values that stand without quotes: strings up to a closing tag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading chat templates as text: which syntax a template asks for. Knows no family."""
+"""Reading chat templates as text: which syntax a template asks for."""
 
 from __future__ import annotations
 

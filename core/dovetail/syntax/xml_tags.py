@@ -1,7 +1,4 @@
-"""XmlTags: the tags with which a family writes calls with a tag per parameter, as patterns.
-
-Knows neither schemas nor values.
-"""
+"""XmlTags: the tags with which a family writes calls with a tag per parameter, as patterns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PagedModel: a model over a small paged cache, driven by hand: rows in, logits of every token out.
 
 For tests that compare a model with something else in prefill, decode, chunks and mixed batches.
-Blocks are handed out in a scattered order so that a layout mistake shows. Knows no scheduler.
+Blocks are handed out in a scattered order so that a layout mistake shows.
 """
 
 from __future__ import annotations

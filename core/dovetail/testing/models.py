@@ -141,7 +141,7 @@ class RandomLogitsModel(nn.Module, Model):
     config.json: `logits` is "uniform" (default) or "random"; `logits_seed` an integer.
     """
 
-    info = Info(summary="test model: uniform or random logits over the vocabulary")
+    info = Info(summary="test model: uniform or random logits")
     capabilities = frozenset({"no_weights"})
 
     def __init__(self, options: Any, context: BuildContext) -> None:

@@ -1,7 +1,6 @@
 """Random walks through a form: what a model that draws at random writes where masks hold it.
 
-Knows no library and no schema. A walk wanders for a while and then prefers tokens that close what
-is open, so that most walks end.
+A walk wanders for a while and then prefers tokens that close what is open, so that most walks end.
 """
 
 from __future__ import annotations

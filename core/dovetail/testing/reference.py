@@ -1,6 +1,6 @@
 """ReferenceAttention: the definition of attention over a paged cache, one query at a time.
 
-Slow and obvious on purpose: what faster backends are compared with. Knows no scheduler.
+Slow and obvious on purpose: what faster backends are compared with.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ class Simulation:
         request_id = request.request_id
         self._promise(request.output_ids == drawn, f"{request_id} has other tokens than drawn")
         told = request.take_progress()
-        self._promise(list(told.token_ids) == drawn, f"{request_id} told other tokens")
+        self._promise(list(told.token_ids) == drawn, f"{request_id} reported other tokens")
         if told.prompt_logprobs is not None:
             expected = request.token_ids[1 : request.num_prompt_tokens]
             ids = [entry.token_id for entry in told.prompt_logprobs]

@@ -1,4 +1,4 @@
-"""Cases of cache_write: every cache type, heads and sizes that are no powers of two, all bits."""
+"""Cases of cache_write: every cache type, heads and sizes that are not powers of two, all bits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """cache_write in Triton: a program stores one token's keys, or its values, of all heads.
 
-Rounding is written out, so that an interpreter and a GPU store the same bits. Knows no layer.
+Rounding is written out, so that an interpreter and a GPU store the same bits.
 
 Floor: k and v are read and their slots written once: the time of those bytes at the device's
 bandwidth.

@@ -1,6 +1,6 @@
 """embedding on the native CPU library. A LookUp holds its argument struct ready.
 
-One LookUp serves one thread at a time. Knows no layer.
+One LookUp serves one thread at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """gated_activation on the native CPU library. A Gate holds its argument struct ready.
 
-One Gate serves one thread at a time. Knows no layer.
+One Gate serves one thread at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The instructions that unpack words of codes of 2 to 6 bits on a GPU, as text of PTX.
 
 A word has four codes of LOW bits (8 or 16 bits a word); HIGH more bits of each code may lie apart,
-in a byte a word (`panels.PLANES`). Knows no kernel. Source: NVIDIA, PTX ISA 8.5, section 9.7
+in a byte a word (`panels.PLANES`). Source: NVIDIA, PTX ISA 8.5, section 9.7
 """
 
 from __future__ import annotations

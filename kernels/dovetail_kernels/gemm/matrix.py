@@ -1,6 +1,6 @@
 """Matrix: a linear layer's weight as it is multiplied, by the best implementation there is.
 
-Knows no layer and no checkpoint. The weight given is not kept where it gets packed.
+The weight given is not kept where it gets packed.
 """
 
 from __future__ import annotations

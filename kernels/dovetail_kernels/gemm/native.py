@@ -1,6 +1,6 @@
 """gemm on the native CPU library: weights packed once, then one call a product.
 
-A Packed holds its argument struct ready: a call sets a few numbers and goes. Knows no layer.
+A Packed holds its argument struct ready: a call sets a few numbers and goes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Weights as the GPU's products read them: what codes are, how many lie together, in which order.
 
-Knows no product and no Triton. Shape letters: N outputs, K inputs, H codes of a panel.
+Shape letters: N outputs, K inputs, H codes of a panel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tiles of the GPU's products: rows and outputs of a program, parts of the inputs.
-
-Knows no weight and no Triton.
-"""
+"""Tiles of the GPU's products: rows and outputs of a program, parts of the inputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What codes of weights mean, in a Triton kernel: any kind by arithmetic, those of 2 to 6 bits by
 instructions of the device's own (`instructions`).
-
-Knows no scales and no product.
 """
 
 from __future__ import annotations

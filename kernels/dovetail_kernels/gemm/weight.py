@@ -1,6 +1,6 @@
 """Weight: the matrix of a linear layer in one of the formats that products read.
 
-Knows no checkpoint and no packing. Shape letters: N outputs, K inputs, G inputs that share a scale.
+Shape letters: N outputs, K inputs, G inputs that share a scale.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """layer_norm on the native CPU library. A LayerNorm holds its argument struct ready.
 
-One LayerNorm serves one thread at a time. Knows no layer.
+One LayerNorm serves one thread at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""paged_attention: each query attends the keys of its own row, found through a block table.
+"""paged_attention: each query attends to the keys of its row, found through a block table.
 
 A row of L cached tokens whose last n are queried has queries at positions p = L - n .. L - 1. Query
 p sees keys j <= p (all j < L when not causal) and j > p - window. With s = scale q.k, and

@@ -1,7 +1,4 @@
-"""Tiles of the GPU's attention: lines and keys of a product, by head size, type and device.
-
-Knows no launch and no Triton.
-"""
+"""Tiles of the GPU's attention: lines and keys of a product, by head size, type and device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """qk_rotary on the native CPU library. A QkRotary holds its argument struct ready.
 
-One QkRotary serves one thread at a time. Knows no layer.
+One QkRotary serves one thread at a time.
 """
 
 from __future__ import annotations

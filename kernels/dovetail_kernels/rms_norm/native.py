@@ -1,6 +1,6 @@
 """rms_norm on the native CPU library. An RmsNorm holds its argument struct ready.
 
-One RmsNorm serves one thread at a time. Knows no layer.
+One RmsNorm serves one thread at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Sampling on a device: what kernels are told and what they leave there. Imports no Triton itself.
-
-Knows no row numbers and no requests.
-"""
+"""Sampling on a device: inputs and outputs of the kernels. Does not import Triton."""
 
 from __future__ import annotations
 
@@ -44,8 +41,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """tokens [S] int64, 0 where there is no finite best logit; told [S, 3] int64: the token again,
-    and the bits of the largest logits after penalties (NaN if one is) and before."""
+    """The tokens of one call. Shapes: tokens [S] int64, 0 where no best logit is finite;
+
+    `told` [S, 3] int64: the token again, and the bits of the largest logits after penalties (NaN
+    if one is) and before.
+    """
 
     tokens: torch.Tensor
     told: torch.Tensor

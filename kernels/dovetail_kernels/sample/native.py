@@ -1,7 +1,7 @@
 """Sampling on the native CPU library: tables of all rows, one call a step.
 
 The tables are numpy arrays with one entry per row number; the argument struct points to them once
-and for all, so that a step sets four numbers and goes. Knows no request.
+and for all, so that a step sets four numbers and goes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Tokens are compared by keys: the bits of |x|, so that key 0 is the best token. A
 smallest key up to which tokens number, or weigh, what is asked for. The maxima of blocks give a
 first bound (as many tokens as blocks reach it); the tokens up to there are gathered, and if they
 are at most FOUND, the rest happens in registers. If they are more, passes over the row, three
-pivots each, narrow the keys down first. Knows no penalty and no draw.
+pivots each, narrow the keys down first.
 """
 
 from __future__ import annotations

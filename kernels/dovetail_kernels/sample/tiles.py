@@ -1,7 +1,7 @@
 """What every Triton kernel of sampling reads a row by: its numbers, logits, keys and weights.
 
 Nothing here may be fused (launches say enable_fp_fusion=False): a weight is the definition's to the
-last bit. Knows no order of launches.
+last bit.
 """
 
 from __future__ import annotations

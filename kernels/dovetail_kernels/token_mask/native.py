@@ -1,4 +1,4 @@
-"""token_mask on the native CPU library. Knows no grammar."""
+"""token_mask on the native CPU library."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """One step on the native attention kernel: a layout becomes its struct, a layer's call sets the
-rest. Knows no choice of backend."""
+rest.
+"""
 
 from __future__ import annotations
 

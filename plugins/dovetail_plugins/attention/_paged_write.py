@@ -1,6 +1,6 @@
 """A step's keys and values into a cache [2, N, P, K, D], by the fastest kernel that runs here.
 
-For backends whose package attends over such a cache but does not write it. Knows no package.
+For backends whose package attends over such a cache but does not write it.
 """
 
 from __future__ import annotations

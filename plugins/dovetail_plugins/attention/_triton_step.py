@@ -1,5 +1,6 @@
 """One step on the Triton kernels: a layout becomes what the host must know, a layer's call writes
-its keys and attends. Knows no choice of backend."""
+its keys and attends.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ def _check_e4m3(device: torch.device) -> None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) >= E4M3_CAPABILITY:
         return
     raise ConfigError(
-        f"{torch.cuda.get_device_name(device)} has no float8_e4m3fn",
+        f"{torch.cuda.get_device_name(device)} does not support float8_e4m3fn.",
         where="--kv-cache-dtype",
         fix="use fp8_e5m2, int8 or auto.",
     )

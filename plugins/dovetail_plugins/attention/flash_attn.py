@@ -2,7 +2,7 @@
 
 Version 3 (module `flash_attn_interface`) reads blocks of any size; version 2 (`flash_attn`) those
 of a multiple of 256 tokens. Where both are installed 3 is taken. Not run on a GPU here: its calls
-are checked against the documented signatures. Knows no model and no scheduler.
+are checked against the documented signatures.
 """
 
 from __future__ import annotations

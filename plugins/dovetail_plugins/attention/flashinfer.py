@@ -2,7 +2,6 @@
 
 A step is planned once for each kind of layer (window, soft cap, scale), since the package plans on
 the host for one. Not run on a GPU here: its calls are checked against the documented signatures.
-Knows no model and no scheduler.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class FlashInfer(AttentionBackend):
     """flashinfer's paged prefill, which attends decodes too."""
 
     info = Info(
-        summary="the flashinfer package, in 16 bits over a KV cache of 16 or 8",
+        summary="the flashinfer package, in 16 bits, with a KV cache of 16 or 8 bits",
         source="https://docs.flashinfer.ai/api/attention.html",
         requires=("flashinfer",),
         devices=("cuda",),

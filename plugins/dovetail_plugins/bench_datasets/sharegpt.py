@@ -25,7 +25,9 @@ QUESTIONERS = ("human", "user")
 class ShareGpt(BenchDataset):
     """Reads (question, length of the answer) pairs; --output-len replaces the lengths."""
 
-    info = Info(summary="ShareGPT JSON: first question, asked for as many tokens as its answer has")
+    info = Info(
+        summary="ShareGPT JSON: first question of each conversation, output length of its answer"
+    )
     sample: ClassVar[str] = json.dumps(
         [
             {

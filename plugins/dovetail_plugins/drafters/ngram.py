@@ -116,7 +116,7 @@ class NgramDrafter(Drafter):
     """One index per request, about 120 bytes a token; a call takes a few microseconds."""
 
     info = Info(
-        summary="what followed the last tokens where they stood before in prompt or answer",
+        summary="drafts what followed an earlier occurrence of the last tokens (prompt lookup)",
         source="https://github.com/apoorvumang/prompt-lookup-decoding",
     )
     Options = NgramOptions

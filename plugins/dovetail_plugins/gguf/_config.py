@@ -69,9 +69,9 @@ def _check(settings: Settings, config: Mapping[str, Any]) -> None:
     wrong = [name for name in told if told[name] != found[name]]
     if wrong:
         raise ConfigError(
-            f"the settings ask for {told[wrong[0]]}, {wrong[0]} has {found[wrong[0]]}",
+            f"{wrong[0]}: the file holds {found[wrong[0]]}, its settings say {told[wrong[0]]}.",
             where=str(settings.model.path),
-            fix="download the file again",
+            fix="download the file again.",
         )
 
 
@@ -84,9 +84,9 @@ class Settings:
         self.architecture = str(self._values.get("general.architecture", ""))
         if self.architecture not in LAYOUTS:
             raise ConfigError(
-                f'general.architecture "{self.architecture}" is not read from GGUF files',
+                f'general.architecture "{self.architecture}" is not supported in GGUF files.',
                 where=str(model.path),
-                fix=f"read are {', '.join(sorted(LAYOUTS))}; other checkpoints of the model may be",
+                fix=f"use one of {', '.join(sorted(LAYOUTS))}, or another checkpoint.",
             )
 
     def find(self, name: str, kind: type | tuple[type, ...]) -> Any:
@@ -109,7 +109,7 @@ class Settings:
             value = value[0] if value and len({*map(str, value)}) == 1 else None
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise ConfigError(
-                f"{self.architecture}{name} is missing, not positive, or differs between layers",
+                f"{self.architecture}{name} is missing, not positive, or differs between layers.",
                 where=str(self.model.path),
             )
         return value
@@ -124,7 +124,10 @@ class Settings:
         if extent is None:
             return None
         if extent.type.name != "F32" or extent.num_bytes > 4 * _MAX_FACTORS:
-            raise ConfigError(f"{name} is no short list of floats", where=str(extent.path))
+            raise ConfigError(
+                f"{name} is not a list of at most {_MAX_FACTORS} float32 numbers.",
+                where=str(extent.path),
+            )
         with extent.path.open("rb") as file:
             file.seek(extent.start)
             return list(struct.unpack(f"<{extent.num_bytes // 4}f", file.read(extent.num_bytes)))
@@ -153,7 +156,10 @@ def _vocab_size(settings: Settings) -> int:
     """Return the rows of the token table."""
     table = settings.tensor("token_embd.weight")
     if table is None or len(table.shape) != 2:
-        raise ConfigError("there is no token_embd.weight", where=str(settings.model.path))
+        raise ConfigError(
+            "the tensor token_embd.weight is missing or not a matrix.",
+            where=str(settings.model.path),
+        )
     return table.shape[0]
 
 
@@ -216,7 +222,9 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
         found = {"rope_type": "yarn", "factor": factor}
         return found | ({} if trained is None else {"original_max_position_embeddings": trained})
     if kind not in (None, "none", "yarn", "longrope"):
-        raise ConfigError(f'the rope scaling "{kind}" is not read', where=str(settings.model.path))
+        raise ConfigError(
+            f'the rope scaling "{kind}" is not supported.', where=str(settings.model.path)
+        )
     return None
 
 

@@ -1,4 +1,4 @@
-"""Numbers in the bytes of GGUF's blocks. Knows no type. Shape letters: n blocks."""
+"""Numbers in the bytes of GGUF's blocks. Shape letters: n blocks."""
 
 from __future__ import annotations
 

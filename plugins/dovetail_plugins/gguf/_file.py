@@ -85,7 +85,7 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
         raise ConfigError(
             f"the folder holds {len(firsts)} GGUF models: {names}",
             where=str(path),
-            fix="name one of the files",
+            fix="name one of the files.",
         )
     return firsts[0] if firsts else None
 
@@ -118,7 +118,7 @@ def files_of(path: Path) -> list[Path]:
         raise ConfigError(
             f"{len(missing)} of the model's {count} files are missing: {', '.join(missing[:3])}",
             where=str(path),
-            fix="finish the download; all files lie in one folder",
+            fix="finish the download, and put all files into one folder.",
         )
     return files
 
@@ -231,7 +231,7 @@ class _Reader:
     def _array(self, depth: int) -> list[Any]:
         kind, count = self._number("I"), self._number("Q")
         if depth >= MAX_DEPTH:
-            raise self._fault("arrays lie too deep in each other")
+            raise self._fault("arrays are nested too deeply")
         if kind in _NUMBERS:
             letter = _NUMBERS[kind]
             self._expect(count, struct.calcsize(letter), "numbers")
@@ -257,9 +257,9 @@ class _Reader:
         return struct.unpack(f"<{letter}", self._take(struct.calcsize(letter)))[0]
 
     def _expect(self, count: int, least_bytes: int, what: str) -> None:
-        """Raises: ConfigError when so many entries cannot lie in what is left of the file."""
+        """Raises: ConfigError when so many entries cannot be inside what is left of the file."""
         if count > MAX_ENTRIES or count * least_bytes > self._size - self._place:
-            raise self._fault(f"{count} {what} cannot lie in {self._size} bytes")
+            raise self._fault(f"{count} {what} cannot be inside {self._size} bytes")
 
     def _take(self, count: int) -> bytes:
         if count > self._size - self._place:
@@ -276,5 +276,5 @@ class _Reader:
 
 def _malformed(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"not a valid GGUF file: {reason}", where=str(path), fix="download the file again"
+        f"not a valid GGUF file: {reason}", where=str(path), fix="download the file again."
     )

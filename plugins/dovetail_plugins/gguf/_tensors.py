@@ -1,7 +1,7 @@
 """A GGUF file's tensors under the names, and in the shapes, of the Hugging Face checkpoint.
 
 A matrix that is stored quantized stays as it is: "q_proj.Q4_K" are the bytes of the rows of what
-would be "q_proj.weight". Knows no layer.
+would be "q_proj.weight".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
 def _read(mapped: mmap.mmap, extent: Extent) -> torch.Tensor:
     """Return a tensor in the mapped file: its numbers, or its rows as bytes."""
     if extent.start + extent.num_bytes > len(mapped):
-        raise ConfigError("the file was cut while it was read", where=str(extent.path))
+        raise ConfigError("the file became shorter while it was read.", where=str(extent.path))
     raw = torch.frombuffer(mapped, dtype=torch.uint8, offset=extent.start, count=extent.num_bytes)
     if extent.type.name not in QUANTIZED:
         return raw.view(DTYPES[extent.type.name]).view(extent.shape)

@@ -181,7 +181,7 @@ class Vocabulary:
     def _find(self, name: str, kind: type) -> Any:
         value = self._values.get(f"{_PREFIX}{name}")
         if value is not None and type(value) is not kind:
-            raise self._fault(f"{str(value)[:100]!r} is no {kind.__name__}", name)
+            raise self._fault(f"{str(value)[:100]!r} is not a {kind.__name__}", name)
         return value
 
     def _list(self, name: str, kind: type) -> list[Any]:
@@ -195,7 +195,7 @@ class Vocabulary:
         return ConfigError(
             f"{key}: {what}",
             where=str(self.path),
-            fix="name a folder with the model's tokenizer with --tokenizer",
+            fix="give the folder of the model's tokenizer with --tokenizer.",
         )
 
 

@@ -133,8 +133,9 @@ def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
             best, least = name, wrong
     if least:
         log.warning(
-            "GGUF has no kind of tokenizer that cuts text as this one does; %r comes nearest. "
-            "Serve the file with --tokenizer and the folder of the checkpoint it was made from.",
+            "GGUF has no pre-tokenizer that splits text like this tokenizer; %r is the "
+            "nearest. Serve the file with --tokenizer and the folder of the source "
+            "checkpoint.",
             best,
         )
     return best

@@ -59,7 +59,7 @@ def write_stream(path: Path, settings: Mapping[str, Setting], tensors: Iterable[
         whole.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"cannot be written: {error}", where=str(path), fix="choose another --out"
+            f"cannot be written: {error}", where=str(path), fix="choose another --out."
         ) from error
     finally:
         body.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Ahead: threads that read weight files into the page cache before their tensors are asked for.
 
 They read what lies after the caller's place, never more than a few files ahead, and skip what is
-cached already. Nothing they read is kept in the process. Knows no format.
+cached already. Nothing they read is kept in the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK_BYTES = 2**20
 
 
 class Reach(Protocol):
-    """Told by whoever converts tensors how far it has come."""
+    """Learns from the code that converts tensors how far it has come."""
 
     def __call__(self, index: int) -> None:
         """Begin to read the files from `index` on, as many as there are threads."""

@@ -29,5 +29,5 @@ def copied_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
         raise ConfigError(
             f"cannot be copied: {error}",
             where=str(header.path),
-            fix="use --load-format safetensors",
+            fix="use --load-format safetensors.",
         ) from error

@@ -56,7 +56,7 @@ def check_nonempty(checkpoint: Checkpoint, files: Sequence[Path], kind: str) -> 
     raise ConfigError(
         reason,
         where=checkpoint.path,
-        fix="check the model's path, or choose another --load-format",
+        fix="check the model's path, or choose another --load-format.",
     )
 
 
@@ -72,7 +72,7 @@ def check_is_content(path: Path) -> int:
             fix="run `git lfs pull`.",
         )
     if size_bytes == 0:
-        raise ConfigError("the file is empty", where=str(path), fix="download it again")
+        raise ConfigError("the file is empty.", where=str(path), fix="download it again.")
     return size_bytes
 
 
@@ -95,21 +95,21 @@ def _indexed(index: Path) -> list[Path]:
     """Return the files an index names, in order of name."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError('"weight_map" is missing or empty', where=str(index))
+        raise ConfigError('"weight_map" is missing or empty.', where=str(index))
     names = sorted({str(name) for name in weight_map.values()})
     outside = [name for name in names if Path(name).name != name or name in ("", ".", "..")]
     if outside:
         raise ConfigError(
             f"names a file outside the folder: {outside[0]}",
             where=str(index),
-            fix="weights must lie beside their index",
+            fix="put the weight files into the folder of their index.",
         )
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise ConfigError(
             f"{len(missing)} of {len(names)} weight files are missing: {', '.join(missing[:5])}",
             where=str(index),
-            fix="download the checkpoint again; the download did not finish",
+            fix="finish the download of the checkpoint.",
         )
     return [index.parent / name for name in names]
 

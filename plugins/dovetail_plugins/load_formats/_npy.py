@@ -31,5 +31,7 @@ def map_tensor(path: Path, dtype: str) -> torch.Tensor:
     except Exception as error:
         # numpy and torch raise many types for a damaged header; all mean this one file.
         raise ConfigError(
-            f"the numpy cache is damaged: {error}", where=str(path), fix="delete its folder"
+            f"the numpy cache is damaged: {error}",
+            where=str(path),
+            fix="delete the cache's folder; it is written again.",
         ) from error

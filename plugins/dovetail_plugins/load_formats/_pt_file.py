@@ -33,9 +33,9 @@ def read_tensors(path: Path, places: Mapping[str, str]) -> dict[str, torch.Tenso
         # torch raises many types here, down to EOFError; all of them mean this one file.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConfigError(
-            f"cannot be read as tensors only: {reason}",
+            f"cannot be read as a file of tensors alone: {reason}",
             where=str(path),
-            fix="download the file again, or convert the checkpoint to safetensors",
+            fix="download the file again, or convert the checkpoint to safetensors.",
         ) from error
     return _named_tensors(path, content)
 
@@ -43,20 +43,22 @@ def read_tensors(path: Path, places: Mapping[str, str]) -> dict[str, torch.Tenso
 def _named_tensors(path: Path, content: object) -> dict[str, torch.Tensor]:
     """Return the content as name -> tensor. Raises: ConfigError for anything else."""
     if not isinstance(content, dict):
-        raise ConfigError(f"holds a {type(content).__name__}, not named tensors", where=str(path))
+        raise ConfigError(
+            f"holds a {type(content).__name__}, not a dict of named tensors.", where=str(path)
+        )
     for name, value in content.items():
         if not isinstance(value, torch.Tensor):
             raise ConfigError(
-                f'entry "{name}" is a {type(value).__name__}, not a tensor',
+                f'entry "{name}" is a {type(value).__name__}, not a tensor.',
                 where=str(path),
-                fix="save the model's state_dict alone",
+                fix="save only the model's state_dict.",
             )
         fault = _fault(value)
         if fault:
             raise ConfigError(
                 f'entry "{name}" {fault}',
                 where=str(path),
-                fix="save the state_dict of a model whose weights are loaded, dense and unpacked",
+                fix="save the state_dict of a loaded model with dense, unpacked tensors.",
             )
     return {str(name): tensor for name, tensor in content.items()}
 
@@ -88,7 +90,7 @@ def placing(places: Mapping[str, str]) -> Place:
             reason = str(error).strip().partition(". ")[0].partition("\n")[0]
         raise ConfigError(
             f'tensors of "{stored}" cannot be read onto "{wanted}": {reason}',
-            fix=f"read them onto the CPU, {WHERE}.{stored} cpu, or leave the flag out",
+            fix=f"read them onto the CPU with {WHERE}.{stored} cpu, or leave the flag out.",
         )
 
     return place

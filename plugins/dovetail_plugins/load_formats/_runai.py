@@ -51,7 +51,7 @@ def _tensors(files: Sequence[Path], path: str) -> Iterator[tuple[str, torch.Tens
         except Exception as error:
             # The package has error classes of its own that share no other base.
             raise ConfigError(
-                f"cannot be streamed: {error}", where=path, fix="use --load-format safetensors"
+                f"cannot be streamed: {error}", where=path, fix="use --load-format safetensors."
             ) from error
 
 

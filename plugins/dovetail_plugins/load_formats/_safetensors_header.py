@@ -87,7 +87,7 @@ def read_headers(files: Sequence[Path]) -> Iterator[TensorHeader]:
 def malformed(path: Path, reason: str) -> ConfigError:
     """Return the error for a file that is no safetensors file."""
     return ConfigError(
-        f"not a valid safetensors file: {reason}", where=str(path), fix="download the file again"
+        f"not a valid safetensors file: {reason}", where=str(path), fix="download the file again."
     )
 
 
@@ -97,14 +97,16 @@ def _told(path: Path) -> tuple[dict[str, Any], int, int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size_bytes < 8 or length > MAX_HEADER_BYTES or 8 + length > size_bytes:
-            raise malformed(path, f"a header of {length} bytes cannot lie in {size_bytes} bytes")
+            raise malformed(
+                path, f"a header of {length} bytes does not fit into {size_bytes} bytes"
+            )
         raw = file.read(length)
     try:
         told = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise malformed(path, f"the header is no JSON: {error}") from error
+        raise malformed(path, f"the header is not valid JSON: {error}") from error
     if not isinstance(told, dict):
-        raise malformed(path, "the header is no JSON object")
+        raise malformed(path, "the header is not a JSON object")
     return told, 8 + length, size_bytes
 
 

@@ -1,6 +1,6 @@
 """Safetensors files written part by part, so that no more than one part is in memory.
 
-A part is written under another name and moved to its own when it is whole. Knows no format above.
+A part is written under another name and moved to its own when it is whole.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, 
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise ConfigError(
-            f"cannot be written: {error}", where=str(path), fix="choose another --out"
+            f"cannot be written: {error}", where=str(path), fix="choose another --out."
         ) from error
     return path.stat().st_size
 

@@ -1,6 +1,6 @@
 """Safetensors shards one after the other: all headers checked first, the next file read ahead.
 
-What every format that lays tensors into safetensors files shares. Knows no names of tensors.
+What every format that lays tensors into safetensors files shares.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ def check_distinct(headers: Sequence[single.Header]) -> None:
                 raise ConfigError(
                     f'tensor "{extent.name}" is also in {other}',
                     where=str(header.path),
-                    fix="remove one of the files, or name it in --ignore-patterns",
+                    fix="remove one of the files, or name it in --ignore-patterns.",
                 )

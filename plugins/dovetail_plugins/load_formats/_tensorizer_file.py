@@ -75,9 +75,9 @@ def read_index(path: Path) -> Index:
         flags = int.from_bytes(raw_flags, "little")
         _check_readable(path, version, flags)
         if index_bytes > min(size_bytes - HEAD.size, MAX_INDEX_BYTES):
-            raise malformed(path, f"an index of {index_bytes} bytes cannot lie in {size_bytes}")
+            raise malformed(path, f"an index of {index_bytes} bytes does not fit into {size_bytes}")
         if not 0 < count <= index_bytes // MIN_ENTRY_BYTES:
-            raise malformed(path, f"{count} tensors cannot stand in {index_bytes} bytes")
+            raise malformed(path, f"{count} tensors do not fit into {index_bytes} bytes")
         entries = _Entries(path, file.read(index_bytes), bool(flags & VERSIONED))
     try:
         extents = tuple(entries.take() for _ in range(count))
@@ -193,7 +193,7 @@ class _Entries:
         if length != prod(shape) * dtype.itemsize:
             raise malformed(self._path, f'tensor "{name}" of {length} bytes has shape {shape}')
         if not header <= start:
-            raise malformed(self._path, f'tensor "{name}" lies before its own header')
+            raise malformed(self._path, f'tensor "{name}" is before its own header')
         self.header_starts[name], self.dim_bytes[name] = header, 8 if is_long else 4
         return Extent(name=name, dtype=dtype, shape=shape, start=start, end=start + length)
 

@@ -23,6 +23,6 @@ def write_file(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise ConfigError(
-            f"cannot be written: {error}", where=str(path), fix="choose another --out"
+            f"cannot be written: {error}", where=str(path), fix="choose another --out."
         ) from error
     return path.stat().st_size

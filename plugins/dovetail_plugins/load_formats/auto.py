@@ -73,17 +73,17 @@ class Auto(LoadFormat):
             return Mistral(self._reading(checkpoint))
         if files_by_rank(checkpoint, RANK_FILES):
             raise ConfigError(
-                "the folder holds the parameters of ranks, not a whole checkpoint",
+                "the folder holds the parameters of each rank, not a whole checkpoint.",
                 where=checkpoint.path,
-                fix="--load-format sharded_state",
+                fix="use --load-format sharded_state.",
             )
         if not Safetensors.why_not(checkpoint):
             return Safetensors(self._reading(checkpoint))
         if self.options.reading != READINGS[0]:
             raise ConfigError(
-                f"only safetensors files are read {self.options.reading}, and there are none",
+                f'the strategy "{self.options.reading}" needs safetensors files; there are none.',
                 where=checkpoint.path,
-                fix="leave --safetensors-load-strategy out",
+                fix="leave --safetensors-load-strategy out.",
             )
         if not Pt.why_not(checkpoint):
             return Pt(PtOptions(map_location=self.options.map_location))
@@ -94,7 +94,7 @@ class Auto(LoadFormat):
             "; ".join(dict.fromkeys(self.why_not(checkpoint))),
             where=checkpoint.path,
             fix="give a folder with *.safetensors or pytorch_model*.bin files, a GGUF file, "
-            "or --load-format dummy for random weights",
+            "or --load-format dummy for random weights.",
         )
 
     def _reading(self, checkpoint: Checkpoint) -> SafetensorsOptions:
@@ -106,10 +106,10 @@ class Auto(LoadFormat):
         """Raises: ConfigError if a device is asked for that only torch.save files can go to."""
         if dict(self.options.map_location) != ONTO_CPU:
             raise ConfigError(
-                "only torch.save files (.bin, .pt) are read onto a device of their own, "
-                "and others come first here",
+                "only torch.save files (.bin, .pt) can be read onto a chosen device, "
+                "and this checkpoint's other files are read first.",
                 where=checkpoint.path,
-                fix="leave --pt-load-map-location out, or use --load-format pt",
+                fix="leave --pt-load-map-location out, or use --load-format pt.",
             )
 
 

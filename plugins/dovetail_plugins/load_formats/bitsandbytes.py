@@ -12,4 +12,4 @@ from dovetail_plugins.load_formats.auto import Auto
 class BitsAndBytes(Auto):
     """auto by another name."""
 
-    info = Info(summary="as auto, with --quantization bitsandbytes")
+    info = Info(summary="the same as auto, with --quantization bitsandbytes")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Dummy(LoadFormat):
     """Random tensors for every wanted name."""
 
-    info = Info(summary="random weights, no file is read")
+    info = Info(summary="random weights; no file is read")
     capabilities = frozenset({"invents", "lazy"})
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
@@ -28,7 +28,10 @@ class Dummy(LoadFormat):
         from dovetail_plugins.load_formats._invented import invent
 
         if checkpoint.shapes is None:
-            raise ConfigError("made-up weights need the wanted shapes", where=checkpoint.path)
+            raise ConfigError(
+                "random weights need the model's shapes, which are not known here.",
+                where=checkpoint.path,
+            )
         count = ByteCount(checkpoint.progress, len(checkpoint.shapes))
         for name, (shape, dtype) in checkpoint.shapes.items():
             yield name, invent(name, shape, dtype, checkpoint.seed)

@@ -1,6 +1,6 @@
 """Mistral: consolidated*.safetensors beside params.json, renamed into Hugging Face layout.
 
-Names and the order of rows: see mistral._names. Knows no model.
+Names and the order of rows: see mistral._names.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def _check_heads(params: dict[str, Any], path: Path) -> None:
         is_absent = value is None and key == "n_kv_heads"
         if not is_absent and (type(value) is not int or value < 1):
             raise ConfigError(
-                f'"{key}" is missing or no count', where=str(path), fix="fetch the file again"
+                f'"{key}" is missing or not a positive integer.',
+                where=str(path),
+                fix="download the file again.",
             )
 
 
@@ -103,8 +105,8 @@ def _check_rows(name: str, tensor: torch.Tensor, params: dict[str, Any], path: P
     key = "n_kv_heads" if words[-2] == "wk" and params.get("n_kv_heads") else "n_heads"
     if tensor.ndim == 0 or tensor.shape[0] % (2 * int(params[key])):
         raise ConfigError(
-            f'tensor "{name}" has shape {list(tensor.shape)}, which {params[key]} heads of two '
-            "halves cannot share",
+            f'tensor "{name}" has shape {list(tensor.shape)}, whose rows cannot be divided into '
+            f"{params[key]} heads of an even size.",
             where=str(path),
-            fix=f'check "{key}"',
+            fix=f'check "{key}" in the file.',
         )

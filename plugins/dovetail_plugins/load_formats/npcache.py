@@ -1,7 +1,7 @@
 """Npcache: torch.save weights kept as numpy files, so that later starts map them instead.
 
 The cache is a folder "np" (one .npy per tensor and manifest.json) in the checkpoint or in
---download-dir. It is rebuilt when the source files change. Knows no other format than Pt.
+--download-dir. It is rebuilt when the source files change.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def _entries(folder: Path) -> dict[str, Any]:
         is_here = isinstance(file, str) and _FILE.fullmatch(file) is not None
         if not is_here or kinds != (str, int):
             raise ConfigError(
-                f'the numpy cache is damaged: "{name}" has no valid entry',
+                f'the numpy cache is damaged: "{name}" has no valid entry.',
                 where=str(path),
-                fix="delete its folder",
+                fix="delete the cache's folder; it is written again.",
             )
     return entries
 
@@ -114,5 +114,5 @@ def _write(checkpoint: Checkpoint, folder: Path, stamp: dict[str, list[int]], re
         raise ConfigError(
             f"the numpy cache cannot be written: {error}",
             where=str(folder),
-            fix="give a writable folder with --download-dir, or use --load-format pt",
+            fix="give a writable folder with --download-dir, or use --load-format pt.",
         ) from error

@@ -110,7 +110,7 @@ def _check_positive(name: str, value: Any) -> None:
     """Raises: ConfigError for a count below one."""
     if value is not None and (type(value) is not int or value < 1):
         raise ConfigError(
-            f"{value!r} is no count above zero",
+            f"{value!r} is not a positive integer.",
             where=f"load_format.{name}",
-            fix="give a whole number, or leave it out",
+            fix="give 1 or more, or leave it out.",
         )

@@ -1,8 +1,8 @@
-"""ShardedState: each rank's own parameters in files of its own, named and cut as the model holds
+"""ShardedState: the parameters of each rank in separate files, named and cut as the model holds
 them. Written by `dovetail convert --to sharded_state`; nothing is renamed, fused or cut on loading.
 
 Files: model-rank-R-part-P.safetensors. Their metadata say of how many ranks they are; files of
-another writer, without it, count as many ranks as there are numbers. Knows no model.
+another writer, without it, count as many ranks as there are numbers.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class ShardedOptions:
     def __post_init__(self) -> None:
         if self.pattern.count("{rank}") != 1 or self.pattern.count("{part}") != 1:
             raise ConfigError(
-                f'"{self.pattern}" does not have {{rank}} and {{part}} once each',
+                f'"{self.pattern}" must have {{rank}} and {{part}} exactly once each.',
                 where="load_format.pattern",
                 fix=f"write it like {PATTERN}",
             )
         if Path(self.pattern).name != self.pattern:
             raise ConfigError(
-                f'"{self.pattern}" leaves the folder',
+                f'"{self.pattern}" is not a file name in the model\'s folder.',
                 where="load_format.pattern",
-                fix="give a file name without a folder",
+                fix="give a file name, not a path.",
             )
 
 
@@ -115,7 +115,9 @@ def rank_files(checkpoint: Checkpoint, pattern: str) -> list[Path]:
     if absent:
         name = pattern.replace("{rank}", str(rank.rank)).replace("{part}", str(absent[0]))
         raise ConfigError(
-            f"{name} is missing", where=checkpoint.path, fix="copy all files of the folder"
+            f"{name} is missing.",
+            where=checkpoint.path,
+            fix="copy all files of the folder that was written.",
         )
     return [parts[number] for number in sorted(parts)]
 

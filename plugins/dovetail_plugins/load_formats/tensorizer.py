@@ -49,15 +49,15 @@ class TensorizerOptions:
         uri = self.tensorizer_uri
         if Path(uri).name != uri or uri in (".", ".."):
             raise ConfigError(
-                f'"{uri}" leaves the folder',
+                f'"{uri}" is not a file name in the model\'s folder.',
                 where="load_format.tensorizer_uri",
-                fix="copy the file into the model's folder and give its name",
+                fix="copy the file into the model's folder and give its name.",
             )
         if self.num_readers is not None and self.num_readers < 1:
             raise ConfigError(
-                f"{self.num_readers} is no count above zero",
+                f"{self.num_readers} is not a positive integer.",
                 where="load_format.num_readers",
-                fix="give a whole number, or leave it out",
+                fix="give 1 or more, or leave it out.",
             )
 
 
@@ -111,7 +111,7 @@ class Tensorizer(LoadFormat):
             from dovetail_plugins.load_formats._tensorizer_write import write_file
         except ModuleNotFoundError as error:
             raise UnavailablePlugin(
-                "the tensorizer package is not installed",
+                "the tensorizer package is not installed.",
                 where="--to tensorizer",
                 fix='run `pip install "dovetail-llm[load-formats]"`.',
             ) from error

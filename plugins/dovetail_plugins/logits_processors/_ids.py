@@ -20,7 +20,7 @@ def verify_ids(ids: Iterable[int], vocab_size: int, where: str) -> None:
             raise RequestError(
                 f"token id {token_id} is outside the vocabulary of {vocab_size}.",
                 where=where,
-                fix="use ids from the model's own tokenizer (POST /tokenize shows them)",
+                fix="use ids from the model's own tokenizer (POST /tokenize shows them).",
             )
 
 

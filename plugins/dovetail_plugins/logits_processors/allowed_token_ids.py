@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class AllowedTokenIds(LogitsProcessor):
     """Sets every other logit to -inf (`SamplingParams.allowed_token_ids`)."""
 
-    info = Info(summary="only the listed token ids may be drawn")
+    info = Info(summary="only the listed token ids may be sampled")
     stage = "allow"
 
     def __init__(self, options: Any, vocab_size: int) -> None:

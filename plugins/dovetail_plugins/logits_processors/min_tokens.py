@@ -23,7 +23,7 @@ def ending_ids(params: SamplingParams) -> tuple[int, ...]:
 class MinTokens(LogitsProcessor):
     """Bans end and stop tokens until `min_tokens` are drawn; stop strings are the engine's."""
 
-    info = Info(summary="bans end and stop tokens until min_tokens are drawn")
+    info = Info(summary="bans end and stop tokens until min_tokens tokens are sampled")
     stage = "bias"
 
     def __init__(self, options: Any, vocab_size: int) -> None:

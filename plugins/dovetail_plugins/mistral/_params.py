@@ -93,7 +93,7 @@ def _check(params: Mapping[str, Any], where: str) -> None:
     missing = [key for key in _NEEDED if key not in params]
     if missing:
         raise ConfigError(
-            f"{missing[0]} is missing.", where=where, fix="fetch the file again, or set "
+            f"{missing[0]} is missing.", where=where, fix="download the file again, or set "
             f"--hf-overrides.{_RENAMED[missing[0]]} and use config.json."
         )  # fmt: skip
     given = {key for key, value in params.items() if value not in (None, False, {}, [])}
@@ -116,7 +116,7 @@ def _experts(moe: Mapping[str, Any], where: str) -> dict[str, Any]:
     if set(moe) != set(known):
         odd = sorted(set(moe) ^ set(known))[0]
         raise ConfigError(
-            f"moe.{odd}: only Mixtral's mixture ({', '.join(known)}) is built.",
+            f"moe.{odd}: only Mixtral's mixture of experts ({', '.join(known)}) is supported.",
             where=where,
             fix="use the checkpoint in Hugging Face layout with --config-format hf.",
         )

@@ -101,12 +101,12 @@ def read_pieces(path: Path) -> tuple[Piece, ...]:
         pieces = tuple(_piece(value) for number, value in fields if number == 1)
         trainers = [dict(_fields(value)) for number, value in fields if number == 2]
     except (IndexError, ValueError, TypeError) as error:
-        raise _malformed(path, f"it is no sentencepiece model: {error}") from error
+        raise _malformed(path, f"it is not a sentencepiece model: {error}") from error
     if not pieces:
         raise _malformed(path, "it holds no pieces")
     _check_normalizer(path, [dict(_fields(value)) for number, value in fields if number == 3])
     if not trainers or trainers[0].get(3, 1) != 2:
-        raise _malformed(path, "it is no model of byte pairs")
+        raise _malformed(path, "it is not a byte-pair (BPE) model")
     return pieces
 
 
@@ -117,7 +117,7 @@ def _check_normalizer(path: Path, settings: list[dict[int, Any]]) -> None:
     """
     found = settings[0] if settings else {}
     if found.get(2) or not found.get(3, 1) or found.get(4, 1):
-        raise _malformed(path, "it changes texts in a way that is not built")
+        raise _malformed(path, "its text normalization is not supported")
 
 
 def _special(path: Path, listed: Any, count: int) -> tuple[str, ...]:
@@ -206,5 +206,5 @@ def _check_size(path: Path) -> None:
 
 def _malformed(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"cannot be read as a tokenizer: {reason}", where=str(path), fix="download the file again"
+        f"cannot be read as a tokenizer: {reason}", where=str(path), fix="download the file again."
     )

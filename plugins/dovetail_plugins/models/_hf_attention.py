@@ -83,7 +83,7 @@ def _probe_mask(
         found = torch.as_tensor(mask_function(zero, zero, queries, keys)).expand(reach)
         first = 0 if local_size is None else query - local_size + 1
         if not torch.equal(found, (keys <= query) & (keys >= first)):
-            raise ConfigError("a layer's mask is neither causal nor a sliding window")
+            raise ConfigError("a layer's attention mask is neither causal nor a sliding window.")
     return Seen(window_tokens=local_size)
 
 
@@ -122,18 +122,20 @@ def _refuse(
     """Raises: ConfigError for what a paged backend cannot do."""
     name = type(module).__name__
     if not _probing.is_on:
-        raise ConfigError(f"{name} attends in a run but did not while the model was probed")
+        raise ConfigError(f"{name} computes attention here, but did not in the trial pass at load.")
     if not isinstance(attention_mask, Seen):
-        raise ConfigError(f"{name} builds a mask of its own")
+        raise ConfigError(f"{name} builds its own attention mask.")
     odd = [word for word in UNSUPPORTED if others.get(word) is not None]
     if odd:
-        raise ConfigError(f"{name} passes {odd[0]}, which no attention backend takes")
+        raise ConfigError(f"{name} passes {odd[0]}, which no attention backend supports.")
     if module._modules.get(CHILD) is not None:
-        raise ConfigError(f"{name} attends twice in one pass")
+        raise ConfigError(f"{name} computes attention twice in one pass.")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
-        raise ConfigError(f"{name} has {query.shape[1]} query heads for {key.shape[1]} kv heads")
+        raise ConfigError(f"{name} has {query.shape[1]} query heads for {key.shape[1]} kv heads.")
     if value.shape[-1] > key.shape[-1] or key.shape[2] != query.shape[2]:
-        raise ConfigError(f"{name} keeps keys and values in a way of its own")
+        raise ConfigError(
+            f"{name} stores keys and values in a shape that the KV cache cannot hold."
+        )
 
 
 def _run_attention(
@@ -147,7 +149,7 @@ def _run_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend over the paged cache. Shapes: query [1, H, T, D] -> [1, T, H, D of value]"""
     if attention_mask is not None:
-        raise ConfigError(f"{type(module).__name__} builds a mask of its own")
+        raise ConfigError(f"{type(module).__name__} builds its own attention mask.")
     attend = module.get_submodule(CHILD)
     missing = key.shape[-1] - value.shape[-1]
     padded = F.pad(value, (0, missing)) if missing else value

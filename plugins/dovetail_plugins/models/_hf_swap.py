@@ -83,7 +83,7 @@ def _experts(context: BuildContext, name: str, module: nn.Module) -> SwappedExpe
     if odd or gate is not hf_moe._default_apply_gate:
         raise ConfigError(
             f"experts of the kind {type(module).__name__} are not supported"
-            f" ({', '.join(odd) or 'their gate differs'})",
+            f" ({', '.join(odd) or 'their gate differs'}).",
             where=name,
         )
     count, doubled, size = module.get_parameter("gate_up_proj").shape

@@ -13,7 +13,7 @@ def num_experts(config: Mapping[str, Any]) -> int:
     for key in ("num_local_experts", "num_experts"):
         if config.get(key) is not None:
             return int(config[key])
-    raise ConfigError("the number of experts is missing", where="config.json: num_experts")
+    raise ConfigError("the number of experts is missing.", where="config.json: num_experts")
 
 
 def is_sparse(config: Mapping[str, Any], layer: int) -> bool:

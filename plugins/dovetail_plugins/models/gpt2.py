@@ -98,7 +98,7 @@ class GPT2Model(nn.Module):
         model, config = context.model, context.model.hf_config
         if config.get("add_cross_attention"):
             raise ConfigError(
-                "cross attention needs an encoder, GPT-2 alone has none",
+                "cross attention needs an encoder, and GPT-2 has none.",
                 where="config.json: add_cross_attention",
             )
         size = model.hidden_size

@@ -195,7 +195,7 @@ def _refusal(model: ModelSpec, reason: str) -> ConfigError:
     return ConfigError(
         f"{model.architecture} cannot run on the transformers-backed model: {reason}",
         where=model.path,
-        fix="choose a checkpoint whose architecture `dovetail plugins list model` names",
+        fix="choose a checkpoint whose architecture `dovetail plugins list model` names.",
     )
 
 

@@ -63,7 +63,7 @@ def layout_of(
         return _float8_layout(scheme, spec, activations, where)
     type = "float" if scheme.is_float else "int"
     raise ConfigError(
-        f'{scheme.bits}-bit {type} weights per {scheme.strategy} are no layout of "{kind}".',
+        f'{scheme.bits}-bit {type} weights per {scheme.strategy} are not a layout of "{kind}".',
         where=where,
     )
 
@@ -271,7 +271,7 @@ def dense_of(kept: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         raise ConfigError(
             f"a bitmask has {int(is_kept.sum())} places for {kept.numel()} values.",
             where="checkpoint",
-            fix="fetch the checkpoint again; it is damaged.",
+            fix="download the checkpoint again; it is damaged.",
         )
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[kept.element_size()]
     dense = torch.zeros(is_kept.shape, dtype=bits)

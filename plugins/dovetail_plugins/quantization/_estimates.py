@@ -1,4 +1,4 @@
-"""How stored layers stay in memory, told by the headers of their tensors. Imports no torch.
+"""How stored layers stay in memory, derived from the headers of their tensors. Imports no torch.
 
 Mirrors `_grouped.grouped_weight`, `_float_formats` and the packed formats of the kernels; tests
 compare it with the buffers of loaded models. Left out: whether zero points turn out to be those of

@@ -46,5 +46,5 @@ def _device_rounds(device: str) -> bool:
     if torch.device(device).type == "cpu" and reason is not None:
         return False
     told = "become 8-bit floats, a scale a row" if reason is None else f"stay as they are: {reason}"
-    log.info("activations of layers in 8-bit floats %s", told)
+    log.info("activations of float8 layers %s", told)
     return reason is None

@@ -66,7 +66,7 @@ def group_order(group_of: torch.Tensor, group: int) -> torch.Tensor | None:
     counts = own.bincount()
     if bool((counts[:-1] != group).any()) or counts[-1] > group:
         raise ConfigError(
-            "the inputs of a group lie on several ranks: they were ordered by activation.",
+            "the inputs of a group are on several ranks: they were ordered by activation.",
             where="--tensor-parallel-size",
             fix="use one rank, or a checkpoint without desc_act (actorder: group).",
         )

@@ -69,10 +69,10 @@ class MarlinLayout:
         tile = self.kept_inputs * TILE_INPUTS
         if spec.in_size % tile or any(size % TILE_OUTPUTS for size in spec.out_sizes):
             raise ConfigError(
-                f"{spec.name} has {spec.in_size} inputs and {spec.out_sizes} outputs, which are no "
-                f"whole tiles of {tile} by {TILE_OUTPUTS}.",
+                f"{spec.name} has {spec.in_size} inputs and {spec.out_sizes} outputs, which do "
+                f"not divide into tiles of {tile} by {TILE_OUTPUTS}.",
                 where=self.where,
-                fix="use fewer ranks, or a checkpoint of another method",
+                fix="use fewer ranks, or a checkpoint of another method.",
             )
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:

@@ -30,7 +30,7 @@ AUTO_ROUND, AUTO_GPTQ = ("auto_round", "autoround"), "auto_round:auto_gptq"
 
 
 class AutoRound(StoredMethod):
-    """Layers in GPTQ's or AWQ's layout, each with bits and groups of its own."""
+    """Layers in GPTQ's or AWQ's layout, each with its own bits and groups."""
 
     info = Info(
         summary="AutoRound checkpoints, packed as GPTQ or AWQ",
@@ -89,7 +89,9 @@ class AutoRound(StoredMethod):
         try:
             return re.fullmatch(pattern, name) is not None
         except re.error as error:
-            raise self.refuse(f"extra_config: {pattern!r} is no expression: {error}.") from error
+            raise self.refuse(
+                f"extra_config: {pattern!r} is not a regular expression: {error}."
+            ) from error
 
     def _is_in_blocks(self, name: str) -> bool:
         return not self.blocks or any(name.startswith(f"{block}.") for block in self.blocks)

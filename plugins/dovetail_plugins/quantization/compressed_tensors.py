@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints: groups of layers, each with a scheme and a format of its own.
+"""compressed-tensors checkpoints: groups of layers, each with its own scheme and format.
 
 `config_groups` give a scheme to layers by name, by expression ("re:") or by class ("Linear");
 `ignore` leaves layers out. Formats: pack-quantized (1 to 8 bits in int32), int-quantized (int8),

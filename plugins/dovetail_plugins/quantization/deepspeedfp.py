@@ -52,9 +52,9 @@ class DeepSpeedFp(WhileLoading):
         where = str(Path(model.path, "config.json"))
         self.bits, self.group = int(config.get("bits", 8)), int(config.get("group_size", 512))
         if self.bits not in BITS:
-            raise ConfigError(f"bits {self.bits} is not made; 6 and 8 are.", where=where)
+            raise ConfigError(f"bits {self.bits} is not supported; 6 and 8 are.", where=where)
         if self.group < 8 or self.group % 8:
-            raise ConfigError(f"group_size {self.group} is no multiple of 8.", where=where)
+            raise ConfigError(f"group_size {self.group} is not a multiple of 8.", where=where)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a full-precision layer becomes, in either width."""

@@ -14,7 +14,7 @@ EXPERTS = ".experts."
 class ExpertsInt8(Int8):
     """8-bit experts."""
 
-    info = Info(summary="8-bit experts, quantized while loading; all other layers as they are")
+    info = Info(summary="8-bit experts, quantized while loading; other layers are unchanged")
 
     def is_skipped(self, name: str) -> bool:
         """Return whether a layer stays in full precision: any but experts."""

@@ -64,7 +64,9 @@ class Fp8(EitherMethod):
             rows, columns = sizes
             if all(isinstance(n, int) and n > 0 for n in sizes) and columns % 8 == 0:
                 return rows, columns
-        raise self.refuse(f"weight_block_size {sizes} is no pair of block sizes, inputs in eights.")
+        raise self.refuse(
+            f"weight_block_size {sizes} is not a pair of sizes, the second a multiple of 8."
+        )
 
     def layout(self, spec: LinearSpec) -> Layout:
         """Return the layout of every layer that is stored in float8."""

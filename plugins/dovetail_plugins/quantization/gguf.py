@@ -37,7 +37,7 @@ class Gguf(StoredMethod):
     whose codes are of vectors as such."""
 
     info = Info(
-        summary="the types of GGUF files, 1 to 8 bits in groups",
+        summary="quantized weights of GGUF files, 1 to 8 bits in groups",
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     )
     Options = IntegerOptions
@@ -143,10 +143,10 @@ class Rows:
             known = BY_NAME[name]
             if spec.in_size % known.values:
                 raise ConfigError(
-                    f"{spec.name}: {spec.in_size} inputs of a rank are not whole blocks of "
-                    f"{known.values} ({name})",
+                    f"{spec.name}: a rank's {spec.in_size} inputs do not divide into blocks of "
+                    f"{known.values} ({name}).",
                     where=self.where,
-                    fix="use fewer ranks",
+                    fix="use fewer ranks.",
                 )
             shape = (outputs, spec.in_size // known.values * known.block_bytes)
             dtype = "uint8"

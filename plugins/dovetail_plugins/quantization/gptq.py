@@ -192,4 +192,6 @@ class Gptq(StoredMethod):
         try:
             return re.match(pattern, name) is not None
         except re.error as error:
-            raise self.refuse(f"dynamic: {pattern!r} is no expression: {error}.") from error
+            raise self.refuse(
+                f"dynamic: {pattern!r} is not a regular expression: {error}."
+            ) from error

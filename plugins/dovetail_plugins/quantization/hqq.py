@@ -1,4 +1,4 @@
-"""hqq checkpoints: 1, 2, 3, 4 or 8 bits in groups, with zero points that are no integers.
+"""hqq checkpoints: 1, 2, 3, 4 or 8 bits in groups, with zero points that are not integers.
 
 Per layer `W_q`, and `scale` and `zero` of every group; a weight is (value - zero) * scale. With
 axis 1 groups are inputs of one output, and values, made a matrix [groups, G], are packed from its

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Ipex(QuantMethod):
     """AWQ or GPTQ by another name."""
 
-    info = Info(summary="AWQ and GPTQ checkpoints, by the kernels of the device at hand")
+    info = Info(summary="AWQ and GPTQ checkpoints, the same as awq and gptq")
     Options = IntegerOptions
     capabilities = frozenset({"from_checkpoint"})
     stored_as = ("ipex", *Awq.stored_as, *Gptq.stored_as)

@@ -26,9 +26,7 @@ class NeuronOptions(Int8Options):
 class NeuronQuant(Int8):
     """int8 or fp8 by another name."""
 
-    info = Info(
-        summary="int8 or fp8 while loading, on the device at hand (there is no Neuron here)"
-    )
+    info = Info(summary="int8 or fp8 while loading, on a CPU or GPU (Neuron is not supported)")
     Options = NeuronOptions
     stored_as = ("neuron_quant",)
 

@@ -1,4 +1,4 @@
-"""The arithmetic of AWQ. Knows no layout.
+"""The arithmetic of AWQ.
 
 Errors are those of outputs by the sums of inputs: of a difference D of weights, the trace of
 D (x x^T) D^T. Source: Lin et al., 2023 (https://arxiv.org/abs/2306.00978), sections 3.2 and 4.

@@ -52,4 +52,4 @@ def settings_of(
 def words_unfit(shape: tuple[int, int], bits: int) -> str:
     """Return why rows of integers do not fill int32 words; empty when they do."""
     count = 32 // bits
-    return f"its inputs are no multiple of {count}" if shape[1] % count else ""
+    return f"its inputs are not a multiple of {count}" if shape[1] % count else ""

@@ -48,7 +48,7 @@ class GgufQuantizer(Quantizer):
     def why_whole(self, name: str, shape: tuple[int, int]) -> str:
         """Return why a matrix stays: rows must be whole blocks."""
         size = BY_NAME[self._type_of(name)].values
-        return f"its inputs are no multiple of {size}" if shape[1] % size else ""
+        return f"its inputs are not a multiple of {size}" if shape[1] % size else ""
 
     def _type_of(self, name: str) -> str:
         return WIDE if name.rpartition(".")[2] in WIDE_LAYERS else self.type_name

@@ -1,4 +1,4 @@
-"""The arithmetic of GPTQ. Knows no layout.
+"""The arithmetic of GPTQ.
 
 Source: Frantar et al., 2022, algorithm 1 (https://arxiv.org/abs/2210.17323).
 Shape letters: O outputs, I inputs, G inputs per group.

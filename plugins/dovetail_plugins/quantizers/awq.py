@@ -29,7 +29,7 @@ class Awq(Quantizer):
     """4 bits with zero points, after scaling by what inputs are."""
 
     info = Info(
-        summary="4 bits in groups by AWQ: strong inputs are scaled up before rounding",
+        summary="4 bits in groups by AWQ: important inputs are scaled up before rounding",
         source="https://arxiv.org/abs/2306.00978",
     )
     capabilities = frozenset({"calibrated", "grouped"})
@@ -37,8 +37,8 @@ class Awq(Quantizer):
     def why_whole(self, name: str, shape: tuple[int, int]) -> str:
         """Return why a matrix stays: groups and words must be full."""
         if shape[1] % self.task.group:
-            return f"its inputs are no multiple of {self.task.group}"
-        return "its outputs are no multiple of 8" if shape[0] % 8 else ""
+            return f"its inputs are not a multiple of {self.task.group}"
+        return "its outputs are not a multiple of 8" if shape[0] % 8 else ""
 
     def smooth(self, block: Block) -> None:
         """Scale the block's inputs. Mutates: block"""

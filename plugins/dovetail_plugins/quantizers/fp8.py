@@ -38,7 +38,7 @@ class Fp8(Quantizer):
     """float8 e4m3, to nearest."""
 
     info = Info(
-        summary="float8 (e4m3) to nearest, a scale per block of 128 x 128 or per matrix",
+        summary="float8 (e4m3), rounded to nearest, one scale per block of 128 x 128 or per matrix",
         source="https://arxiv.org/abs/2209.05433",
     )
     Options = Fp8Options
@@ -47,7 +47,7 @@ class Fp8(Quantizer):
         """Return why a matrix stays: in one that is several fused, readers begin blocks anew."""
         sizes = _parts(name.rpartition(".")[2], shape[0], self.task.model)
         is_even = self.options.scale == "matrix" or not any(size % BLOCK for size in sizes)
-        return "" if is_even else f"its fused parts are no multiples of {BLOCK}"
+        return "" if is_even else f"its fused parts are not multiples of {BLOCK}"
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
         """Return the matrix rounded to nearest. Shapes: weight [O, I]"""

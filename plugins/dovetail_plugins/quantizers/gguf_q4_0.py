@@ -13,7 +13,7 @@ class GgufQ4(GgufQuantizer):
     """Q4_0 for the matrices of blocks."""
 
     info = Info(
-        summary="one GGUF file, 4 bits to nearest in groups of 32 (Q4_0), 8 for table and head",
+        summary="one GGUF file: 4 bits in groups of 32 (Q4_0), embedding and head in 8 bits",
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     )
     type_name = "Q4_0"

@@ -10,7 +10,7 @@ class GgufQ8(GgufQuantizer):
     """Q8_0 for all matrices, the token table and the head too."""
 
     info = Info(
-        summary="one GGUF file, 8 bits to nearest in groups of 32 (Q8_0)",
+        summary="one GGUF file: 8 bits in groups of 32 (Q8_0)",
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     )
     type_name = "Q8_0"

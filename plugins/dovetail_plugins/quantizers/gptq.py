@@ -48,7 +48,7 @@ class Gptq(Quantizer):
     """Rounding that knows what comes after it."""
 
     info = Info(
-        summary="4 or 8 bits in groups by GPTQ: errors are made up for by the inputs to come",
+        summary="4 or 8 bits in groups by GPTQ: later inputs compensate for rounding errors",
         source="https://arxiv.org/abs/2210.17323",
     )
     capabilities = frozenset({"calibrated", "grouped"})
@@ -58,8 +58,8 @@ class Gptq(Quantizer):
         """Return why a matrix stays: groups and words must be full."""
         count = 32 // self.options.bits
         if shape[1] % self.task.group or shape[1] % count:
-            return f"its inputs are no multiple of {max(self.task.group, count)}"
-        return f"its outputs are no multiple of {count}" if shape[0] % count else ""
+            return f"its inputs are not a multiple of {max(self.task.group, count)}"
+        return f"its outputs are not a multiple of {count}" if shape[0] % count else ""
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
         """Return the matrix. Without inputs (a layer that the text never met) it is rounded to

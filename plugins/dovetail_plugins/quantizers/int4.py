@@ -24,7 +24,7 @@ class Int4(Quantizer):
     """4 bits, one scale per group of inputs, no calibration."""
 
     info = Info(
-        summary="4 bits to nearest in groups of inputs, as compressed-tensors",
+        summary="4 bits in groups of inputs, rounded to nearest, in the compressed-tensors format",
         source="https://github.com/vllm-project/compressed-tensors",
     )
     capabilities = frozenset({"grouped"})
@@ -32,7 +32,7 @@ class Int4(Quantizer):
     def why_whole(self, name: str, shape: tuple[int, int]) -> str:
         """Return why a matrix stays: groups and words must be full."""
         if shape[1] % self.task.group:
-            return f"its inputs are no multiple of {self.task.group}"
+            return f"its inputs are not a multiple of {self.task.group}"
         return words_unfit(shape, BITS)
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:

@@ -39,7 +39,8 @@ class Int8(Quantizer):
     """8 bits, one scale per output."""
 
     info = Info(
-        summary="8 bits to nearest, a scale per output, as compressed-tensors",
+        summary="8 bits, rounded to nearest, one scale per output, in the compressed-tensors "
+        "format",
         source="https://github.com/vllm-project/compressed-tensors",
     )
     Options = Int8Options

@@ -1,4 +1,4 @@
-"""ThinkTags: what reasoning parsers with one pair of tags have in common. Knows no family."""
+"""ThinkTags: what reasoning parsers with one pair of tags have in common."""
 
 from __future__ import annotations
 

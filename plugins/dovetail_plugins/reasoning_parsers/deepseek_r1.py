@@ -17,7 +17,7 @@ class DeepseekR1(ReasoningParser):
     """Everything before </think> is thinking, with or without the opening tag."""
 
     info = Info(
-        summary="thinking that may begin without <think> (DeepSeek-R1)",
+        summary="reasoning up to </think>, with or without <think> (DeepSeek-R1)",
         source="https://huggingface.co/deepseek-ai/DeepSeek-R1",
     )
     capabilities = frozenset({"implicit_start"})

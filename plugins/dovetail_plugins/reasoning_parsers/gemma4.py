@@ -1,4 +1,4 @@
-"""Thinking in a channel of its own, as Gemma 4 writes it.
+"""Reasoning in a separate channel, as Gemma 4 writes it.
 
 Source: the chat template of gemma-4-31B-it; with thinking off the prompt itself holds an empty one.
 """

@@ -1,4 +1,4 @@
-"""Thinking between think tags of its own markup, as Kimi K3 writes it.
+"""Reasoning between think tags of Kimi K3's own markup.
 
 Source: the chat template of Kimi-K3, which opens the block in the prompt.
 """

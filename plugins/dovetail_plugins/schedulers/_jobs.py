@@ -1,7 +1,4 @@
-"""What a plan is made of: jobs (requests as the scheduler keeps them) and the tally of a step.
-
-Knows no queue and no order but that of keys.
-"""
+"""What a plan is made of: jobs (requests as the scheduler keeps them) and the tally of a step."""
 
 from __future__ import annotations
 

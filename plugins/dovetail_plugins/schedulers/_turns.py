@@ -1,7 +1,7 @@
 """Turns: whose prompt may be computed in parts, where the number of such prompts is limited.
 
 A prompt is in parts while a step leaves some of it for later; decodes and prompts that one step
-finishes need no turn. Knows no block and no queue.
+finishes need no turn.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the tokens between `num_computed_tokens` and what is known or under way, and dra
 where room is left. When blocks run out, the running request with the largest key gives its blocks
 back and waits again: what it had cached goes to host blocks while some are free (if it is a whole
 block or more), and otherwise is computed again. Prompts in parts may be limited in number, long
-ones further: then shorter ones overtake those that wait for their turn. Knows no tensor or text.
+ones further: then shorter ones overtake those that wait for their turn.
 Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
 Sarathi-Serve (OSDI 2024).
 """
@@ -152,7 +152,7 @@ class ContinuousScheduler(Scheduler):
         key = self._policy.key(request)
         if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
             raise BrokenPlugin(
-                f"the key {key!r} is no tuple of finite numbers.", where="scheduling policy"
+                f"the key {key!r} is not a tuple of finite numbers.", where="scheduling policy"
             )
         return key
 

@@ -33,7 +33,9 @@ class _Options:
 class RequestLines(StatLogger):
     """The file is opened for every line, so it may be moved away at any time."""
 
-    info = Info(summary="one JSON line per ended request: ids, counts, times and the cause")
+    info = Info(
+        summary="one JSON line per finished request: ids, counts, times and the finish reason"
+    )
     Options = _Options
 
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:

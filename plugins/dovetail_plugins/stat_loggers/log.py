@@ -1,7 +1,4 @@
-"""Engine numbers as one log line every few seconds while there is work.
-
-Knows no metrics endpoint.
-"""
+"""Engine numbers as one log line every few seconds while there is work."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class _Options:
 class LogStats(StatLogger):
     """Rates are means over the time since the previous line; an idle engine logs nothing."""
 
-    info = Info(summary="one log line with throughput and queue every few seconds")
+    info = Info(summary="one log line with throughput and queue length every few seconds")
     Options = _Options
 
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:

@@ -19,7 +19,7 @@ class _Options:
         metadata={"help": "where spans are sent; empty: as OTEL_EXPORTER_OTLP_ENDPOINT says"},
     )
     detail: tuple[Literal["model", "worker"], ...] = field(
-        default=(), metadata={"help": "parts whose time is told; --collect-detailed-traces"}
+        default=(), metadata={"help": "parts that are traced in detail; --collect-detailed-traces"}
     )
 
 

@@ -1,7 +1,7 @@
 """Engine numbers as Prometheus metrics, shown by /metrics.
 
 What is counted is what clients can count: requests by reason, tokens as usage reports them. What
-each family is stands in `_families`. Knows no HTTP.
+each family is stands in `_families`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PrometheusStats(StatLogger):
     """All metrics but `lora_requests_info` carry the label model_name."""
 
     info = Info(
-        summary="Prometheus metrics under dovetail's names and vLLM's, shown by /metrics",
+        summary="Prometheus metrics under dovetail's and vLLM's names, served at /metrics",
         source="https://docs.vllm.ai/en/latest/design/metrics",
     )
     Options = _Options
@@ -68,7 +68,7 @@ class PrometheusStats(StatLogger):
         for reason in SUCCESS_REASONS:  # a rate needs the zero that came before
             self._success.labels(model_name, reason)
         lora = gauge(
-            _full(LORA), "Always 0: there are no adapters here", LORA_LABELS, has_alias=True
+            _full(LORA), "Always 0: LoRA adapters are not supported", LORA_LABELS, has_alias=True
         )
         lora.labels("0", "", "").set(0)
         self._num_queried = 0

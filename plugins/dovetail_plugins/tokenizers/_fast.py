@@ -45,7 +45,7 @@ class FastTokenizer:
             raise ConfigError(
                 f"cannot be read as a tokenizer: {error}",
                 where=str(file),
-                fix="download the file again",
+                fix="download the file again.",
             ) from error
         decoder = json.loads(content).get("decoder") or {}
         self._decoder_types = _types(decoder)

@@ -49,15 +49,15 @@ def require_tokenizer(folder: Path) -> None:
     """Raises: ConfigError when the folder has no tokenizer file at all."""
     if not folder.is_dir():
         raise ConfigError(
-            "the tokenizer's folder does not exist",
+            "the tokenizer's folder does not exist.",
             where=str(folder),
-            fix="give a folder with --tokenizer",
+            fix="give an existing folder with --tokenizer.",
         )
     if not any(next(folder.glob(name), None) for name in ANY_TOKENIZER):
         raise ConfigError(
-            "the folder has no tokenizer.json (nor any other tokenizer file)",
+            "the folder has no tokenizer.json (nor any other tokenizer file).",
             where=str(folder),
-            fix="give the folder of a tokenizer with --tokenizer",
+            fix="give the folder of a tokenizer with --tokenizer.",
         )
 
 

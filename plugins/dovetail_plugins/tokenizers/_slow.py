@@ -30,7 +30,7 @@ class SlowTokenizer:
             raise ConfigError(
                 f"transformers cannot load the tokenizer: {error}",
                 where=str(folder),
-                fix="add a tokenizer.json to the folder, or name another with --tokenizer",
+                fix="add a tokenizer.json to the folder, or name another with --tokenizer.",
             ) from error
         added = self._tokenizer.added_tokens_decoder
         flagged = {i for i, token in added.items() if token.special}

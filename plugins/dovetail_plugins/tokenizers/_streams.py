@@ -1,7 +1,7 @@
 """Token streams: text as it becomes final, equal in sum to one decode of everything.
 
 ByteLevelStream joins bytes, in constant time per token. WindowStream decodes a short window again
-for every piece, for decoders whose text depends on neighbours. Knows no tokenizer class.
+for every piece, for decoders whose text depends on neighbours.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class GgufTokenizer(HfTokenizer):
         file = find_file(path)
         if file is None:
             raise ConfigError(
-                f"there is no *{SUFFIX} file",
+                f"there is no *{SUFFIX} file.",
                 where=path,
-                fix="name a GGUF file, or give the folder of a tokenizer with --tokenizer",
+                fix="give a GGUF file, or the folder of a tokenizer with --tokenizer.",
             )
         self._inner: Any = self._load(file)
 
@@ -41,7 +41,7 @@ class GgufTokenizer(HfTokenizer):
         if Path(query).is_dir() and any(
             next(Path(query).glob(n), None) for n in _files.ANY_TOKENIZER
         ):
-            return ["the folder has tokenizer files of its own"]
+            return ["the folder has its own tokenizer files"]
         return [] if find_file(query) is not None else [f"there is no *{SUFFIX} file"]
 
     def _load(self, file: Path) -> Any:

@@ -37,8 +37,8 @@ class MistralTokenizer(HfTokenizer):
         file = find_file(folder)
         if file is None:
             raise ConfigError(
-                "the folder has no tekken.json or tokenizer.model.vN",
+                "the folder has no tekken.json or tokenizer.model.vN.",
                 where=str(folder),
-                fix="leave --tokenizer-mode out",
+                fix="leave --tokenizer-mode out.",
             )
         return read_tokenizer(file)

@@ -1,4 +1,4 @@
-"""The tags around the text of Cohere's Command models. Knows neither calls nor thinking."""
+"""The tags around the text of Cohere's Command models."""
 
 from __future__ import annotations
 

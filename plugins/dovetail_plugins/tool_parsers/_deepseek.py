@@ -1,4 +1,4 @@
-"""The tags of DeepSeek's tool calls, special tokens of its vocabulary. Knows no version."""
+"""The tags of DeepSeek's tool calls, special tokens of its vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts around the messages of OpenAI's harmony format. Knows neither arguments nor thinking.
+"""The texts around the messages of OpenAI's harmony format.
 
 Source: https://cookbook.openai.com/articles/openai-harmony
 """

@@ -1,4 +1,4 @@
-"""The tags of Kimi K3's markup around the parts of a message. Knows no part."""
+"""The tags of Kimi K3's markup around the parts of a message."""
 
 from __future__ import annotations
 

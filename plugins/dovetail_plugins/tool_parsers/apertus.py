@@ -1,6 +1,6 @@
 """Tool calls of Apertus: a JSON list of objects whose one key is the function.
 
-Source: the chat template of Apertus-8B-Instruct-2509. Knows no streaming and no HTTP.
+Source: the chat template of Apertus-8B-Instruct-2509.
 """
 
 from __future__ import annotations

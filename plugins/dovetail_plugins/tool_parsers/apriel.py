@@ -1,7 +1,6 @@
 """Tool calls of Apriel 1.5 and 1.6: a JSON list between <tool_calls> tags.
 
-Source: the chat templates of Apriel-1.5-15b-Thinker and Apriel-1.6-15b-Thinker. Knows no streaming
-and no HTTP.
+Source: the chat templates of Apriel-1.5-15b-Thinker and Apriel-1.6-15b-Thinker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tool calls of Cohere's Command models: a JSON list between action tags.
 
 Source: the chat templates of command-a-reasoning-08-2025 and of the models after it, which write
-text between other tags. Knows no streaming and no HTTP.
+text between other tags.
 """
 
 from __future__ import annotations

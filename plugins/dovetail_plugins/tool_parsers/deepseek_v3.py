@@ -1,6 +1,6 @@
 """Tool calls of DeepSeek-V3 and R1: a kind, a name and fenced JSON between tags.
 
-Source: the chat templates of DeepSeek-V3, V3-0324, R1 and R1-0528. Knows no streaming and no HTTP.
+Source: the chat templates of DeepSeek-V3, V3-0324, R1 and R1-0528.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Tool calls of DeepSeek-V3.1: a name and JSON between tags.
 
-Source: the chat templates of DeepSeek-V3.1, V3.1-Terminus and V3.2-Exp. Knows no streaming and no
-HTTP.
+Source: the chat templates of DeepSeek-V3.1, V3.1-Terminus and V3.2-Exp.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tool calls of DeepSeek-V3.2 and V4: DSML, invoke tags with a tag for each parameter.
 
 Source: the encoding notes of DeepSeek-V3.2 (function_calls around the calls) and of DeepSeek-V4
-(tool_calls). A parameter's tag says whether its value is a string. Knows no streaming and no HTTP.
+(tool_calls). A parameter's tag says whether its value is a string.
 """
 
 from __future__ import annotations

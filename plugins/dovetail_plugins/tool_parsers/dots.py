@@ -1,7 +1,6 @@
 """Tool calls of the dots models: invoke tags with a tag for each parameter, in one section.
 
-Source: vLLM's reference of its dots tool parser, which describes the format. Knows no streaming and
-no HTTP.
+Source: vLLM's reference of its dots tool parser, which describes the format.
 """
 
 from __future__ import annotations

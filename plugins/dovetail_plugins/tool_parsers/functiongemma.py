@@ -1,7 +1,6 @@
 """Tool calls of FunctionGemma: call:name{key:value}, strings between <escape> marks.
 
-Source: the formatting notes of FunctionGemma (functiongemma-270m-it). Knows no streaming and no
-HTTP.
+Source: the formatting notes of FunctionGemma (functiongemma-270m-it).
 """
 
 from __future__ import annotations

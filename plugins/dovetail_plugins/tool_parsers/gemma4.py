@@ -1,6 +1,6 @@
 """Tool calls of Gemma 4: call:name{key:value}, strings between marks.
 
-Source: the chat template of gemma-4-31B-it. Knows no streaming and no HTTP.
+Source: the chat template of gemma-4-31B-it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tool calls of GigaChat 3: a turn of the role "function call" with a JSON object.
 
-Source: the chat template of GigaChat3-10B-A1.8B. Knows no streaming and no HTTP.
+Source: the chat template of GigaChat3-10B-A1.8B.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OVER = "<|message_sep|>"
 
 
 class GigaChat3(JsonToolParser):
-    """{"name": ..., "arguments": {...}} in a turn of its own."""
+    """{"name": ..., "arguments": {...}} in a separate turn."""
 
     info = Info(
         summary="a JSON object in a turn of the role function call (GigaChat 3)",

@@ -1,7 +1,6 @@
-"""Tool calls of GLM-4.5 and later: a name, then keys and values in tags of their own.
+"""Tool calls of GLM-4.5 and later: a name, then a tag for each key and each value.
 
 Source: the chat templates of GLM-4.5 and GLM-4.6; later ones write no line ends between the tags.
-Knows no streaming and no HTTP.
 """
 
 from __future__ import annotations

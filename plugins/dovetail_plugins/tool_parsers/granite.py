@@ -1,7 +1,7 @@
 """Tool calls of Granite 3 and 4: a JSON list after <|tool_call|>, or after <tool_call>.
 
 Source: the chat templates of Granite 3.0 to 3.3 (a list, no closing tag) and 4.0 (an object between
-tags). Knows no streaming and no HTTP.
+tags).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tool calls of granite-20b-functioncalling: a JSON object after each <function_call>.
 
-Source: the model card of granite-20b-functioncalling. Knows no streaming and no HTTP.
+Source: the model card of granite-20b-functioncalling.
 """
 
 from __future__ import annotations

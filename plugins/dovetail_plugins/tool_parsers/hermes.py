@@ -1,6 +1,6 @@
 """Tool calls as one JSON object between <tool_call> tags.
 
-Source: the chat templates of Hermes 2 Pro and Qwen 2.5/3. Knows no streaming and no HTTP.
+Source: the chat templates of Hermes 2 Pro and Qwen 2.5/3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tool calls of Hunyuan-A13B: a JSON list between <tool_calls> tags.
 
-Source: the chat template of Hunyuan-A13B-Instruct. Knows no streaming and no HTTP.
+Source: the chat template of Hunyuan-A13B-Instruct.
 """
 
 from __future__ import annotations

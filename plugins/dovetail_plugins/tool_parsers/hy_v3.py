@@ -1,6 +1,6 @@
 """Tool calls of Hunyuan 3 (Hy3): a name, then keys and values in tags, in one section.
 
-Source: the chat template of Hy3-preview. Knows no streaming and no HTTP.
+Source: the chat template of Hy3-preview.
 """
 
 from __future__ import annotations

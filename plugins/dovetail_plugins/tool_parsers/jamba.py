@@ -1,6 +1,6 @@
 """Tool calls of Jamba 1.5 and later: a JSON list between <tool_calls> tags.
 
-Source: the chat template of AI21-Jamba-1.5. Knows no streaming and no HTTP.
+Source: the chat template of AI21-Jamba-1.5.
 """
 
 from __future__ import annotations

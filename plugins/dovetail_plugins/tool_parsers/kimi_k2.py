@@ -1,8 +1,7 @@
 """Tool calls of Kimi K2: an id that holds the name, then JSON, between tags.
 
 Source: the tool-call guide in the model card of Kimi-K2-Instruct. Its chat template wants the
-model's own ids ("functions.NAME:0") back with the results, so they are the calls' ids. Knows no
-streaming and no HTTP.
+model's own ids ("functions.NAME:0") back with the results, so they are the calls' ids.
 """
 
 from __future__ import annotations

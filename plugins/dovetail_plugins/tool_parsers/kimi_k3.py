@@ -1,7 +1,6 @@
-"""Tool calls of Kimi K3: call and argument tags of its own markup, in one section.
+"""Tool calls of Kimi K3: call and argument tags of the family's own markup, in one section.
 
-Source: the chat template of Kimi-K3. An argument's tag says its type. Knows no streaming and no
-HTTP.
+Source: the chat template of Kimi-K3. An argument's tag says its type.
 """
 
 from __future__ import annotations

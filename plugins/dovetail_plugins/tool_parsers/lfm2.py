@@ -1,7 +1,7 @@
 """Tool calls of LFM2: a list of Python calls between tags, or of JSON objects if asked for.
 
 Source: the model card of LFM2-1.2B (its section on tool use); some chat templates of LFM2.5 mention
-no tag of a call. Knows no streaming and no HTTP.
+no tag of a call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tool calls of Llama 3.1 to 4 in JSON: the answer begins with an object, or with <|python_tag|>.
 
 Source: Meta's prompt-format pages for Llama 3.1, 3.2 and 4. Several objects follow each other,
-divided by ";" or blanks. An object without "parameters" is an answer in JSON, not a call. Knows no
-streaming and no HTTP.
+divided by ";" or blanks. An object without "parameters" is an answer in JSON, not a call.
 """
 
 from __future__ import annotations

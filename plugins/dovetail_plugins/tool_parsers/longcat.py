@@ -1,7 +1,6 @@
 """Tool calls of LongCat-Flash: a JSON object between its own tags, or a name with argument tags.
 
-Source: the model cards of LongCat-Flash-Chat and LongCat-Flash-Lite. Knows no streaming and no
-HTTP.
+Source: the model cards of LongCat-Flash-Chat and LongCat-Flash-Lite.
 """
 
 from __future__ import annotations

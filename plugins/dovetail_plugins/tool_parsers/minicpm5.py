@@ -1,7 +1,7 @@
 """Tool calls of MiniCPM5: a function tag with a tag for each parameter, and no tag around them.
 
 Source: the notes on tool calling of MiniCPM5 (openbmb/MiniCPM5-1B). A value of several lines may be
-wrapped in CDATA. Knows no streaming and no HTTP.
+wrapped in CDATA.
 """
 
 from __future__ import annotations

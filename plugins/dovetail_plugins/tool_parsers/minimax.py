@@ -1,6 +1,6 @@
 """Tool calls of MiniMax-M1: JSON objects, one a line, between <tool_calls> tags.
 
-Source: the function-call guide in the model card of MiniMax-M1. Knows no streaming and no HTTP.
+Source: the function-call guide in the model card of MiniMax-M1.
 """
 
 from __future__ import annotations

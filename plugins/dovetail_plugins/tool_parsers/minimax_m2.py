@@ -1,6 +1,6 @@
 """Tool calls of MiniMax-M2: invoke tags with a tag for each parameter, in one section.
 
-Source: the chat template and the tool-calling guide of MiniMax-M2. Knows no streaming and no HTTP.
+Source: the chat template and the tool-calling guide of MiniMax-M2.
 """
 
 from __future__ import annotations

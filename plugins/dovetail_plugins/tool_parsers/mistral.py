@@ -2,7 +2,7 @@
 
 Source: the instruct formats of mistral-common: tokenizers v2 to v7 write a list, v11
 NAME[CALL_ID]ID[ARGS]{...}, v13 NAME[ARGS]{...}, each after [TOOL_CALLS]. The chat templates take
-only ids of nine letters and digits. Knows no streaming and no HTTP.
+only ids of nine letters and digits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tool calls of OLMo 3: Python calls, one a line, between <function_calls> tags.
 
-Source: the chat template of Olmo-3-7B-Instruct. Knows no streaming and no HTTP.
+Source: the chat template of Olmo-3-7B-Instruct.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Source: OpenAI's description of the harmony format. Models also leave "functions." out. The
 arguments end with their JSON, as <|call|> mostly ends the answer; a message that is not JSON, or
-goes to the assistant itself, is content. Knows no streaming and no HTTP.
+goes to the assistant itself, is content.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OpenAi(ToolParser):
     """to=functions.NAME or to=NAME, perhaps <|constrain|>json, <|message|> and the arguments."""
 
     info = Info(
-        summary="messages to functions in the harmony format (gpt-oss)",
+        summary="tool messages of the harmony format (gpt-oss)",
         source="https://cookbook.openai.com/articles/openai-harmony",
     )
     auto_name: ClassVar[str] = "gpt-oss"

@@ -1,7 +1,7 @@
 """Tool calls of Phi-4-mini: a JSON list after the word functools, or between tool_call tags.
 
 Source: the model card of Phi-4-mini-instruct (its vocabulary has the tags) and the cookbook's tool
-prompt ("prefix function calls with functools marker"). Knows no streaming and no HTTP.
+prompt ("prefix function calls with functools marker").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tool calls as a list of Python calls that begins the answer: Llama 3.2, Llama 4 and others.
 
 Source: Meta's prompt-format pages for Llama 3.2 and 4. Values are literals; a call that computes
-something is content. Knows no streaming and no HTTP.
+something is content.
 """
 
 from __future__ import annotations

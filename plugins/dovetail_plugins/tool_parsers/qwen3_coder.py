@@ -1,7 +1,7 @@
 """Tool calls of Qwen3-Coder: a function tag with a tag for each parameter.
 
 Source: the chat template of Qwen3-Coder-480B-A35B-Instruct. The model sometimes leaves the opening
-<tool_call> out; then a call counts if its tool was offered. Knows no streaming and no HTTP.
+<tool_call> out; then a call counts if its tool was offered.
 """
 
 from __future__ import annotations

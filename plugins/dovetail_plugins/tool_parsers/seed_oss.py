@@ -1,6 +1,6 @@
 """Tool calls of Seed-OSS: a function tag with a tag for each parameter.
 
-Source: the chat template of Seed-OSS-36B-Instruct. Knows no streaming and no HTTP.
+Source: the chat template of Seed-OSS-36B-Instruct.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tool calls of Step3: steptml tags for the function and each parameter, in one section.
 
-Source: the chat template of step3. Knows no streaming and no HTTP.
+Source: the chat template of step3.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tool calls of the xLAM family: a JSON list, bare, fenced, after [TOOL_CALLS] or after </think>.
 
 Source: the model cards of xLAM-2 and Llama-xLAM-2. The bare list and the fence count only where the
-answer begins. Knows no streaming and no HTTP.
+answer begins.
 """
 
 from __future__ import annotations

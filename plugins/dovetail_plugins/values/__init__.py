@@ -1,1 +1,1 @@
-"""The named constants behind flags whose choices are no code: one file per value kind."""
+"""The named constants behind flags whose choices are values: one file per value kind."""

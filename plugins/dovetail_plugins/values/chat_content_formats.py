@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-AUTO = Value(summary="what the template's text suggests", value=None)
-STRING = Value(summary="content as one text", value="string")
+AUTO = Value(summary="chosen by the template's text", value=None)
+STRING = Value(summary="content as one string", value="string")
 OPENAI = Value(summary="content as a list of parts with a type", value="openai")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-LEVEL_0 = Value(summary="the framework's operators one by one", value=frozenset())
+LEVEL_0 = Value(summary="torch's operators, one by one", value=frozenset())
 LEVEL_1 = Value(summary="fused operators, one by one", value=frozenset({"fused"}))
 LEVEL_2 = Value(
-    summary="steps are captured and run again as one", value=frozenset({"fused", "captured"})
+    summary="captured steps (CUDA graphs), or recorded ones on a CPU",
+    value=frozenset({"fused", "captured"}),
 )
 LEVEL_3 = Value(
-    summary="as 2, and torch.compile joins what lies between attention where that is faster",
+    summary="as 2, with torch.compile for the parts between attention where that is faster",
     value=frozenset({"fused", "captured", "compiled"}),
 )

@@ -13,7 +13,7 @@ HF = Value(
     value="dovetail.config.checkpoint.hf:read_config",
 )
 GGUF = Value(
-    summary="the settings in a GGUF file", value="dovetail_plugins.gguf._config:read_config"
+    summary="the metadata of a GGUF file", value="dovetail_plugins.gguf._config:read_config"
 )
 MISTRAL = Value(
     summary="params.json as Mistral publishes it",

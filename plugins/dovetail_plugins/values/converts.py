@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-AUTO = Value(summary="what the checkpoint is made for", value=None)
-NONE = Value(summary="nothing, it generates text", value=None)
+AUTO = Value(summary="chosen by the checkpoint", value=None)
+NONE = Value(summary="no conversion: a generative model", value=None)

@@ -9,5 +9,5 @@ from __future__ import annotations
 from dovetail.interfaces.plugin import Value
 
 AUTO = Value(summary="generation_config.json in the model's folder", value="model")
-DOVETAIL = Value(summary="nowhere: dovetail's own defaults", value=None)
-VLLM = Value(summary="the same as dovetail, for taken-over command lines", value=None)
+DOVETAIL = Value(summary="dovetail's own defaults", value=None)
+VLLM = Value(summary="the same as dovetail, for command lines of vLLM", value=None)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dovetail.interfaces.plugin import Value
 
 SHA256 = Value(summary="keyed SHA-256", value="sha256")
-BLAKE2B = Value(summary="keyed BLAKE2b: quicker where SHA-256 is not in hardware", value="blake2b")
+BLAKE2B = Value(
+    summary="keyed BLAKE2b: faster where the CPU has no SHA-256 instructions", value="blake2b"
+)
 SHA256_CBOR = Value(summary="keyed SHA-256 over CBOR text", value="sha256_cbor")
-BUILTIN = Value(summary="an older name of sha256", value="sha256")
-SHA256_CBOR_64BIT = Value(summary="an older name of sha256_cbor", value="sha256_cbor")
+BUILTIN = Value(summary="an older name for sha256", value="sha256")
+SHA256_CBOR_64BIT = Value(summary="an older name for sha256_cbor", value="sha256_cbor")

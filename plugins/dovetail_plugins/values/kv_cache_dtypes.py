@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-AUTO = Value(summary="the type the weights are kept in", value=None)
+AUTO = Value(summary="the data type of the weights", value=None)
 FLOAT32 = Value(summary="32 bits", value="float32")
 FLOAT16 = Value(summary="16 bits: 5 exponent, 10 mantissa", value="float16")
 BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat16")

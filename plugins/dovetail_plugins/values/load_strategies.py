@@ -7,5 +7,7 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-LAZY = Value(summary="files are mapped and read as tensors are asked for", value="lazy")
-EAGER = Value(summary="each file is read whole at once, for slow or remote disks", value="eager")
+LAZY = Value(summary="files are memory-mapped; tensors are read when they are needed", value="lazy")
+EAGER = Value(
+    summary="each file is read completely at once, for slow or remote disks", value="eager"
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dovetail.interfaces.plugin import Value
 
 DEBUG = Value(summary="everything", value="DEBUG")
-INFO = Value(summary="what happens once, and regular statistics", value="INFO")
-WARNING = Value(summary="what someone should look at", value="WARNING")
-ERROR = Value(summary="what failed", value="ERROR")
-CRITICAL = Value(summary="what ends the process", value="CRITICAL")
+INFO = Value(summary="single events, and regular statistics", value="INFO")
+WARNING = Value(summary="problems that need attention", value="WARNING")
+ERROR = Value(summary="failures", value="ERROR")
+CRITICAL = Value(summary="failures that end the process", value="CRITICAL")

@@ -11,7 +11,7 @@ from dovetail.interfaces.plugin import Value
 RAW_LOGPROBS = Value(summary="logprobs of the model's own logits", value=("raw", "logprobs"))
 RAW_LOGITS = Value(summary="the model's own logits", value=("raw", "logits"))
 PROCESSED_LOGPROBS = Value(
-    summary="logprobs of the distribution that tokens are drawn from",
+    summary="logprobs of the distribution that tokens are sampled from",
     value=("processed", "logprobs"),
 )
 PROCESSED_LOGITS = Value(

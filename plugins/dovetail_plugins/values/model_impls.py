@@ -9,7 +9,7 @@ from dovetail.interfaces.plugin import Value
 
 AUTO = Value(summary="dovetail's own model if there is one, else transformers'", value=None)
 DOVETAIL = Value(summary="dovetail's own model, or an error", value="dovetail")
-VLLM = Value(summary="the same as dovetail, for taken-over command lines", value="dovetail")
+VLLM = Value(summary="the same as dovetail, for command lines of vLLM", value="dovetail")
 TRANSFORMERS = Value(
     summary="the model class of transformers with dovetail's attention and linear layers",
     value="transformers",

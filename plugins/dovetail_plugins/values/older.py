@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-RECOMPUTE = Value(summary="a preempted request is computed again", value="recompute")
-SWAP = Value(summary="a preempted request's cache goes to host memory and back", value="swap")
+RECOMPUTE = Value(summary="preempted requests are recomputed", value="recompute")
+SWAP = Value(
+    summary="the KV cache of preempted requests is swapped to host memory and back", value="swap"
+)
 REJECTION_SAMPLER = Value(summary="rejection sampling", value="rejection_sampler")

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-BOTH = Value(summary="under both names", value="both")
-REASONING = Value(summary="as reasoning alone", value="reasoning")
-REASONING_CONTENT = Value(summary="as reasoning_content alone", value="reasoning_content")
+BOTH = Value(summary="both names", value="both")
+REASONING = Value(summary="reasoning only", value="reasoning")
+REASONING_CONTENT = Value(summary="reasoning_content only", value="reasoning_content")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-DEFAULT = Value(summary="not at all", value="default")
+DEFAULT = Value(summary="no scaling", value="default")
 LINEAR = Value(summary="positions divided by factor", value="linear")
 DYNAMIC = Value(summary="the base grows with the served length (NTK)", value="dynamic")
-YARN = Value(summary="slow frequencies divided by factor, fast ones kept", value="yarn")
-LONGROPE = Value(summary="every frequency has factors of its own", value="longrope")
-LLAMA3 = Value(summary="as yarn, with Llama 3's two bounds", value="llama3")
+YARN = Value(summary="low frequencies divided by factor, high ones kept", value="yarn")
+LONGROPE = Value(
+    summary="one factor per frequency, for short and for long contexts", value="longrope"
+)
+LLAMA3 = Value(summary="the same as yarn, with the two bounds of Llama 3", value="llama3")

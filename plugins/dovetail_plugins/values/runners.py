@@ -7,5 +7,5 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-AUTO = Value(summary="what the checkpoint is made for", value="generate")
+AUTO = Value(summary="chosen by the checkpoint", value="generate")
 GENERATE = Value(summary="text generation", value="generate")

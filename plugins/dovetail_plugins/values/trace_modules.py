@@ -8,5 +8,5 @@ from __future__ import annotations
 from dovetail.interfaces.plugin import Value
 
 MODEL = Value(summary="the model's forward passes", value=("model",))
-WORKER = Value(summary="from handing a step over to its result", value=("worker",))
+WORKER = Value(summary="the worker's steps, from call to result", value=("worker",))
 ALL = Value(summary="both", value=("model", "worker"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dovetail.interfaces.plugin import Value
 
 TRACE = Value(summary="every ASGI message", value="trace")
-DEBUG = Value(summary="everything but single messages", value="debug")
+DEBUG = Value(summary="everything but ASGI messages", value="debug")
 INFO = Value(summary="start, stop and requests", value="info")
-WARNING = Value(summary="what someone should look at", value="warning")
-ERROR = Value(summary="what failed", value="error")
-CRITICAL = Value(summary="what ends the server", value="critical")
+WARNING = Value(summary="problems that need attention", value="warning")
+ERROR = Value(summary="failures", value="error")
+CRITICAL = Value(summary="failures that end the server", value="critical")

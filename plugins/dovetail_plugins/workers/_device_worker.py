@@ -69,9 +69,9 @@ class DeviceWorker(Worker):
         """Create the KV tensors and the row state, and run a warm-up."""
         if layout.num_blocks < 1:
             raise ConfigError(
-                "no block of KV cache fits into the memory left",
+                "not one block of KV cache fits into the memory that is left.",
                 where="--gpu-memory-utilization",
-                fix="raise it, or use a smaller model or context",
+                fix="raise it, or use a smaller model or context.",
             )
         self.runner.allocate(layout)
         self.runner.warm_up()

@@ -37,7 +37,7 @@ CACHE_WORDS = ("active_file", "inactive_file")
 class CpuWorker(DeviceWorker):
     """Runs the model by torch's CPU operators."""
 
-    info = Info(summary="the machine's processors and main memory", devices=("cpu",))
+    info = Info(summary="the CPU and its main memory", devices=("cpu",))
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:

@@ -55,9 +55,9 @@ class CudaWorker(DeviceWorker):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.run.rank.rank >= count:
             raise ConfigError(
-                f"rank {self.run.rank.rank} needs a GPU of its own, torch sees {count}",
+                f"rank {self.run.rank.rank} needs its own GPU, but torch sees only {count}",
                 where="--device",
-                fix="use fewer ranks, or check CUDA_VISIBLE_DEVICES",
+                fix="use fewer ranks, or check CUDA_VISIBLE_DEVICES.",
             )
         device = torch.device("cuda", self.run.rank.rank)
         torch.cuda.set_device(device)
@@ -74,8 +74,8 @@ class CudaWorker(DeviceWorker):
         share = int(self.run.memory_share * total) - (total - free)
         room = min(share, free) - MARGIN_BYTES - largest
         log.info(
-            "GPU memory: %.2f GiB, %.2f in use, %.2f for a largest step and graphs, %.2f for the "
-            "KV cache",
+            "GPU memory: %.2f GiB, %.2f in use, %.2f for the largest step and graphs, %.2f "
+            "for the KV cache",
             *(n / 2**30 for n in (total, total - free, largest, max(0, room))),
         )
         return max(0, room)

@@ -158,7 +158,7 @@ def test_a_dead_engine_ends_the_run_and_leaves_its_lines_open(tmp_path: Path) ->
     lines = [line("a"), line("b", prompt="die"), line("c"), line("d")]
     with pytest.raises(EngineDead) as caught:
         driven(tmp_path, lines, app=(app, engine), max_open=1)
-    assert caught.value.fix is not None and "goes on" in caught.value.fix
+    assert caught.value.fix is not None and "resumes" in caught.value.fix
     kept = [json.loads(text)["custom_id"] for text in (tmp_path / "out").read_text().splitlines()]
     assert kept == ["a"]
 

@@ -245,7 +245,7 @@ def test_the_screen_is_narrow(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["inspect", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= WIDTH for line in lines[1:])  # the path is never broken
-    assert not any("no room is left" in line for line in lines)
+    assert not any("no memory is left" in line for line in lines)
     table = next(line for line in lines if line.startswith("feed-forward"))
     assert table.split() == [
         *("feed-forward", "6", "352", "M", "bfloat16", "bfloat16", "672", "MiB", "672", "MiB"),

@@ -84,12 +84,15 @@ def test_every_name_and_spelling_is_unique() -> None:
     assert len(set(spellings)) == len(spellings)
 
 
+PROPER_NAMES = ("CPUs", "LoRA", "OpenTelemetry", "Python", "Unix")
+
+
 @pytest.mark.parametrize("flag", flags().values(), ids=lambda flag: flag.name)
 def test_help_is_written_in_one_style(flag: Flag) -> None:
     text = flag.meta.help
     assert text and text == text.strip() and not text.endswith(".")
     first = text.split()[0]
-    assert text[0].islower() or first.isupper() or first in ("Python", "OpenTelemetry", "Unix")
+    assert text[0].islower() or first.isupper() or first in PROPER_NAMES
 
 
 def test_importing_config_is_light() -> None:

@@ -118,5 +118,5 @@ def test_scales_that_cannot_be_kept() -> None:
     with pytest.raises(ConfigError, match="k_scale holds 2 scales"):
         scales(second({"k_scale": [0.5, 0.25]}))
     assert scales(second({"k_scale": [0.5, 0.5]}))[1] == (0.5, 0.5)
-    with pytest.raises(ConfigError, match="v_scale has no k_scale"):
+    with pytest.raises(ConfigError, match="v_scale needs a k_scale"):
         scales(second({"v_scale": 0.5}))

@@ -98,12 +98,12 @@ LIES: dict[str, tuple[bytes, str]] = {
     "another format": (b"PK\x03\x04" + bytes(60), "starts with"),
     "version": (head_of(0, 0, version=1), "version 1"),
     "byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-    "tensors": (head_of(2**62, 0), "cannot lie"),
-    "settings": (head_of(0, 2**62), "cannot lie"),
+    "tensors": (head_of(2**62, 0), "cannot be inside"),
+    "settings": (head_of(0, 2**62), "cannot be inside"),
     "long text": (head_of(0, 1, struct.pack("<Q", 2**63) + bytes(64)), "text of"),
     "array": (
         head_of(0, 1, struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 8, 2**60) + bytes(9)),
-        "cannot lie",
+        "cannot be inside",
     ),
     "deep": (
         head_of(0, 1, struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)

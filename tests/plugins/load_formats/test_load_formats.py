@@ -60,7 +60,7 @@ def test_an_eager_file_is_in_memory_before_its_first_tensor(tmp_path: Path) -> N
 
 def test_eager_is_refused_where_no_file_is_of_that_format(tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="only safetensors files are read eager"):
+    with pytest.raises(ConfigError, match='eager" needs safetensors files'):
         read(Auto(AutoOptions(reading="eager")), tmp_path)
 
 
@@ -121,8 +121,8 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"a": {**GOOD, "shape": [-2]}}, b"\0" * 8), "valid shape"),
         (header({"a": {**GOOD, "dtype": "F99"}}, b"\0" * 8), "F99"),
         (header({"a": GOOD, "b": GOOD}, b"\0" * 8), "overlaps"),
-        ((5).to_bytes(8, "little") + b"{abc}", "no JSON"),
-        ((2).to_bytes(8, "little") + b"[]", "no JSON object"),
+        ((5).to_bytes(8, "little") + b"{abc}", "not valid JSON"),
+        ((2).to_bytes(8, "little") + b"[]", "not a JSON object"),
     ],
 )
 @pytest.mark.parametrize("reading", ["lazy", "eager"])

@@ -108,7 +108,7 @@ def test_the_number_of_ranks_is_checked(
     (out / "model-rank-1-part-0.safetensors").unlink()
     with pytest.raises(ConfigError, match="over 2 ranks, not over 1"):
         loaded(out, source, RankSpec(), is_divided=True)
-    told(capsys, convert(source, out), ["something already"])
+    told(capsys, convert(source, out), ["not an empty folder"])
     told(capsys, convert(source, tmp_path / "x", "--ranks", "2", to="safetensors"), ["--ranks"])
     told(capsys, convert(source, tmp_path / "x", to="pt"), ["--to", "read, not written"])
 

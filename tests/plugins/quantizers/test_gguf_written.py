@@ -123,7 +123,7 @@ def test_the_tokenizer_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert named["chat_template"] == json.loads((source / "tokenizer_config.json").read_text()).get(
         "chat_template"
     )
-    assert "no kind of tokenizer" not in caplog.text
+    assert "no pre-tokenizer" not in caplog.text
 
 
 def sentence_pieces() -> Any:

@@ -80,7 +80,7 @@ def _refuse_others(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{', '.join(unknown)} cannot have a default.",
             where="--override-generation-config",
-            fix=f"settings are {', '.join(FIELDS)}.",
+            fix=f"use some of {', '.join(FIELDS)}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""One JSON file of a checkpoint as a dict. Knows no key of any."""
+"""One JSON file of a checkpoint as a dict."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"cannot be read as JSON: {error}.", where=str(path), fix="fetch the file again."
+            f"cannot be read as JSON: {error}.", where=str(path), fix="download the file again."
         ) from error
     if not isinstance(content, dict):
-        raise ConfigError("must hold a JSON object.", where=str(path), fix="fetch the file again.")
+        raise ConfigError(
+            "must hold a JSON object.", where=str(path), fix="download the file again."
+        )
     return content

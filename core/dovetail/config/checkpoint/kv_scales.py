@@ -2,7 +2,7 @@
 
 The file is JSON: {"model_type": ..., "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor":
 {"0": {"0": 0.02, ...}}}}, one scale for each tensor-parallel rank and layer, which stands for its
-keys and its values. Knows no tensor.
+keys and its values.
 Source: the layout that --quantization-param-path has had since float8 caches came up, written by
 calibration tools for models that are not quantized otherwise.
 """
@@ -42,7 +42,7 @@ def kv_scales(config: Config, model: ModelSpec, kv_dtype: str) -> tuple[tuple[fl
         return ()
     if kv_dtype not in SCALED_KV_DTYPES:
         raise ConfigError(
-            f"a KV cache of {kv_dtype} has no scales that a flag could give it.",
+            f"a KV cache of {kv_dtype} does not use scales.",
             where=flag,
             fix="add --kv-cache-dtype fp8, or leave the flag out.",
         )
@@ -127,7 +127,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise _fault(
-                path, f"more than {MAX_FILE_BYTES >> 20} MiB are too many for a list of scales"
+                path, f"larger than {MAX_FILE_BYTES >> 20} MiB, too large for a list of scales"
             )
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

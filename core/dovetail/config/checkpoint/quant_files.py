@@ -59,10 +59,10 @@ def build_method(selection: Selection, model: ModelSpec) -> QuantMethod:
         return plugin(options, model)
     except MALFORMED as error:
         raise ConfigError(
-            f'{KEY} is not as the method "{selection.name}" has it: '
+            f'{KEY} is not valid for the method "{selection.name}": '
             f"{type(error).__name__}: {error}.",
             where=str(Path(model.path, "config.json")),
-            fix="fetch the file again, or see what its writer says of it.",
+            fix="download the file again, or see the documentation of the tool that wrote it.",
         ) from error
 
 

@@ -67,7 +67,7 @@ def no_weights(path: str | Path) -> ConfigError:
 def _check_index(folder: Path, index: Path) -> None:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ConfigError('has no "weight_map".', where=str(index), fix="fetch the file again.")
+        raise ConfigError('has no "weight_map".', where=str(index), fix="download the file again.")
     missing = sorted({str(n) for n in weight_map.values() if not (folder / str(n)).is_file()})
     if missing:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
@@ -104,5 +104,5 @@ def _end(entry: Any) -> int:
 
 def _damaged(file: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"the file is damaged: {reason}.", where=str(file), fix="fetch the file again."
+        f"the file is damaged: {reason}.", where=str(file), fix="download the file again."
     )

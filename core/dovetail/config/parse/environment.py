@@ -102,7 +102,7 @@ def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[s
             try:
                 fields[name] = row.fields(text)
             except ValueError as error:
-                raise ConfigError(f"{text!r} is not understood: {error}.", where=name) from error
+                raise ConfigError(f"{text!r} is not a valid value: {error}.", where=name) from error
             notes.append(f"{name} is {today(row)}.")
         case NoEffect() | NoEffectYet():
             notes.append(f"{name} changes nothing: {row.always}.")

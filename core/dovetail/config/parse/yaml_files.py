@@ -44,7 +44,7 @@ def _read(path: str) -> dict[Any, Any]:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"not YAML: {' '.join(str(error).split())}.", where=path, fix="mend that line."
+            f"not YAML: {' '.join(str(error).split())}.", where=path, fix="correct that line."
         ) from error
     if content is None:
         return {}

@@ -1,6 +1,6 @@
 """What must never be printed: values whose name says that they open something.
 
-Used wherever settings or the environment are shown. Knows no flag.
+Used wherever settings or the environment are shown.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
     else:
         chosen, reason = min(
             (useful, f"all that the most and longest requests can fill, {free}"),
-            (CPU_CACHE_BYTES, f"the most a CPU engine takes unasked, {free}"),
+            (CPU_CACHE_BYTES, f"the most that a CPU engine takes by default, {free}"),
             (int(available * CPU_MEMORY_SHARE), f"{CPU_MEMORY_SHARE:.0%} {free}"),
         )
     log.info("KV cache memory auto: %.4g MiB, %s.", chosen / 2**20, reason)
@@ -110,10 +110,10 @@ def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
         raise ConfigError(
             f"{wanted} tokens do not fit into {room.size}; {largest} do.",
             where="--max-model-len",
-            fix=f"{shorter}give more room with {room.flag}.",
+            fix=f"{shorter}raise {room.flag}.",
         )
     log.info(
-        "max_model_len auto: %d of the checkpoint's %d tokens, what %s hold.",
+        "max_model_len auto: %d of the checkpoint's %d tokens, which is what fits into %s.",
         largest,
         wanted,
         room.size,

@@ -1,7 +1,4 @@
-"""--chat-template: a file's name or the template itself. One rule for everybody who asks.
-
-Knows no Jinja beyond what its markers look like.
-"""
+"""--chat-template: a file's name or the template itself. One rule for everybody who asks."""
 
 from __future__ import annotations
 

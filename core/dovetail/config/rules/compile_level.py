@@ -79,7 +79,7 @@ def _check_key(key: str, value: Any) -> None:
         fix = nearest_fix(key, (*KEYS, *PASSING), f"keys are {', '.join(KEYS)}.")
         raise ConfigError("there is no such key.", where=where, fix=fix)
     raise ConfigError(
-        "this part of it is not supported yet.",
+        "this key is not supported yet.",
         where=where,
         fix=f"leave it out; {' and '.join(KEYS)} are read.",
     )

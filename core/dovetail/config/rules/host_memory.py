@@ -1,7 +1,4 @@
-"""Host memory beside the device's: swapped caches, offloaded weights, and who may sleep.
-
-Knows no memory that is really there.
-"""
+"""Host memory beside the device's: swapped caches, offloaded weights, and who may sleep."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def swap_bytes(config: Config, device: str, scheduler: Selection, worker: Select
         return 0 if unable or device == "cpu" else requested
     if requested and unable:
         raise ConfigError(
-            f"the {unable[0].kind} {unable[0].name} moves no caches to host memory.",
+            f"the {unable[0].kind} {unable[0].name} does not support swapping to host memory.",
             where="--swap-space",
             fix="use 0, or leave the flag out.",
         )
@@ -54,7 +51,7 @@ def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:
     for one in (executor, worker):
         if not _has(one, "sleep"):
             raise ConfigError(
-                f"the {one.kind} {one.name} cannot give its memory back while it runs.",
+                f"the {one.kind} {one.name} does not support sleep mode.",
                 where="--enable-sleep-mode",
                 fix=f"leave the flag out, or choose another {one.kind}.",
             )

@@ -72,7 +72,7 @@ def no_tokenizer(config: Config) -> Selection:
     for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
         if config.value(name) and config.origins.get(name) != demo.ORIGIN:
             raise ConfigError(
-                "a server without a tokenizer has no use for it.",
+                "it cannot be combined with --skip-tokenizer-init.",
                 where=flags()[name].spelling,
                 fix="leave it or --skip-tokenizer-init out.",
             )

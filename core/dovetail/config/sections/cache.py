@@ -24,8 +24,8 @@ class CacheConfig:
         0.9,
         ge=0.01,
         le=1.0,
-        help="share of the device's memory this engine may use; without this flag a CPU engine "
-        "takes at most 4 GiB",
+        help="fraction of the device's memory that this engine may use; without this flag an "
+        "engine on a CPU uses at most 4 GiB",
     )
     kv_cache_memory_bytes: int | None = flag(
         None, ge=1, unit="bytes", help="exact size of the KV cache on each device"
@@ -34,41 +34,45 @@ class CacheConfig:
         None, ge=1, unit="blocks", help="exact number of cache blocks, mostly for tests"
     )
     enable_prefix_caching: bool = flag(
-        True, help="reuse the cache of prompts that begin with the same tokens"
+        True, help="reuse the KV cache of earlier prompts that begin with the same tokens"
     )
     prefix_caching_hash_algo: str = flag(
-        "sha256", kind="hash_algorithm", help="keyed hash by which equal prefixes are found"
+        "sha256",
+        kind="hash_algorithm",
+        help="keyed hash function with which equal prefixes are found",
     )
-    kv_cache_dtype: str = flag("auto", kind="kv_cache_dtype", help="number type of the KV cache")
+    kv_cache_dtype: str = flag("auto", kind="kv_cache_dtype", help="data type of the KV cache")
     cpu_offload_gb: float = flag(
         0.0,
         ge=0,
         unit="GiB",
-        help="part of the weights that each device leaves in host memory and has copied to it in "
-        "every step, whole blocks of the model; on a CPU all weights are there anyway",
+        help="size of the weights that stay in host memory and are copied to the device in "
+        "every step, in whole layers of the model; on a CPU it changes nothing",
     )
     swap_space: float = flag(
         4.0,
         ge=0,
         unit="GiB",
-        help="host memory for the caches of preempted requests, taken as it is needed; with 0 they "
-        "are computed again",
+        help="host memory for the KV cache of preempted requests, allocated when needed; with 0 "
+        "preempted requests are recomputed",
         default_note="4, and 0 on a CPU, whose cache is host memory itself",
     )
     calculate_kv_scales: bool = flag(
-        False, help="measure the scales of an fp8 cache at the start, on random tokens"
+        False, help="measure the scales of an fp8 KV cache at the start, on random tokens"
     )
     quantization_param_path: str | None = flag(
         None,
         metavar="FILE",
-        help="JSON file with the scales of an fp8 cache, instead of the checkpoint's own",
+        help="JSON file with the scales of an fp8 KV cache, used instead of the checkpoint's",
     )
     mamba_cache_dtype: str = flag(
-        "auto", kind="mamba_cache_dtype", help="number type of the states of Mamba layers"
+        "auto", kind="mamba_cache_dtype", help="data type of the states of Mamba layers"
     )
     mamba_ssm_cache_dtype: str = flag(
-        "auto", kind="mamba_cache_dtype", help="number type of their recurrent state alone"
+        "auto",
+        kind="mamba_cache_dtype",
+        help="data type of the recurrent (SSM) state of Mamba layers",
     )
     kv_sharing_fast_prefill: bool = flag(
-        False, help="skip layers that share another layer's cache in prefill"
+        False, help="during prefill, skip layers that share another layer's KV cache"
     )

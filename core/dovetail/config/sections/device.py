@@ -16,12 +16,13 @@ class DeviceConfig:
         0,
         ge=0,
         le=1024,
-        help="CPU threads of one worker; 0 takes OMP_NUM_THREADS or the cores this process may use",
+        help="CPU threads of one worker; 0 means OMP_NUM_THREADS if set, else the number of "
+        "cores this process may use",
     )
     cpu_cores: str | None = flag(
         None,
         metavar="LIST",
-        help="processors that the engine may run on, as 0-3,8; without --num-threads it gets a "
+        help="CPUs that the engine may run on, such as 0-3,8; without --num-threads it uses one "
         "thread for each of their cores",
         default_note="all that this process may use",
     )
@@ -29,8 +30,9 @@ class DeviceConfig:
         50,
         ge=0,
         le=1_000_000,
-        help="microseconds that an idle kernel thread stays awake before it sleeps",
+        help="time that an idle kernel thread waits actively before it sleeps, in microseconds",
     )
     pin_threads: bool = flag(
-        False, help="keep each kernel thread on one core; only where nothing else uses the machine"
+        False,
+        help="pin each kernel thread to one core; use it only if nothing else runs on the machine",
     )

@@ -19,28 +19,29 @@ class EngineConfig:
         short="-O",
         key="level",
         metavar="LEVEL|JSON",
-        help="how steps are made fast, by level: 0 runs the framework's operators one by one, 1 "
-        "joins them where the device has kernels for it, 2 also captures whole steps where the "
-        "device can, 3 also has torch.compile join what lies between attention, where the start "
-        "measures that to be faster; use_cudagraph false or cudagraph_mode none captures nothing, "
-        "cudagraph_capture_sizes and max_capture_size say which numbers of requests are captured",
+        help="optimization level of steps. 0: torch's operators; 1: fused kernels where the "
+        "device has them; 2: also captured steps (CUDA graphs) where the device can; 3: "
+        "also torch.compile for the parts between attention, if a measurement at the start "
+        "finds it faster. As JSON: use_cudagraph false or cudagraph_mode none captures "
+        "nothing; cudagraph_capture_sizes and max_capture_size set the captured batch "
+        "sizes",
         default_note="2",
     )
     additional_config: Mapping[str, Any] = flag(
-        {}, help="options of the worker, as --plugin-options.worker gives them"
+        {}, help="options of the worker, the same as --plugin-options.worker"
     )
     engine_step_timeout: float | None = flag(
         None,
         ge=0.1,
         unit="seconds",
-        help="how long a step may take; an engine in a longer one counts as dead and is ended",
+        help="how long a step may take; after that the engine counts as dead and is stopped",
         default_note="no limit",
     )
     engine_reply_timeout: float = flag(
         10.0,
         ge=0.001,
         unit="seconds",
-        help="how long to wait for the engine's answer to an operator's question",
+        help="how long to wait for the engine's answer to an administrative call",
     )
     socket_dir: str | None = flag(
         None,
@@ -49,8 +50,10 @@ class EngineConfig:
         default_note="TMPDIR, or /tmp",
     )
     kv_transfer_config: Mapping[str, Any] = flag(
-        {}, kind="kv_connector", help="how blocks of the KV cache move between engines"
+        {}, kind="kv_connector", help="how blocks of the KV cache are transferred between engines"
     )
     kv_events_config: Mapping[str, Any] = flag(
-        {}, kind="kv_event_publisher", help="where changes of the KV cache are told"
+        {},
+        kind="kv_event_publisher",
+        help="where events about changes of the KV cache are published",
     )

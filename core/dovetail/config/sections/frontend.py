@@ -1,4 +1,4 @@
-"""FrontendConfig: the HTTP server. Knows no engine settings."""
+"""FrontendConfig: the HTTP server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class FrontendConfig:
     host: str | None = flag(
         None, help="address to listen on", default_note="127.0.0.1, this machine only"
     )
-    port: int = flag(8000, ge=0, le=65535, help="TCP port to listen on; 0 takes a free one")
+    port: int = flag(8000, ge=0, le=65535, help="TCP port to listen on; 0 chooses a free one")
     api_key: tuple[str, ...] = flag(
         (),
         secret=True,
         metavar="KEY",
-        help="keys, one of which every client must send",
+        help="API keys; clients must send one of them",
         default_note="none: everyone may ask",
     )
     api: tuple[str, ...] = flag(
@@ -46,33 +46,33 @@ class FrontendConfig:
         kind="chat_content_format",
         help="whether templates see message content as text or as a list of parts",
     )
-    response_role: str = flag("assistant", help="role written on answers")
+    response_role: str = flag("assistant", help="role in chat answers")
     enable_auto_tool_choice: bool = flag(
         True,
-        help="let the model decide whether to call tools; the parser is --tool-call-parser's, auto "
-        "if none is named",
+        help="let the model decide whether to call tools; its calls are read by "
+        "--tool-call-parser, or auto if that is not set",
     )
     tool_call_parser: str | None = flag(
         None,
         kind="tool_parser",
         words={NO_PARSER: NO_PARSER},
         default_note="auto",
-        help="syntax in which the model writes tool calls; none leaves them in the text",
+        help="parser for the model's tool-call syntax; without one, calls stay in the text",
     )
     tool_parser_plugin: str | None = flag(
         None, metavar="FILE", help="Python file that registers tool parsers"
     )
     tool_parser_strict: bool = flag(
         False,
-        help="read only calls in the tool parser's own syntax; otherwise an answer that is nothing "
-        "but calls in JSON to tools of the request is calls too",
+        help="read only calls in the tool parser's syntax; otherwise an answer that consists "
+        "only of JSON calls to the request's tools counts as calls, too",
     )
     reasoning_parser: str | None = flag(
         None,
         kind="reasoning_parser",
         words={NO_PARSER: NO_PARSER},
         default_note="auto",
-        help="syntax in which the model marks its reasoning; none leaves it in the text",
+        help="parser for the model's reasoning syntax; without one, reasoning stays in the text",
     )
     reasoning_parser_plugin: str | None = flag(
         None, metavar="FILE", help="Python file that registers reasoning parsers"
@@ -80,7 +80,7 @@ class FrontendConfig:
     reasoning_field: str = flag(
         "both",
         kind="reasoning_field",
-        help="name under which chat answers carry the model's thinking",
+        help="name of the field for reasoning in chat answers",
     )
     allowed_origins: tuple[str, ...] = flag(
         ("*",), metavar="ORIGIN", help="web origins that browsers may call from"
@@ -94,32 +94,35 @@ class FrontendConfig:
     allow_credentials: bool = flag(False, help="let browsers send cookies from other origins")
     disable_uvicorn_access_log: bool = flag(False, help="do not log each HTTP request")
     uvicorn_log_level: str = flag(
-        "info", kind="uvicorn_log_level", help="least severe messages of the HTTP server"
+        "info",
+        kind="uvicorn_log_level",
+        help="lowest level of the HTTP server's messages that are logged",
     )
     disable_fastapi_docs: bool = flag(False, help="hide the API description pages")
     enable_request_id_headers: bool = flag(False, help="send X-Request-Id with every answer")
     enable_prompt_tokens_details: bool = flag(
-        False, help="say in usage how many prompt tokens came from the cache"
+        False, help="report in usage how many prompt tokens came from the prefix cache"
     )
     enable_force_include_usage: bool = flag(
-        False, help="report usage in every stream, asked for or not"
+        False, help="report usage in every stream, even if the request does not ask for it"
     )
     enable_server_load_tracking: bool = flag(
-        False, help="tell server_load, the requests that this process is answering, in /load"
+        False,
+        help="report the number of requests that this process is answering as server_load at /load",
     )
     return_tokens_as_token_ids: bool = flag(
         False, help='write logprob tokens as "token_id:123" so that they are never ambiguous'
     )
-    enable_log_requests: bool = flag(False, help="log every request as it comes")
+    enable_log_requests: bool = flag(False, help="log every request when it arrives")
     enable_log_outputs: bool = flag(
-        False, help="log every answer as it ends; needs --enable-log-requests"
+        False, help="log every answer when it is complete; needs --enable-log-requests"
     )
     log_error_stack: bool = flag(False, help="log the traceback behind every error answer")
     max_log_len: int | None = flag(
         None,
         ge=0,
         unit="characters",
-        help="most characters of a prompt or an answer per log line",
+        help="maximum number of characters of a prompt or an answer in a log line",
         default_note="no limit",
     )
     shutdown_timeout: float = flag(
@@ -127,10 +130,10 @@ class FrontendConfig:
         ge=0,
         le=86400,
         unit="seconds",
-        help="how long running requests may go on after SIGTERM",
+        help="how long running requests may continue after SIGTERM",
     )
     max_body_bytes: int = flag(
-        16 * 2**20, ge=1024, unit="bytes", help="largest request body that is read"
+        16 * 2**20, ge=1024, unit="bytes", help="maximum size of a request body"
     )
     strict_request_fields: bool = flag(
         False, help="answer unknown request fields with an error instead of a warning"
@@ -144,10 +147,15 @@ class FrontendConfig:
     ssl_keyfile: str | None = flag(None, metavar="FILE", help="private key for TLS")
     ssl_certfile: str | None = flag(None, metavar="FILE", help="certificate for TLS")
     ssl_ca_certs: str | None = flag(
-        None, metavar="FILE", help="authorities whose client certificates are accepted"
+        None,
+        metavar="FILE",
+        help="file of the certificate authorities (CA) whose client certificates are accepted",
     )
     ssl_cert_reqs: int = flag(
-        0, ge=0, le=2, help="whether clients need a certificate: 0 no, 1 if they have one, 2 yes"
+        0,
+        ge=0,
+        le=2,
+        help="whether clients need a certificate: 0 not needed, 1 optional, 2 required",
     )
     enable_ssl_refresh: bool = flag(False, help="read the TLS files again when they change")
     middleware: tuple[str, ...] = flag(
@@ -157,27 +165,29 @@ class FrontendConfig:
         help="ASGI middleware by import path: a class, or an async function of request and next",
     )
     h11_max_incomplete_event_size: int = flag(
-        4 * 2**20, ge=1024, unit="bytes", help="largest head of a request"
+        4 * 2**20, ge=1024, unit="bytes", help="maximum size of a request's headers"
     )
-    h11_max_header_count: int = flag(256, ge=1, help="most headers of a request")
+    h11_max_header_count: int = flag(256, ge=1, help="maximum number of headers of a request")
     trust_request_chat_template: bool = flag(
-        False, help="use the chat template that a request brings"
+        False, help="allow requests to bring their own chat template"
     )
     exclude_tools_when_tool_choice_none: bool = flag(
         False, help="leave tools out of the prompt where tool_choice is none"
     )
     enable_dev_endpoints: bool = flag(
-        False, help="offer /reset_prefix_cache and /server_info, for those who develop and measure"
+        False,
+        help="serve endpoints for development and measurements, such as /reset_prefix_cache and "
+        "/server_info",
     )
     keep_alive_on_engine_death: bool = flag(
-        False, help="go on answering, with errors, when the engine has died, instead of ending"
+        False, help="when the engine has died, keep the server running and answer with errors"
     )
     enable_tokenizer_info_endpoint: bool = flag(
-        False, help="offer /get_tokenizer_info, which tells the chat template too"
+        False, help="serve /get_tokenizer_info, which also shows the chat template"
     )
     tool_server: tuple[str, ...] = flag(
         (),
         kind="tool_server",
         metavar="HOST:PORT",
-        help="servers of MCP (at /mcp) whose tools the model may call in the Responses API",
+        help="MCP servers (at /mcp) whose tools the model may call in the Responses API",
     )

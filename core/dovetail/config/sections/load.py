@@ -11,7 +11,7 @@ from dovetail.config.sections.field import flag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """Reading weights."""
+    "Weights."
 
     load_format: str = flag("auto", kind="load_format", help="file format of the weights")
     download_dir: str | None = flag(
@@ -33,7 +33,7 @@ class LoadConfig:
         {"*": "cpu"},
         key="*",
         metavar="DEVICE|JSON",
-        help="device onto which torch.save files are read, for all tensors or by the device that "
-        "the file says they were on; as in torch.load, devices that are not named stay as they are",
+        help="device to which torch.save files are read: one for all tensors, or a map from the "
+        "device that a file names; as in torch.load, devices outside the map are kept",
         default_note="cpu",
     )

@@ -20,7 +20,7 @@ class ModelConfig:
     )
     served_model_name: tuple[str, ...] = flag(
         (),
-        help="names that clients may ask for; the first is the one reported",
+        help="model names that clients may use; the first is the one in answers",
         metavar="NAME",
         default_note="the model as given",
     )
@@ -31,18 +31,20 @@ class ModelConfig:
         "auto", kind="tokenizer", help="which tokenizer implementation reads the files"
     )
     model_impl: str = flag(
-        "auto", kind="model_impl", help="whose code runs the model: dovetail's or transformers'"
+        "auto",
+        kind="model_impl",
+        help="which implementation runs the model: dovetail's or transformers'",
     )
     dtype: str = flag(
         "auto",
         kind="dtype",
-        help="number type of weights and activations; on a CPU activations are float32",
+        help="data type of weights and activations; on a CPU activations are float32",
     )
     quantization: str | None = flag(
         None,
         kind="quantization",
         short="-q",
-        help="how the weights are stored",
+        help="quantization method of the weights",
         default_note="as the checkpoint says",
     )
     max_model_len: int | None = flag(
@@ -50,11 +52,13 @@ class ModelConfig:
         ge=1,
         unit="tokens",
         words={"auto": None},
-        help="longest prompt plus answer",
+        help="maximum context length: prompt and answer together",
         default_note="the checkpoint's own length",
     )
     allow_long_max_model_len: bool = flag(
-        False, help="accept a max-model-len above the checkpoint's own length, at your own risk"
+        False,
+        help="accept a max-model-len above the length the checkpoint was trained for, at your "
+        "own risk",
     )
     revision: str | None = flag(None, help="branch, tag or commit of the model on the hub")
     tokenizer_revision: str | None = flag(
@@ -64,34 +68,38 @@ class ModelConfig:
         None,
         ge=0,
         le=2**63 - 1,
-        help="seed of made-up weights, and of requests that bring none: each gets its own from "
-        "this one and its place in the order of arrival",
+        help="seed for random weights, and for requests without a seed: each gets one derived "
+        "from this seed and its order of arrival",
         default_note="a new one at each start",
     )
     trust_remote_code: bool = flag(False, help="run code that comes with a checkpoint")
-    config_format: str = flag("auto", kind="config_format", help="layout of the model's settings")
+    config_format: str = flag(
+        "auto", kind="config_format", help="file format of the model's configuration"
+    )
     hf_overrides: Mapping[str, Any] = flag(
-        {}, help="values that replace entries of config.json, nested keys merged"
+        {}, help="values that replace entries of config.json; nested objects are merged"
     )
     generation_config: str = flag(
         "auto",
         kind="generation_config_source",
-        help="where default sampling settings come from: the model's folder (auto), "
-        "another folder, or nowhere (dovetail)",
+        help="where default sampling parameters come from: the model's folder (auto), another "
+        "folder, or dovetail's own defaults (dovetail)",
     )
     override_generation_config: Mapping[str, Any] = flag(
-        {}, help="default sampling settings that win over the file"
+        {}, help="default sampling parameters that override those of the file"
     )
     enforce_eager: bool = flag(
-        False, help="run every step's operators one by one; never repeat a recorded step"
+        False, help="run all operators eagerly; never capture or replay steps"
     )
     max_logprobs: int = flag(
-        20, ge=-1, help="most logprobs per token a request may ask for; -1 lifts the limit"
+        20,
+        ge=-1,
+        help="maximum number of logprobs per token that a request may ask for; -1 means no limit",
     )
     logits_processors: tuple[str, ...] = flag(
         (),
         kind="logits_processor",
-        help="further logits processors to load beside the installed ones",
+        help="more logits processors to load, in addition to the installed ones",
         metavar="NAME",
     )
     logprobs_mode: str = flag(
@@ -102,7 +110,7 @@ class ModelConfig:
     )
     logits_processor_pattern: str | None = flag(
         None,
-        help="pattern of the logits processors that requests may name",
+        help="regular expression for the logits processors that a request may name",
         default_note="none",
     )
     hf_config_path: str | None = flag(
@@ -115,8 +123,8 @@ class ModelConfig:
         secret=True,
         metavar="TOKEN",
         bare="",
-        help="token for gated models on the hub; without a value a saved login must be there. "
-        "Other users see command lines, so HF_TOKEN is the safer place",
+        help="access token for gated models on the hub; without a value, the saved login is "
+        "used. Other users can see command lines, so the variable HF_TOKEN is safer",
         default_note="HF_TOKEN, or a login that the hub's client has saved",
     )
     code_revision: str | None = flag(
@@ -128,11 +136,12 @@ class ModelConfig:
     rope_scaling: Mapping[str, Any] = flag(
         {},
         kind="rope_type",
-        help="how the rotary embedding is stretched; replaces the checkpoint's own way",
+        help="how the rotary embedding is scaled to longer contexts; replaces the checkpoint's "
+        "setting",
         default_note="the checkpoint's",
     )
     disable_sliding_window: bool = flag(
-        False, help="attend to everything and allow no more tokens than the sliding window has"
+        False, help="do not use sliding windows; the context is limited to the window's length"
     )
     runner: str = flag("auto", kind="runner", help="what the model is run for")
     convert: str = flag(
@@ -141,22 +150,24 @@ class ModelConfig:
         help="convert a generative model into a pooling model: embed, classify or reward",
     )
     pooler_config: Mapping[str, Any] = flag(
-        {}, kind="pooling_type", help="how a row of hidden states becomes one vector"
+        {}, kind="pooling_type", help="how hidden states are pooled into one vector"
     )
     skip_tokenizer_init: bool = flag(
         False,
-        help="load no tokenizer: prompts and answers are token ids, chats and stop strings are "
-        "refused",
+        help="load no tokenizer: prompts and answers are token ids; chat requests and stop "
+        "strings are rejected",
     )
-    enable_prompt_embeds: bool = flag(False, help="accept embeddings in place of a prompt")
+    enable_prompt_embeds: bool = flag(False, help="accept embeddings instead of a prompt")
     enable_sleep_mode: bool = flag(
         False,
-        help="let the engine give its memory back and take it again while it runs: POST /sleep and "
-        "/wake_up (with --enable-dev-endpoints), LLM.sleep and LLM.wake_up",
+        help="allow sleep mode, in which the engine releases its memory until it is woken up: "
+        "POST /sleep and /wake_up (with --enable-dev-endpoints), LLM.sleep and LLM.wake_up",
     )
     override_attention_dtype: str | None = flag(
-        None, kind="dtype", help="number type in which attention computes", default_note="dtype"
+        None, kind="dtype", help="data type in which attention is computed", default_note="dtype"
     )
     io_processor_plugin: str | None = flag(
-        None, kind="io_processor", help="plugin that turns other data into prompts and answers back"
+        None,
+        kind="io_processor",
+        help="plugin that converts other data into prompts, and answers back",
     )

@@ -11,30 +11,40 @@ from dovetail.config.sections.field import flag
 class ObservabilityConfig:
     """Logs and statistics."""
 
-    disable_log_stats: bool = flag(False, help="leave the regular statistics line out of the log")
-    log_level: str = flag("info", kind="log_level", help="least severe messages that are logged")
+    disable_log_stats: bool = flag(False, help="do not log statistics regularly")
+    log_level: str = flag(
+        "info", kind="log_level", help="lowest level of the messages that are logged"
+    )
     stat_loggers: tuple[str, ...] = flag(
         ("log", "prometheus"),
         kind="stat_logger",
-        help="receivers of the engine's statistics",
+        help="loggers that receive the engine's statistics",
         metavar="NAME",
     )
     otlp_traces_endpoint: str | None = flag(
-        None, metavar="URL", help="OpenTelemetry collector that gets a trace of every request"
+        None,
+        metavar="URL",
+        help="OpenTelemetry collector to which a trace of every request is sent",
     )
     collect_detailed_traces: tuple[str, ...] = flag(
-        (), kind="trace_module", help="parts of the engine that are traced step by step"
+        (), kind="trace_module", help="parts of the engine whose steps are traced in detail"
     )
     show_hidden_metrics_for_version: str | None = flag(
-        None, metavar="VERSION", help="show the metrics hidden since that version"
+        None, metavar="VERSION", help="show deprecated metrics that were hidden in this version"
     )
     log_prefix: str = flag("", metavar="TEXT", help="text before every line of the log")
     configure_logging: bool = flag(
-        True, help="set up the log; off leaves it to whoever embeds dovetail, and to plugins"
+        True,
+        help="set up logging; turn it off where the program that embeds dovetail, or a plugin, "
+        "does that",
     )
     show_notes: bool = flag(
-        True, help="tell at the start which older names were translated, and what has no effect"
+        True,
+        help="log at the start which older names were translated and which settings have no effect",
     )
     log_config_file: str | None = flag(
-        None, metavar="FILE.json", help="logging setup in the form of Python's dictConfig"
+        None,
+        metavar="FILE.json",
+        help="JSON file with the logging configuration, in the format of Python's "
+        "logging.config.dictConfig",
     )

@@ -14,7 +14,10 @@ class ParallelConfig:
     """Workers."""
 
     tensor_parallel_size: int = flag(
-        1, ge=1, short="-tp", help="number of devices over which every layer is divided"
+        1,
+        ge=1,
+        short="-tp",
+        help="number of devices over which each layer is divided (tensor parallelism)",
     )
     distributed_executor_backend: str | None = flag(
         None,
@@ -27,38 +30,61 @@ class ParallelConfig:
         None, metavar="CLASS", help="class whose methods are added to the worker"
     )
     pipeline_parallel_size: int = flag(
-        1, ge=1, short="-pp", help="number of devices that hold one after another of the layers"
+        1,
+        ge=1,
+        short="-pp",
+        help="number of pipeline stages: devices that each hold a part of the layers",
     )
     decode_context_parallel_size: int = flag(
-        1, ge=1, short="-dcp", help="number of devices that share a request's context when decoding"
+        1,
+        ge=1,
+        short="-dcp",
+        help="number of devices over which a request's KV cache is divided when decoding",
     )
     data_parallel_size: int = flag(
-        1, ge=1, short="-dp", help="number of engines that each hold the whole model"
+        1,
+        ge=1,
+        short="-dp",
+        help="number of engine replicas that each hold the whole model (data parallelism)",
     )
     data_parallel_size_local: int | None = flag(
-        None, ge=0, short="-dpl", help="number of those engines on this machine"
+        None, ge=0, short="-dpl", help="number of data-parallel engines on this machine"
     )
     data_parallel_rank: int | None = flag(
-        None, ge=0, short="-dpn", help="which of those engines this one is"
+        None, ge=0, short="-dpn", help="data-parallel rank of this engine"
     )
     data_parallel_start_rank: int | None = flag(
-        None, ge=0, short="-dpr", help="first of those engines on this machine"
+        None, ge=0, short="-dpr", help="lowest data-parallel rank on this machine"
     )
     data_parallel_address: str | None = flag(
-        None, short="-dpa", metavar="HOST", help="machine that leads those engines"
+        None,
+        short="-dpa",
+        metavar="HOST",
+        help="address of the machine that coordinates the data-parallel engines",
     )
     data_parallel_rpc_port: int | None = flag(
-        None, ge=1, le=65535, short="-dpp", help="port on which those engines talk"
+        None,
+        ge=1,
+        le=65535,
+        short="-dpp",
+        help="port for communication between data-parallel engines",
     )
     data_parallel_backend: str = flag(
-        "mp", kind="data_parallel_backend", short="-dpb", help="how those engines are started"
+        "mp",
+        kind="data_parallel_backend",
+        short="-dpb",
+        help="how data-parallel engines are started",
     )
     data_parallel_hybrid_lb: bool = flag(
-        False, help="balance requests within a machine and leave machines to a balancer outside"
+        False,
+        help="balance requests within each machine; an external load balancer distributes them "
+        "over machines",
     )
-    headless: bool = flag(False, help="run this machine's engines without an HTTP server")
+    headless: bool = flag(False, help="run only this machine's engines, without an HTTP server")
     enable_expert_parallel: bool = flag(
-        False, help="give every device whole experts instead of a part of each"
+        False,
+        help="place whole experts on each device instead of dividing every expert (expert "
+        "parallelism)",
     )
     expert_placement_strategy: str = flag(
         "linear", kind="expert_placement", help="which device holds which experts"
@@ -70,13 +96,21 @@ class ParallelConfig:
         "log_balancedness",
     )
     enable_dbo: bool = flag(
-        False, help="run two half batches so that one computes while the other communicates"
+        False,
+        help="dual batch overlap: run two half batches, so that one computes while the other "
+        "communicates",
     )
     dbo_decode_token_threshold: int = flag(
-        32, ge=1, unit="tokens", help="smallest decode step that is halved so"
+        32,
+        ge=1,
+        unit="tokens",
+        help="minimum number of tokens of a decode step that is split in two half batches",
     )
     dbo_prefill_token_threshold: int = flag(
-        512, ge=1, unit="tokens", help="smallest prefill step that is halved so"
+        512,
+        ge=1,
+        unit="tokens",
+        help="minimum number of tokens of a prefill step that is split in two half batches",
     )
     ray_workers_use_nsight: bool = flag(False, help="run Ray's workers under the Nsight profiler")
     max_parallel_loading_workers: int | None = flag(

@@ -15,13 +15,13 @@ class PluginConfig:
 
     plugin_options: Mapping[str, Any] = flag(
         {},
-        help="options of chosen plugins by kind: --plugin-options.KIND.OPTION VALUE; "
-        "dovetail plugins show KIND:NAME lists them",
+        help="options of the chosen plugins, by kind: --plugin-options.KIND.OPTION VALUE; "
+        "`dovetail plugins show KIND:NAME` lists them",
     )
     no_plugin: tuple[str, ...] = flag(
         (),
         metavar="NAME",
-        help="plugins that may not be used: a name, KIND:NAME, NAME@PACKAGE, or a whole package",
+        help="plugins to disable: NAME, KIND:NAME, NAME@PACKAGE, or a whole package",
     )
 
     def options_of(self, kind: str) -> dict[str, Any]:

@@ -16,9 +16,10 @@ class SpeculativeConfig:
     speculative_config: Mapping[str, Any] = flag(
         {},
         kind="drafter",
-        help="guess tokens ahead and verify several in one step: method names the drafter, "
-        "num_speculative_tokens is the longest guess (4), disable_by_batch_size the most requests, "
-        "running or waiting, with which guessing goes on; further keys are the drafter's options, "
-        "for ngram prompt_lookup_max and prompt_lookup_min",
+        help="speculative decoding, which drafts tokens and verifies several in one step. "
+        "method: the drafter; num_speculative_tokens: the longest draft (default 4); "
+        "disable_by_batch_size: with more requests than this, running or waiting, nothing "
+        "is drafted; other keys are options of the drafter, for ngram prompt_lookup_max "
+        "and prompt_lookup_min",
         default_note="no guessing",
     )

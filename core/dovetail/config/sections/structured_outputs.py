@@ -1,4 +1,4 @@
-"""StructuredOutputsConfig: answers held to a grammar."""
+"""StructuredOutputsConfig: settings of structured outputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dovetail.config.sections.field import flag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsConfig:
-    """Answers held to a grammar."""
+    "Structured outputs."
 
     structured_outputs_config: Mapping[str, Any] = flag(
         {},
         kind="guided_decoding_backend",
-        help="how answers are held to a grammar: backend, disable_fallback, "
+        help="how structured outputs are enforced: backend, disable_fallback, "
         "disable_any_whitespace, disable_additional_properties",
     )

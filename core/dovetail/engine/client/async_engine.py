@@ -1,6 +1,6 @@
 """AsyncEngine: an engine as an API process sees it: prompts in, deltas out, one event loop.
 
-The engine runs in a child process, in a thread, or belongs to another API process. Knows no HTTP.
+The engine runs in a child process, in a thread, or belongs to another API process.
 """
 
 from __future__ import annotations

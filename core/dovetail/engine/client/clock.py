@@ -1,6 +1,6 @@
 """RequestClock: what is known of one client's request in time, from the engine's own stamps.
 
-All times are monotonic seconds, which the processes of one machine share. Knows no text.
+All times are monotonic seconds, which the processes of one machine share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Fan-out: a request for n completions becomes n engine requests with seeds of their own.
+"""Fan-out: a request for n completions becomes n engine requests, each with its own seed.
 
-Source of the mixing function: Steele, Lea, Flood, "Fast splittable pseudorandom number
-generators" (OOPSLA 2014), splitmix64. Knows no transport.
+Source of the mixing function: Steele, Lea, Flood, "Fast splittable pseudorandom number generators"
+(OOPSLA 2014), splitmix64.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """EngineHost: how an API process starts an engine and learns of its end.
 
-Either a child process or a thread of this process. Knows nothing of requests.
+Either a child process or a thread of this process.
 """
 
 from __future__ import annotations

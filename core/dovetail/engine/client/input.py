@@ -1,7 +1,7 @@
 """InputProcessor: a prompt and sampling params, checked and made into engine requests.
 
-Everything a client can get wrong is found here, in the API process, before the engine hears of
-the request. Knows no transport, no HTTP and no chat templates.
+Everything a client can get wrong is found here, in the API process, before the engine hears of the
+request.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class InputProcessor:
         for word in words:
             bare = word.lstrip()
             if not bare:
-                raise RequestError("a word must have visible characters.", where="bad_words")
+                raise RequestError("a word must not be empty or white space.", where="bad_words")
             for text in (bare, " " + bare):
                 ids = self._tokenizer.encode(text, add_special_tokens=False)
                 sequences[tuple(ids)] = None
@@ -249,8 +249,8 @@ def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
         raise RequestError("the prompt has no tokens.", where=PROMPT, fix="send some text.")
     if num_prompt_tokens >= max_model_tokens:
         raise RequestError(
-            f"the prompt has {num_prompt_tokens} tokens; the context holds {max_model_tokens}, "
-            "prompt and answer together.",
+            f"the prompt has {num_prompt_tokens} tokens; the context length is {max_model_tokens}, "
+            "for prompt and answer together.",
             where=PROMPT,
             fix="shorten the prompt, set truncate_prompt_tokens to -1, or start with a larger "
             "--max-model-len.",

@@ -1,7 +1,6 @@
 """Logprobs on their way out: finite, cut to what was asked for, summed.
 
 JSON has no infinity, so a token that cannot be drawn is shown with LOGPROB_FLOOR.
-Knows no tokenizer and no dialect.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mailbox: the outputs of one request on their way to one consumer, merged when it is slow.
 
-So memory stays bounded by the request itself, however slowly a client reads. Knows no engine.
+So memory stays bounded by the request itself, however slowly a client reads.
 """
 
 from __future__ import annotations

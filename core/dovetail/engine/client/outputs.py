@@ -1,6 +1,6 @@
 """What a caller gets back: deltas while a request runs, whole results offline.
 
-Plain data inside one process. Knows neither engine messages nor HTTP.
+Plain data inside one process.
 """
 
 from __future__ import annotations

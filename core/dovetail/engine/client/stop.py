@@ -2,7 +2,7 @@
 
 The answer does not depend on how the text was cut: the stop string that is complete first wins,
 the longest among those that end together. One Knuth-Morris-Pratt automaton per stop string, so a
-character costs the same however long the strings are. Knows no tokens.
+character costs the same however long the strings are.
 Source: Knuth, Morris, Pratt, "Fast pattern matching in strings" (1977).
 """
 

@@ -1,6 +1,6 @@
 """SyncEngine: an engine that the caller steps itself, in its own thread. For offline use.
 
-Same input, core and output as AsyncEngine, without a transport. Knows no progress bars.
+Same input, core and output as AsyncEngine, without a transport.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine process, started by `client.host.EngineProcess`.
 
-Takes its Boot message and runs an engine as described there. Knows nothing of steps.
+Takes its Boot message and runs an engine as described there.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _make_in(parent: str, longest: int) -> Path:
         return Path(tempfile.mkdtemp(prefix="dovetail-", dir=path))
     except OSError as error:
         raise ConfigError(
-            f"no socket can be made there: {error}.", where=where, fix="name a folder of your own."
+            f"no socket can be made there: {error}.", where=where, fix="use a folder that you own."
         ) from error
 
 
@@ -229,7 +229,7 @@ class ZmqClientEnd:
         try:
             self._socket.send(self._encoder.encode(Goodbye()), zmq.NOBLOCK)
         except zmq.Again:
-            logger.debug("no goodbye: the engine does not read its messages any more.")
+            logger.debug("no goodbye sent: the engine no longer reads its messages.")
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()

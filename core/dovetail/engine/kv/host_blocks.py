@@ -2,7 +2,7 @@
 
 Numbers only, as in the block pool: host block ids, their owners and a free list. A plan's copies to
 the host come before its copies from there, so a host block given back by a plan that reads it may
-be taken again by any later one. Knows no tensor and no device block but as a number to pair.
+be taken again by any later one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Implements interfaces.scheduler.KVCache over a BlockPool and, for preempted requests, host blocks.
 Every group's block table of a request has the same length; a windowed group has the null block
-where tokens fell out of its window. Knows no tensor and no schedule.
+where tokens fell out of its window.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Layers with the same rule (full attention, or one window size) form groups of equal size; layer i of
 every group lives in tensor i, so a block id names one piece of memory in whichever group owns it,
 and blocks move freely between groups. All layers must cache the same bytes per token; a model that
-mixes head counts, head sizes or dtypes is refused. Knows no request.
+mixes head counts, head sizes or dtypes is refused.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def verify_fits(layout: KVLayout, max_model_tokens: int, step_tokens: int) -> No
     room = max_request_tokens(layout, max_model_tokens, step_tokens) + 1
     if room < max_model_tokens:
         raise ConfigError(
-            f"the KV cache holds {room} tokens of one request, the context is {max_model_tokens}.",
+            f"the KV cache holds {room} tokens of one request, fewer than the context length "
+            f"{max_model_tokens}.",
             where="--max-model-len",
             fix=f"lower it to {room}, or raise --gpu-memory-utilization, "
             "--kv-cache-memory-bytes or --num-gpu-blocks-override.",

@@ -3,7 +3,7 @@
 The hash of block i covers all tokens up to its end, because it includes the hash of block i - 1;
 the first one includes a root made of the request's typed extra keys (cache salt, adapter), so two
 requests meet only when those agree too. The key is a secret of the process: nobody outside can
-compute or aim for a collision, or learn a prompt from a hash. Knows no block ids.
+compute or aim for a collision, or learn a prompt from a hash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PrefixHasher:
     def __init__(self, algorithm: str, key: bytes, block_tokens: int) -> None:
         if algorithm not in ALGORITHMS:
             raise ConfigError(
-                f'"{algorithm}" is not a hash that can be trusted with prefixes of other users.',
+                f'"{algorithm}" is not a supported hash for prefix caching.',
                 where="--prefix-caching-hash-algo",
                 fix=f"use one of {', '.join(ALGORITHMS)}.",
             )

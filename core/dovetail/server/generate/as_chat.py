@@ -51,7 +51,9 @@ def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
 def check_one(body: SamplingFields) -> None:
     """Raise RequestError where several answers are asked of a dialect that has one."""
     if (body.n or 1) > 1:
-        raise RequestError("there is one answer here.", where="n", code="unsupported_field")
+        raise RequestError(
+            "only one answer per request is supported.", where="n", code="unsupported_field"
+        )
 
 
 def is_deep(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """ContentBlocks: an answer's events as a row of blocks, each opened, grown and closed in turn.
 
 What the Responses and the Messages dialect have in common: reasoning, text and calls are parts of
-one list, in the order in which they came. Knows neither's shapes.
+one list, in the order in which they came.
 """
 
 from __future__ import annotations

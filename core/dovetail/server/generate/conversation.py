@@ -1,7 +1,6 @@
 """A conversation on its way to the engine, whichever dialect it came in: checks, prompt, form.
 
-Every dialect turns its body into a ChatRequest first; from there on they are one. Knows no shapes
-of answers.
+Every dialect turns its body into a ChatRequest first; from there on they are one.
 """
 
 from __future__ import annotations

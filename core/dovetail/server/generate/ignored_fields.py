@@ -75,7 +75,7 @@ class FieldReporter:
             name = "other"
         elif is_new:
             self._warned.add(name)
-            logger.warning("request field %s is not known here and is ignored", name)
+            logger.warning("unknown request field %s is ignored", name)
         metrics.IGNORED_FIELDS.labels(name).inc()
 
 

@@ -55,7 +55,7 @@ def _choose(config: Config, kind: str, asked: str | None, template: str) -> Sele
         if _fits(kind, entry.id, template)
     ]
     if not found:
-        logger.info("%s auto: none, the chat template asks for no syntax that is known", kind)
+        logger.info("%s auto: none, because the chat template uses no known syntax", kind)
         return None
     found.sort(key=lambda fit: _preference(kind, *fit))
     name, spec, texts = found[0]

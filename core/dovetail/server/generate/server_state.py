@@ -106,7 +106,7 @@ class ServerState:
         """Raise RequestError for a template in a request, unless the server trusts them."""
         if given is not None and not self.frontend.trust_request_chat_template:
             raise RequestError(
-                "this server uses no templates of requests.",
+                "this server does not accept chat templates in requests.",
                 where="chat_template",
                 fix="start it with --trust-request-chat-template, or with --chat-template FILE.",
                 code="unsupported_field",

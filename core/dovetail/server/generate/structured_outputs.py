@@ -129,7 +129,7 @@ def _blanks(pattern: str, where: str) -> str:
         raise RequestError(
             f"{error}.",
             where=where,
-            fix="white space of JSON is blanks, tabs and line ends.",
+            fix="use only spaces, tabs and line ends.",
             code="invalid_grammar",
         ) from error
 
@@ -153,11 +153,11 @@ def _response_format(given: ResponseFormat | None, style: _JsonStyle) -> list[Co
         case "regex" | "grammar" | "choice":
             fix = f"use structured_outputs.{given.type}."
             raise RequestError(
-                f'"{given.type}" is not a type here.', where=f"{where}.type", fix=fix
+                f'"{given.type}" is not a supported type.', where=f"{where}.type", fix=fix
             )
         case _:
             raise RequestError(
-                f'"{given.type[:64]}" is none of text, json_object, json_schema, structural_tag.',
+                f'"{given.type[:64]}" is not text, json_object, json_schema or structural_tag.',
                 where=f"{where}.type",
             )
 

@@ -22,7 +22,7 @@ _PREFIX = "chat_template_kwargs."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """A request's field that the template is told of under several names, any of which may do."""
+    """A request's field that is passed to the template under several names, any of which may do."""
 
     field: str
     kwargs: Mapping[str, Any]
@@ -72,9 +72,9 @@ def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) ->
     RequestError where nobody knows how this model ends it."""
     if plan.reasoning is None:
         raise RequestError(
-            "no reasoning parser is known for this model, so its thinking cannot be ended.",
+            "no reasoning parser is known for this model, so its reasoning cannot be limited.",
             where="thinking_token_budget",
-            fix="leave it out; max_tokens bounds thinking and answer together.",
+            fix="leave it out; max_tokens limits reasoning and answer together.",
             code="unsupported_field",
         )
     end = plan.reasoning.end

@@ -77,7 +77,7 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
     """Return whether a tool_choice object names the tool. Raises: RequestError"""
     if isinstance(choice, str):
         raise RequestError(
-            f'"{choice[:64]}" is none of auto, none, required or a function.', where="tool_choice"
+            f'"{choice[:64]}" is not auto, none, required or a function.', where="tool_choice"
         )
     function = choice.get("function", choice)
     name = function.get("name") if isinstance(function, dict) else None
@@ -100,7 +100,7 @@ def _call_form(parser: ToolParser, tool: Tool, where: str) -> Form:
     form = parser.form(tool)
     if form is None:
         raise RequestError(
-            "this model's way of writing calls cannot be held to a schema.",
+            "this model's tool-call format cannot be constrained by a schema.",
             where=where,
             fix='use tool_choice "auto" and tools without strict.',
             code="unsupported_field",

@@ -1,4 +1,4 @@
-"""What is not here: why a path has no route, in a sentence. Knows no application.
+"""What is not here: why a path has no route, in a sentence.
 
 Source of the paths: the HTTP API of `vllm serve`, whose clients may ask for them.
 """

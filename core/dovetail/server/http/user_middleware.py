@@ -1,7 +1,7 @@
 """--middleware: ASGI middleware of other people's code, by import path.
 
 A class is called with the application, an async function with a request and what comes next. Found
-and checked at start, before the engine loads. Knows no middleware of dovetail's own.
+and checked at start, before the engine loads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""check_frontend: every fault of the HTTP flags that can be told before an engine is there.
+"""check_frontend: every fault of the HTTP flags that can be found before an engine is there.
 
 Imports no engine and no torch.
 """
@@ -29,7 +29,10 @@ def check_frontend(frontend: FrontendConfig) -> None:
 
         tls_of(frontend)
         if frontend.ssl_ca_certs is not None and not frontend.ssl_cert_reqs:
-            logger.warning("--ssl-ca-certs without --ssl-cert-reqs: no client is asked for any")
+            logger.warning(
+                "--ssl-ca-certs has no effect without --ssl-cert-reqs: clients are not asked "
+                "for certificates"
+            )
     if frontend.middleware:
         from dovetail.server.http.user_middleware import load_middleware
 
@@ -48,7 +51,7 @@ def _names_tls(frontend: FrontendConfig) -> bool:
 def _check_logs(frontend: FrontendConfig) -> None:
     if frontend.enable_log_outputs and not frontend.enable_log_requests:
         raise ConfigError(
-            "answers are logged beside the requests they belong to.",
+            "answers can only be logged together with their requests.",
             where="--enable-log-outputs",
             fix="add --enable-log-requests.",
         )

@@ -1,7 +1,4 @@
-"""One API process's life: serve on a socket, watch the engine, drain on the first signal.
-
-Knows no command line and starts no engine.
-"""
+"""One API process's life: serve on a socket, watch the engine, drain on the first signal."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class ServerLifecycle:
         if self._drain is None:
             self._drain = asyncio.ensure_future(self._drain_then_exit())
             return
-        logger.warning("told again to stop: ending now")
+        logger.warning("second signal: ending now")
         self._exit(is_forced=True)
 
     def _watch_signals(self) -> None:
@@ -99,7 +96,9 @@ class ServerLifecycle:
         logger.error("the engine is gone: %s", self._engine.death_reason or "unknown cause")
         self._status = EXIT_ENGINE_DEAD
         if self._frontend.keep_alive_on_engine_death:
-            logger.warning("the server goes on without it, as --keep-alive-on-engine-death asks")
+            logger.warning(
+                "the server keeps running without it because of --keep-alive-on-engine-death"
+            )
             return
         await asyncio.sleep(DEATH_NOTICE_S)
         self._exit()

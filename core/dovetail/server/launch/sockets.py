@@ -1,4 +1,4 @@
-"""The listening socket: bound before anything heavy starts, so a taken port is told at once."""
+"""The listening socket: bound before anything heavy starts, so a taken port is reported at once."""
 
 from __future__ import annotations
 
@@ -98,4 +98,8 @@ def warn_if_open(sock: socket.socket, *, has_key: bool) -> None:
     """Log one line when every machine that reaches this one may use the server without a key."""
     host = str(sock.getsockname()[0])
     if not has_key and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-        logger.warning("listening on %s without --api-key: everyone who reaches it may ask", host)
+        logger.warning(
+            "listening on %s without --api-key: everyone who can reach this address can use "
+            "the server",
+            host,
+        )

@@ -1,7 +1,7 @@
 """TLS: the server's SSLContext out of the flags, checked at start and read again when files change.
 
-A `Refreshed` context hands every new connection to the newest good one, so a renewed certificate
-or a shorter list of authorities counts at once while open connections go on. Knows no socket.
+A `Refreshed` context hands every new connection to the newest good one, so a renewed certificate or
+a shorter list of authorities counts at once while open connections go on.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def tls_of(frontend: FrontendConfig) -> Tls | None:
         _check_readable(flag, path)
     if frontend.ssl_cert_reqs and frontend.ssl_ca_certs is None:
         raise ConfigError(
-            "no client's certificate could be accepted without authorities.",
+            "client certificates cannot be checked without certificate authorities.",
             where="--ssl-cert-reqs",
             fix="name their file with --ssl-ca-certs.",
         )
@@ -93,7 +93,7 @@ def _check_unused(frontend: FrontendConfig) -> None:
     for flag, is_given in given.items():
         if is_given:
             raise ConfigError(
-                "there is no TLS without a certificate.",
+                "TLS needs a certificate.",
                 where=flag,
                 fix="name the certificate with --ssl-certfile.",
             )
@@ -160,9 +160,9 @@ def _chain_error(cert: str, key: str | None, error: Exception, *, is_locked: boo
     where = "--ssl-keyfile" if key else "--ssl-certfile"
     if is_locked:
         return ConfigError(
-            f"the key in {key or cert} is locked with a passphrase.",
+            f"the key in {key or cert} is protected by a passphrase.",
             where=where,
-            fix="unlock it: openssl pkey -in KEY -out UNLOCKED.",
+            fix="remove it with `openssl pkey -in KEY -out UNLOCKED`.",
         )
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         what = f"the key in {key or cert} does not belong to the certificate in {cert}."

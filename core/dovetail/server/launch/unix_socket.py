@@ -1,7 +1,7 @@
 """The Unix socket of --uds: one server per path, found out by a lock and not by guessing.
 
 A server that still loads its model does not listen yet, so a path is held by a lock on PATH.lock,
-which the system lets go of however the holder ends. Knows no HTTP.
+which the system lets go of however the holder ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Executor: steps run in order, ahead of their results where claimed; a fault is told, not hung."""
+"""Executor: steps run in order, ahead of their results where claimed; a fault is reported."""
 
 from __future__ import annotations
 

@@ -256,8 +256,11 @@ def test_the_log_says_what_was_chosen_and_why(
     told = lines_of(folder, caplog, override_generation_config={"top_k": 7})
     assert "top_k 7 (--override-generation-config)" in told
     told = lines_of(folder, caplog, kv_cache_memory_bytes="100k")
-    assert "of the checkpoint's 1024 tokens, what 97.66 MiB" not in told
-    assert re.search(r"max_model_len auto: \d+ of the checkpoint's 1024 tokens, what 0\.095", told)
+    assert "of the checkpoint's 1024 tokens, which is what fits into 97.66 MiB" not in told
+    assert re.search(
+        r"max_model_len auto: \d+ of the checkpoint's 1024 tokens, which is what fits into 0\.095",
+        told,
+    )
 
 
 def test_a_context_nobody_asked_for_fits_the_memory(
@@ -303,7 +306,7 @@ def test_compilation_levels(words: tuple[str, ...], is_eager: bool, folder: Path
     ("value", "told"),
     [
         ({"level": 4}, "--compilation-config.level"),
-        ({"backend": "eager"}, "--compilation-config.backend: this part"),
+        ({"backend": "eager"}, "--compilation-config.backend: this key"),
         ({"use_cudagraph": "maybe"}, "--compilation-config.use_cudagraph"),
     ],
 )
@@ -439,5 +442,5 @@ def test_no_tokenizer_is_looked_for_where_none_is_wanted(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no tokenizer"):
         spec_of(folder)
     assert not spec_of(folder, skip_tokenizer_init=True).has_tokenizer
-    with pytest.raises(ConfigError, match="--chat-template: a server without a tokenizer"):
+    with pytest.raises(ConfigError, match="--chat-template: it cannot be combined"):
         spec_of(folder, skip_tokenizer_init=True, chat_template="{{ messages }}")

@@ -90,5 +90,5 @@ def test_settings_of_other_types_are_told(method: str, settings: dict[str, Any])
     chosen = Selection(
         kind="quantization", name="one", target=f"dovetail_plugins.quantization.{method}"
     )
-    with pytest.raises(ConfigError, match=r"config\.json: quantization_config is not as"):
+    with pytest.raises(ConfigError, match=r"config\.json: quantization_config is not valid"):
         build_method(chosen, msgspec.structs.replace(model, hf_config=stored))

@@ -136,8 +136,8 @@ def test_the_access_log(has_flag: bool, capsys: pytest.CaptureFixture[str]) -> N
         ({"version": 1, "handlers": {"a": {"class": "nowhere.Handler"}}}, "nowhere"),
         ({"version": 1, "loggers": {"dovetail": {"level": "LOUD"}}}, "LOUD"),
         ({"version": 1, "loggers": {"dovetail": {"handlers": ["none"]}}}, "none"),
-        ({"version": 1, "root": "stderr"}, "cannot be used"),
-        ({"version": 1, "loggers": ["a"]}, "cannot be used"),
+        ({"version": 1, "root": "stderr"}, "is not valid"),
+        ({"version": 1, "loggers": ["a"]}, "is not valid"),
         (
             {"version": 1, "handlers": {"a": {"class": "logging.FileHandler", "filename": "/"}}},
             "'a'",

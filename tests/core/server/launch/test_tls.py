@@ -176,11 +176,11 @@ FAULTS: dict[str, tuple[Callable[[Certificates], dict[str, Any]], str]] = {
     ),
     "a key without a certificate": (
         lambda m: {"ssl_keyfile": m.key("first")},
-        "--ssl-keyfile: there is no TLS without a certificate",
+        "--ssl-keyfile: TLS needs a certificate",
     ),
     "a locked key": (
         lambda m: {"ssl_certfile": m.cert("first"), "ssl_keyfile": m.key("locked")},
-        "--ssl-keyfile: .* locked with a passphrase",
+        "--ssl-keyfile: .* protected by a passphrase",
     ),
     "a folder": (
         lambda m: {"ssl_certfile": str(m.folder), "ssl_keyfile": m.key("first")},
@@ -200,7 +200,7 @@ FAULTS: dict[str, tuple[Callable[[Certificates], dict[str, Any]], str]] = {
             "ssl_keyfile": m.key("first"),
             "ssl_cert_reqs": 2,
         },
-        "--ssl-cert-reqs: .* without authorities",
+        "--ssl-cert-reqs: .* without certificate authorities",
     ),
     "refresh of nothing": (lambda m: {"enable_ssl_refresh": True}, "--enable-ssl-refresh: "),
 }

@@ -1,6 +1,6 @@
 """A /v1/messages body as a ChatRequest: turns, tools and settings in chat's words.
 
-Source: the Anthropic API reference, messages. Knows no engine.
+Source: the Anthropic API reference, messages.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
     for number, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise RequestError(
-                f'tools of type "{tool.type[:64]}" are not supported; only the client\'s own are.',
+                f'tools of type "{tool.type[:64]}" are not supported; only client tools are.',
                 where=f"tools[{number}].type",
                 code="unsupported_field",
             )
@@ -182,11 +182,13 @@ def _output(body: CountRequest) -> dict[str, Any]:
     config = body.output_config or OutputConfig.model_construct()
     fields: dict[str, Any] = {"reasoning_effort": config.effort}
     if config.format is not None and body.output_format is not None:
-        raise RequestError("says the same as output_config.format.", where="output_format")
+        raise RequestError("cannot be combined with output_config.format.", where="output_format")
     wanted = body.output_format if config.format is None else config.format
     if wanted is not None:
         if wanted.get("type") != "json_schema":
-            raise RequestError("json_schema is the only type.", where="output_config.format.type")
+            raise RequestError(
+                "the only supported type is json_schema.", where="output_config.format.type"
+            )
         schema = {"schema": wanted.get("schema")}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields

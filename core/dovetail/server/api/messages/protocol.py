@@ -100,7 +100,7 @@ class OutputTokensDetails(Reply):
 
 
 class MessageUsage(Reply):
-    """Tokens counted: those of the prompt that came from the cache are told apart."""
+    """Tokens counted: those of the prompt that came from the cache are counted apart."""
 
     input_tokens: int = 0
     cache_creation_input_tokens: int = 0

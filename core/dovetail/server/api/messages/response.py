@@ -1,6 +1,6 @@
 """Steps as Anthropic messages: the events of a stream, and the whole message made of the same.
 
-Source: the Anthropic API reference, streaming messages. Knows no engine.
+Source: the Anthropic API reference, streaming messages.
 """
 
 from __future__ import annotations

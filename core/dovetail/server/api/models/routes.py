@@ -18,7 +18,7 @@ async def list_models(server: ServerOf) -> ModelList:
 async def show_model(model_id: str, server: ServerOf) -> ModelCard:
     """Return one served name."""
     if not model_id:
-        raise NotFound("no model is named.", where="model")
+        raise NotFound("the path names no model.", where="model")
     return _card(server, server.model_name(model_id))
 
 

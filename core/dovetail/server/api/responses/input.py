@@ -1,6 +1,6 @@
 """A /v1/responses body as a ChatRequest: items become turns, and settings chat's words.
 
-Source: the OpenAI API reference, responses. Knows no engine and nothing of what is stored.
+Source: the OpenAI API reference, responses.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _tool_choice(
     is_offered = isinstance(name, str) and labels.get(name) == label is not None
     if choice.get("type") != "function" and not (_is_mcp(choice) and is_offered):
         raise RequestError(
-            "must be auto, none, required, a function, or a tool of a server that is offered.",
+            "must be auto, none, required, a function, or a tool of an offered MCP server.",
             where="tool_choice",
             code="unsupported_field",
         )

@@ -1,7 +1,7 @@
 """McpServer: a server of tools, spoken to in JSON-RPC 2.0 over HTTP. Only addresses given at start.
 
 Each message is a POST of its own to /mcp, bounded in time and bytes; redirects are not followed.
-Source: the Model Context Protocol, streamable HTTP. Knows no model and no dialect.
+Source: the Model Context Protocol, streamable HTTP.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ async def connected(addresses: Sequence[str]) -> list[McpServer]:
             raise ConfigError(
                 f"{server.label}: {error.message}",
                 where=FLAG,
-                fix=f"start a server of MCP at http://{server.label}{PATH}, or leave it out.",
+                fix=f"start an MCP server at http://{server.label}{PATH}, or leave it out.",
             ) from error
         names = ", ".join(tool.name for tool in server.tools) or "none"
         logger.info("tools of %s (%s): %s", server.label, server.name or "no name", names)

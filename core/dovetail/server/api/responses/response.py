@@ -1,7 +1,6 @@
 """Steps as a response: the typed events of a stream, and the whole response made of the same.
 
-Source: the OpenAI API reference, responses and their streaming events. Knows no engine and no
-store.
+Source: the OpenAI API reference, responses and their streaming events.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ async def get_response(response_id: str, request: Request, state: ResponsesState
     """Return a kept response, as far as it has come."""
     if request.query_params.get("stream", "").lower() in ("true", "1"):
         raise RequestError(
-            "a response cannot be streamed a second time; ask for it without.",
+            "a stored response cannot be streamed; request it without stream.",
             where="stream",
             code="unsupported_field",
         )
@@ -200,7 +200,7 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
         raise RequestError("needs store to be true.", where="background")
     if body.background and body.stream:
         raise RequestError(
-            "cannot be streamed; ask for the response until it has ended.",
+            "cannot be combined with stream; poll the response until it has ended.",
             where="background",
             code="unsupported_field",
         )

@@ -1,7 +1,7 @@
 """Tools that the server calls itself: which ones a response offers, and turns until words come.
 
 The model calls, the server of the tool answers, the model goes on; bounded in turns and calls.
-Source: the OpenAI API reference, responses, tools of type mcp. Knows no HTTP.
+Source: the OpenAI API reference, responses, tools of type mcp.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -
     for name in ADDRESSES:
         if tool.get(name) is not None:
             raise RequestError(
-                "requests cannot name a server of tools; only those of --tool-server are used.",
+                "requests cannot name MCP servers; only those of --tool-server are used.",
                 where=f"{where}.{name}",
                 code="unsupported_field",
             )
@@ -102,7 +102,7 @@ def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -
         return chosen[0]
     known = ", ".join(server.label for server in servers)
     raise RequestError(
-        f"{json.dumps(label)[:128]} names no server of tools here.",
+        f"{json.dumps(label)[:128]} is not the label of an MCP server of this server.",
         where=f"{where}.server_label",
         fix=f"use one of: {known}." if known else "start the server with --tool-server HOST:PORT.",
         code="unknown_tool_server",

@@ -1,7 +1,7 @@
 """BareAnswer: an answer that may be nothing but calls without their markers.
 
 Small models forget the tags. What follows such calls decides what they are, so nothing of them is
-passed on before the text ends, or shows that it is something else. Knows no session.
+passed on before the text ends, or shows that it is something else.
 """
 
 from __future__ import annotations

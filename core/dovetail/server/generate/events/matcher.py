@@ -1,4 +1,4 @@
-"""Finding markers in text that is still growing. Knows nothing of what a marker means."""
+"""Finding markers in text that is still growing."""
 
 from __future__ import annotations
 

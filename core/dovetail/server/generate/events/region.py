@@ -1,4 +1,4 @@
-"""Region: the text of one open tool region, its end searched for once, its calls told once.
+"""Region: the text of one open tool region, its end searched for once, its calls reported once.
 
 Knows markers and what has been passed on; the parser says what the text means.
 """

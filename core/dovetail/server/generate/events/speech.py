@@ -2,7 +2,6 @@
 
 Blanks around a region are layout. Content that goes on behind a region is divided from what was
 before it as the model divided them: by the blanks before the region, or else by those behind it.
-Knows no markers and no calls.
 """
 
 from __future__ import annotations

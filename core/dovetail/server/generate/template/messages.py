@@ -1,7 +1,7 @@
 """Messages as a template reads them: plain dicts of the shapes that checkpoints expect.
 
-Knows no jinja. Developer turns, content parts, call arguments and both reasoning names are made
-uniform here, once, for every endpoint.
+Developer turns, content parts, call arguments and both reasoning names are made uniform here, once,
+for every endpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ChatTemplate: one compiled template, what it uses, and a bounded way to run it.
 
-Knows no HTTP and no tokenizer. A template that raises is the request's error, never the server's.
+A template that raises is the request's error, never the server's.
 """
 
 from __future__ import annotations
