@@ -1,10 +1,9 @@
 """Child processes: how one is started, gets its task, and ends with its parent.
 
-A child is `python -P -m dovetail.process MODULE`. It reads one boot message from standard input
-(8 bytes of length, then msgpack), watches that pipe from then on, the parent pipe, and only then
+A child is `python -P -m dovetail.process MODULE`. It reads one boot message from standard input (8
+bytes of length, then msgpack), watches that pipe from then on, the parent pipe, and only then
 imports MODULE and calls its `main()`, which takes the message by `read_boot`. The end of the pipe
 means that the parent is gone or wants the child gone: the child ends, whatever it is doing.
-Knows nothing of what children do.
 """
 
 from __future__ import annotations

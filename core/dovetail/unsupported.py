@@ -1,8 +1,8 @@
 """What dovetail does not do: one row for each feature that people know from other servers.
 
-A flag, a plugin name, an environment variable, a path or a body field that asks for a feature
-names its row, so that all of them give the same sentence. To add a feature, delete its row; a
-test then lists everything that named it. Knows nothing of those who point here.
+A flag, a plugin name, an environment variable, a path or a body field that asks for a feature names
+its row, so that all of them give the same sentence. To add a feature, delete its row; a test then
+lists everything that named it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dovetail.server.api.responses.protocol import ResponsesRequest
 
 from dovetail import unsupported
 from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
@@ -25,6 +24,7 @@ from dovetail.config.report.docs import row_words
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
 from dovetail.server.api.responses.input import UNSUPPORTED_FIELDS, chat_of
+from dovetail.server.api.responses.protocol import ResponsesRequest
 from dovetail.server.generate import bodies
 from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.http.not_found import UNSUPPORTED_ROUTES, unsupported_route

@@ -85,7 +85,7 @@ def test_a_table_of_positions_has_an_end(model_type: str) -> None:
         max_position_tokens=128,
     )
     assert not has_rotary(spec.hf_config)
-    with pytest.raises(ConfigError, match="each of its 128 positions"):
+    with pytest.raises(ConfigError, match="only 128 positions"):
         model_tokens(256, spec, may_exceed=True)
 
 

@@ -263,7 +263,7 @@ async def _metrics(app: Any, sock: socket.socket | None) -> Any:
 
 def _stopped(by: signal.Signals) -> int:
     """Tell of the signal that ended the run; return the exit status."""
-    logger.warning("stopped by %s; the same command goes on from here", by.name)
+    logger.warning("stopped by %s; the same command resumes from here", by.name)
     return 128 + by
 
 

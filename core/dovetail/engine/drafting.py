@@ -118,5 +118,5 @@ class Drafting:
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
         length.max_tokens = 0
-        logger.error("the drafter is not asked again for %s: %s", request.request_id, fault)
+        logger.error("the drafter is not used again for %s: %s", request.request_id, fault)
         return ()

@@ -1,7 +1,6 @@
 """Errors between processes: one of dovetail's error tree becomes a Fault, and an error again.
 
-A class of a plugin's own travels as the class of the tree that it derives from. Knows no message
-that a fault is part of.
+A class of a plugin's own travels as the class of the tree that it derives from.
 """
 
 from __future__ import annotations

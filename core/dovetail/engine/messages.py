@@ -1,8 +1,7 @@
 """What crosses between API processes and the engine process, as tagged msgspec structs.
 
 Encoded as msgpack; the tag says which message it is. Generation is a stream (`AddRequests`, then
-`Updates`); whatever else is asked of an engine is a `Call`, ended by a `Return`. Knows neither
-sockets nor requests' states.
+`Updates`); whatever else is asked of an engine is a `Call`, ended by a `Return`.
 """
 
 from __future__ import annotations

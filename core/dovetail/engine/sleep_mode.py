@@ -114,7 +114,9 @@ class SleepMode:
         """Raise RequestError when the engine cannot go to sleep at this level now."""
         self._verify_allowed()
         if level not in LEVELS:
-            raise RequestError(f"there is no level {level}.", where="level", fix="use 1 or 2.")
+            raise RequestError(
+                f"sleep level {level} does not exist.", where="level", fix="use 1 or 2."
+            )
         if self.asleep and (level, self.asleep) != (self.level, TAGS):
             raise RequestError(
                 f"the engine sleeps at level {self.level} with {' and '.join(self.asleep)}.",

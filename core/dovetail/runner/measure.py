@@ -1,6 +1,6 @@
 """Measurements at a runner's start: the memory of the largest step, the scales of the KV cache.
 
-Both run steps that no request asked for. Knows no rows and no device calls.
+Both run steps that no request asked for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PendingSteps: steps that the device has and whose results the host has not read yet, in order.
 
-A result is read once, after those of earlier steps. Knows nothing of what a step does.
+A result is read once, after those of earlier steps.
 """
 
 from __future__ import annotations

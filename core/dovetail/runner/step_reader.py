@@ -1,6 +1,6 @@
 """StepReader: waits for what a begun step drew and puts the results of its rows together.
 
-A step is begun without waiting for the device (`model_runner`) and read here. Knows no model.
+A step is begun without waiting for the device (`model_runner`) and read here.
 """
 
 from __future__ import annotations

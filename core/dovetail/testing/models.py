@@ -2,7 +2,7 @@
 
 Both own one tiny attention layer, so that KV accounting is real. They are model plugins, which no
 entry point offers to users: the two `write_` functions make folders that can be served inside a
-`with registered():` block. Knows no tokenizer beyond copying its files.
+`with registered():` block.
 """
 
 from __future__ import annotations

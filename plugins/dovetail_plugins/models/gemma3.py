@@ -69,7 +69,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
         config: dict[str, Any] = model.hf_config
         if config.get("use_bidirectional_attention"):
             raise ConfigError(
-                "a model with bidirectional attention cannot generate text.",
+                "a model with a model with bidirectional attention cannot generate text.",
                 where="config.json: use_bidirectional_attention",
             )
         every = int(

@@ -87,6 +87,9 @@ def test_every_name_and_spelling_is_unique() -> None:
 PROPER_NAMES = ("CPUs", "LoRA", "OpenTelemetry", "Python", "Unix")
 
 
+PROPER_NAMES = ("CPUs", "LoRA", "OpenTelemetry", "Python", "Unix")
+
+
 @pytest.mark.parametrize("flag", flags().values(), ids=lambda flag: flag.name)
 def test_help_is_written_in_one_style(flag: Flag) -> None:
     text = flag.meta.help

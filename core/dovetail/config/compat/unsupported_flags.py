@@ -1,8 +1,8 @@
 """The unsupported flags: each names the feature it waits for, so that none is silently ignored.
 
-A flag is *supported* when it is a field of a section and has no row here, *deprecated* when it is
-a field of `deprecated_flags.DeprecatedFlags`, and *unsupported* when it has a row here: then only
-the values that ask for nothing pass, its default and those a row names. Knows no plugin.
+A flag is *supported* when it is a field of a section and has no row here, *deprecated* when it is a
+field of `deprecated_flags.DeprecatedFlags`, and *unsupported* when it has a row here: then only the
+values that ask for nothing pass, its default and those a row names.
 """
 
 from __future__ import annotations

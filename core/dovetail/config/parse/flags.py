@@ -1,6 +1,6 @@
 """Dataclasses to argparse and back: every Flag becomes one argument, a namespace becomes a Config.
 
-Knows no subcommand. Values are converted by `sections.convert`, choices are checked in `resolve`.
+Values are converted by `sections.convert`, choices are checked in `resolve`.
 """
 
 from __future__ import annotations

@@ -61,14 +61,14 @@ def check_frontend_flags(config: Config) -> None:
     must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
     if must_decide and frontend.tool_call_parser == NO_PARSER:
         raise ConfigError(
-            "a parser is needed to see the model's tool calls.",
+            "automatic tool choice needs a tool parser.",
             where="--enable-auto-tool-choice",
             fix=f"leave --tool-call-parser {NO_PARSER} out, or name another one.",
         )
     keys = config.frontend.api_key
     if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):
         raise ConfigError(
-            "an empty key protects nothing.",
+            "an API key is empty.",
             where="--api-key",
             fix="check the variable it was taken from, or leave the flag out.",
         )

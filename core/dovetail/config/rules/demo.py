@@ -1,4 +1,4 @@
-"""Settings that the bundled demo model was trained for, used when no model is named."""
+"""Settings that the bundled demo model was trained for, used when the path names no model."""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ def offload_bytes(config: Config, device: str) -> int:
         log.info("--cpu-offload-gb: a CPU's weights are in host memory already; none are copied.")
         return 0
     if not config.model.enforce_eager:
-        log.info("--cpu-offload-gb: weights come and go within a step, so none is captured.")
+        log.info(
+            "--cpu-offload-gb: steps are not captured, because weights are copied within them."
+        )
     return requested
 
 

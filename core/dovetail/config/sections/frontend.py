@@ -31,7 +31,7 @@ class FrontendConfig:
         metavar="NAME",
         help="further families of endpoints to serve: names of plugins, MODULE:CLASS or FILE:CLASS",
     )
-    root_path: str | None = flag(None, help="path under which a proxy offers this server")
+    root_path: str | None = flag(None, help="path prefix under which a proxy serves this server")
     api_server_count: int = flag(
         1, ge=1, le=256, short="-asc", help="number of HTTP server processes"
     )

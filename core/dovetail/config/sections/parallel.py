@@ -73,7 +73,7 @@ class ParallelConfig:
         "mp",
         kind="data_parallel_backend",
         short="-dpb",
-        help="how data-parallel engines are started",
+        help="how engine replicas are started",
     )
     data_parallel_hybrid_lb: bool = flag(
         False,

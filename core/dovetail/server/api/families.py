@@ -130,7 +130,7 @@ def states_of(apis: Sequence[ServedApi]) -> dict[type[Any], Any]:
             raise ConfigError(
                 f"its state has the type of another family's, {kind.__name__}.",
                 where=f"{FLAG} {served.name}",
-                fix="give the state a class of its own.",
+                fix="give the state its own class.",
             )
         states[kind] = served.state
     return states

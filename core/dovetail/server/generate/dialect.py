@@ -1,4 +1,4 @@
-"""Dialect: the words in which one family of endpoints speaks of a generation. Knows no family."""
+"""Dialect: the words in which one family of endpoints speaks of a generation."""
 
 from __future__ import annotations
 

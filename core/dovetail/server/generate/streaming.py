@@ -1,7 +1,7 @@
 """From engine outputs to events, and from events to a server-sent stream.
 
 `event_steps` is the one path of every answer: a stream sends its steps as they come, a plain answer
-joins them. Knows no endpoint.
+joins them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ ErrorBody = Callable[[int, ApiError, str | None], bytes]
 
 
 class ErrorBodies:
-    """Which paths have an error body of their own, and all paths below them."""
+    """Paths with their own error body, each with all paths below it."""
 
     def __init__(self, by_path: Mapping[str, ErrorBody]) -> None:
         self._by_path = dict(by_path)

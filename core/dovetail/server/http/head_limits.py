@@ -1,7 +1,7 @@
 """LimitedHttpProtocol: uvicorn's HTTP protocol with bounds on a head: bytes, headers, time.
 
 uvicorn on httptools collects headers without end, and takes what follows a body (trailers) for
-headers of it. Bodies are bounded by `middleware.BodyLimitMiddleware`. Knows no route.
+headers of it. Bodies are bounded by `middleware.BodyLimitMiddleware`.
 Source of the status: RFC 6585, section 5 (431).
 """
 

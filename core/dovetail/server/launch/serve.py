@@ -58,7 +58,7 @@ def run(config: Config) -> int:
 
 def stopped_while_starting(by: signal.Signals) -> int:
     """Tell of a signal that came before the server listened; return the exit status."""
-    logger.warning("told to stop while starting, by %s", by.name)
+    logger.warning("stopped while starting, by %s", by.name)
     return EXIT_STOPPED
 
 

@@ -1,6 +1,6 @@
 """ResponseStore: responses that clients may come back to, bounded in bytes and in time.
 
-In the memory of one process; what is kept belongs to the key that asked for it. Knows no bodies.
+In the memory of one process; what is kept belongs to the key that asked for it.
 """
 
 from __future__ import annotations

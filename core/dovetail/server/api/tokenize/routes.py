@@ -86,7 +86,9 @@ async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
 class TokenizeApi(Api):
     """Text to token ids and back."""
 
-    info = Info(summary="text to token ids and back", source="the HTTP API of `vllm serve`")
+    info = Info(
+        summary="converts text to token ids and back", source="the HTTP API of `vllm serve`"
+    )
     routes = (
         Route(method="POST", path="/tokenize", endpoint=tokenize, body=TokenizeRequest),
         Route(method="POST", path="/detokenize", endpoint=detokenize, body=DetokenizeRequest),
