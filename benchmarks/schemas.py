@@ -29,11 +29,11 @@ from dovetail import registry
 from dovetail.config.checkpoint.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
 from dovetail.errors import RequestError
-from dovetail.guided.compiler import GuideCompiler
-from dovetail.guided.table import GuideTable
-from dovetail.interfaces.form import Json
-from dovetail.interfaces.guided import Compiled
-from dovetail.interfaces.spec import GuidedSpec
+from dovetail.interfaces.constraint import JsonSchema
+from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.structured_output import LoadedConstraint
+from dovetail.structured_output.cache import ConstraintCache
+from dovetail.structured_output.compiler import ConstraintCompiler
 from dovetail.testing.random_walks import Wanderer, follows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ sys.path.append(str(ROOT / "tests"))
 from support.schema_judge import Judge  # noqa: E402
 
 FIGURES = ROOT / "docs" / "reference" / "structured_output.json"
-KIND = "guided_decoding_backend"
+KIND = "structured_output_backend"
 WHERE = "schema"
 WALKS = 20
 LIMIT_S = 4.0
@@ -98,9 +98,9 @@ def suite_cases(path: Path) -> Iterator[Case]:
         yield Case(schema=group["schema"], values=values)
 
 
-def spec_of(name: str) -> GuidedSpec:
+def spec_of(name: str) -> StructuredOutputSpec:
     """Return a spec of one backend over the demo model's vocabulary."""
-    return GuidedSpec(
+    return StructuredOutputSpec(
         tokenizer=select("tokenizer", "hf"),
         tokenizer_path=str(DEMO_PATH),
         eos_ids=(2041,),
@@ -112,7 +112,7 @@ def spec_of(name: str) -> GuidedSpec:
 
 async def measure(name: str, found: dict[str, list[Case]]) -> dict[str, Figures]:
     """Return group -> figures of one backend, asked as the server asks it."""
-    guides, table = GuideCompiler(spec_of(name)), GuideTable(spec_of(name))
+    compiler, table = ConstraintCompiler(spec_of(name)), ConstraintCache(spec_of(name))
     made = {group: Figures() for group in found}
     for group, cases in found.items():
         for number, case in enumerate(cases):
@@ -121,17 +121,17 @@ async def measure(name: str, found: dict[str, list[Case]]) -> dict[str, Figures]
             if not isinstance(case.schema, dict | bool) or case.schema is False:
                 figures.refused["(a schema that is not an object)"] += 1
                 continue
-            form = Json({} if case.schema is True else case.schema)
+            constraint = JsonSchema({} if case.schema is True else case.schema)
             try:
-                guide = await guides.guide(form, where=WHERE, backend=name)
+                compiled = await compiler.compile(constraint, where=WHERE, backend=name)
             except RequestError as error:
                 figures.refused[reason(error)] += 1
                 continue
             figures.counts["taken"] += 1
-            loaded = table.prepare(guide).forms[0]
+            loaded = table.prepare(compiled).constraints[0]
             walks(loaded, case.schema, table, figures, seed=number)
             verdicts(loaded, case, table, figures)
-    await guides.close()
+    await compiler.close()
     return made
 
 
@@ -152,7 +152,9 @@ def reason(error: RequestError) -> str:
     return f"({said.split(':')[0].rstrip('.')[:70]})"
 
 
-def walks(loaded: Compiled, schema: Any, table: GuideTable, figures: Figures, seed: int) -> None:
+def walks(
+    loaded: LoadedConstraint, schema: Any, table: ConstraintCache, figures: Figures, seed: int
+) -> None:
     """Walk through a schema at random; count and print what breaks it. Mutates: figures"""
     judge, wanderer = Judge(schema), Wanderer(table.vocabulary)
     chance, end_s = random.Random(seed), time.monotonic() + LIMIT_S
@@ -170,7 +172,9 @@ def walks(loaded: Compiled, schema: Any, table: GuideTable, figures: Figures, se
             print(f"WRONG {schema}\n    {text!r}\n    {fault}", flush=True)
 
 
-def verdicts(loaded: Compiled, case: Case, table: GuideTable, figures: Figures) -> None:
+def verdicts(
+    loaded: LoadedConstraint, case: Case, table: ConstraintCache, figures: Figures
+) -> None:
     """Offer the values whose verdicts are known, their members also by name. Mutates: figures"""
     for value, is_right in case.values:
         texts = {json.dumps(value, ensure_ascii=False, sort_keys=s).encode() for s in (False, True)}

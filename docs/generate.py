@@ -237,9 +237,9 @@ def _anchor(group: type[object]) -> str:
 def structured_output_page() -> str:
     """Return which backend enforces what: capabilities, keywords of JSON schemas, formats."""
     from dovetail import registry
-    from dovetail.guided.formats import FORMATS
+    from dovetail.structured_output.json_formats import FORMATS
 
-    kind = "guided_decoding_backend"
+    kind = "structured_output_backend"
     names = [e["name"] for k in registry.describe() if k["kind"] == kind for e in k["entries"]]
     found = {name: registry.find(kind, name) for name in names}
     # Not by registry.load: what a library can do is told where it is not installed, too.
@@ -255,9 +255,11 @@ def structured_output_page() -> str:
         "# Structured output\n",
         NOTE,
         "\nWhat each backend enforces, as its class says and as sampling has proved "
-        "(`tests/plugins/guided/sweep.py`). Whatever is not in the tables is refused with status "
+        "(`tests/plugins/structured_output/sweep.py`). Whatever is not in the tables is refused "
+        "with status "
         "400 and a JSON Pointer. `auto` takes the first backend by rank that enforces all of a "
-        "request's form. [structured_output.md](../explanation/structured_output.md) says how it "
+        "request's constraint. [structured_output.md](../explanation/structured_output.md) says "
+        "how it "
         "works.\n",
         f"| can | {head} |",
         f"|---|{line}",
@@ -300,7 +302,8 @@ def _measured(found: dict[str, Any], names: list[str]) -> list[str]:
         "## Sampled keyword by keyword\n",
         "Every keyword, and every two on one node, in schemas drawn at random: random tokens that "
         "the masks allow, until the end, judged by jsonschema "
-        "(`tests/plugins/guided/sweep.py --samples 1000 --out ...`). Of those refused no schema is "
+        "(`tests/plugins/structured_output/sweep.py --samples 1000 --out ...`). Of those refused "
+        "no schema is "
         "taken; the table above says why.\n",
         *(f"| | {head} |", f"|---|{line}"),
         *_sampled_rows(found["sampled"], names),

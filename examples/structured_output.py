@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from dovetail import LLM, SamplingParams
-from dovetail.interfaces.form import Choice, Form, Json, Literal, Pattern
+from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Regex
 
 CITY = {
     "type": "object",
@@ -16,18 +16,20 @@ CITY = {
     "required": ["city", "is_capital"],
     "additionalProperties": False,
 }
-FORMS: dict[str, Form] = {
-    "schema": Json(CITY),
-    "pattern": Pattern(r"[A-Z][a-z]+, \d{4}"),
+CONSTRAINTS: dict[str, Constraint] = {
+    "schema": JsonSchema(CITY),
+    "pattern": Regex(r"[A-Z][a-z]+, \d{4}"),
     "choice": Choice((Literal("yes"), Literal("no"))),
 }
 
 
 def main() -> None:
-    """Print one answer of each form."""
+    """Print one answer of each constraint."""
     with LLM() as llm:
-        for name, form in FORMS.items():
-            params = SamplingParams(temperature=0, max_tokens=60, guide=llm.guide(form))
+        for name, constraint in CONSTRAINTS.items():
+            params = SamplingParams(
+                temperature=0, max_tokens=60, constraint=llm.compile_constraint(constraint)
+            )
             messages = [{"role": "user", "content": "What is the capital of France?"}]
             (result,) = llm.chat(messages, params, use_tqdm=False)
             text = result.outputs[0].text

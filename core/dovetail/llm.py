@@ -21,11 +21,11 @@ from dovetail.engine.client.outputs import GenerationResult
 from dovetail.engine.client.request_collector import RequestCollector
 from dovetail.engine.client.sync_engine import SyncEngine
 from dovetail.errors import RequestError
-from dovetail.guided.table import GuideTable, guide_table
-from dovetail.interfaces.form import Form
-from dovetail.interfaces.guided import Guide
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.structured_output.cache import ConstraintCache, open_constraint_cache
 
 ChatMessages = Sequence[Mapping[str, Any]]
 Prompts = Prompt | Mapping[str, Any] | Sequence[Prompt | Mapping[str, Any]]
@@ -44,7 +44,7 @@ class LLM(AbstractContextManager["LLM"]):
         config.tell(sys.stderr)
         self._frontend = config.frontend
         self._engine = SyncEngine(resolve(config))
-        self._guides: GuideTable | None = None
+        self._constraint_cache: ConstraintCache | None = None
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> Self:
@@ -52,7 +52,7 @@ class LLM(AbstractContextManager["LLM"]):
         llm = cls.__new__(cls)
         llm._frontend = Config().frontend
         llm._engine = SyncEngine(spec)
-        llm._guides = None
+        llm._constraint_cache = None
         return llm
 
     @property
@@ -69,18 +69,24 @@ class LLM(AbstractContextManager["LLM"]):
         """Return the model's default sampling params overlaid by `fields`."""
         return SamplingParams(**{**self.spec.default_sampling, **fields})
 
-    def guide(self, form: Form, *, backend: str | None = None, starts_after: str = "") -> Guide:
-        """Return what holds an answer to a form, for SamplingParams(guide=...).
+    def compile_constraint(
+        self, constraint: Constraint, *, backend: str | None = None, starts_after: str = ""
+    ) -> CompiledConstraint:
+        """Return what constrains an answer, for SamplingParams(constraint=...).
 
-        With `starts_after` the form counts from behind that text, the end of the reasoning, say.
-        The form is compiled in this process, in whatever time it takes.
-        Raises: RequestError for a part of the form that no backend enforces or can read.
+        With `starts_after` the constraint counts from behind that text, the end of the reasoning,
+        say. The constraint is compiled in this process, in whatever time it takes.
+        Raises: RequestError for a part of the constraint that no backend enforces or can read.
         """
-        from dovetail.guided.here import compile_here  # only guided answers need it
+        from dovetail.structured_output.here import (
+            compile_in_process,  # only constrained answers need it
+        )
 
-        if self._guides is None:
-            self._guides = guide_table(self.spec)
-        return compile_here(self._guides, form, backend=backend, starts_after=starts_after)
+        if self._constraint_cache is None:
+            self._constraint_cache = open_constraint_cache(self.spec)
+        return compile_in_process(
+            self._constraint_cache, constraint, backend=backend, starts_after=starts_after
+        )
 
     def generate(
         self,

@@ -22,7 +22,7 @@ PLUGINS = (
     "scheduling_policy:shortest_prompt",
     "logits_processor:repeat_guard",
     "tool_parser:bracket_calls",
-    "guided_decoding_backend:word_list",
+    "structured_output_backend:word_list",
     "quantization:bitnet",
     "load_format:npz",
 )

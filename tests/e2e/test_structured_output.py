@@ -1,4 +1,4 @@
-"""Answers held to forms, through the whole engine: beside free ones, with logprobs, penalties and
+"""Constrained answers, through the whole engine: beside free ones, with logprobs, penalties and
 several completions, short of cache, with guesses; for every backend that is installed.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.form import Choice, Json, Literal, Pattern
+from dovetail.interfaces.constraint import Choice, JsonSchema, Literal, Regex
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
 from dovetail.testing.contract import skipping_unavailable
@@ -41,7 +41,7 @@ def llm() -> Iterator[LLM]:
 def need(name: str) -> None:
     """Skip where a backend's package is not installed."""
     with skipping_unavailable():
-        registry.load("guided_decoding_backend", name)
+        registry.load("structured_output_backend", name)
 
 
 def is_person(text: str) -> bool:
@@ -56,20 +56,20 @@ def is_person(text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_guided_and_free_answers_side_by_side(name: str, llm: LLM) -> None:
+def test_constrained_and_free_answers_side_by_side(name: str, llm: LLM) -> None:
     need(name)
-    guide = llm.guide(Json(PERSON, ""), backend=name)
-    digits = llm.guide(Pattern("[0-9]{3}-[a-c]+;"), backend=name)
+    compiled = llm.compile_constraint(JsonSchema(PERSON, ""), backend=name)
+    digits = llm.compile_constraint(Regex("[0-9]{3}-[a-c]+;"), backend=name)
     free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     alone = llm.generate(PROMPT, free, use_tqdm=False)[0].outputs[0].token_ids
     hot = {"temperature": 1.5, "max_tokens": 90}
     params = [
-        SamplingParams(guide=guide, seed=1, **hot),
+        SamplingParams(constraint=compiled, seed=1, **hot),
         free,
-        SamplingParams(guide=guide, seed=2, n=2, presence_penalty=0.5, **hot),
-        SamplingParams(guide=digits, seed=3, **hot),
-        SamplingParams(guide=guide, seed=4, logprobs=2, **hot),
-        SamplingParams(guide=guide, seed=5, repetition_penalty=1.2, **hot),
+        SamplingParams(constraint=compiled, seed=2, n=2, presence_penalty=0.5, **hot),
+        SamplingParams(constraint=digits, seed=3, **hot),
+        SamplingParams(constraint=compiled, seed=4, logprobs=2, **hot),
+        SamplingParams(constraint=compiled, seed=5, repetition_penalty=1.2, **hot),
     ]
     results = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
     assert results[1].outputs[0].token_ids == alone
@@ -88,15 +88,19 @@ def test_guesses_change_no_answer() -> None:
     texts = []
     for extra in ({}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}):
         with LLM(max_model_len=256, disable_log_stats=True, **extra) as llm:
-            guide = llm.guide(Json({"type": "array", "items": PERSON, "minItems": 2}, ""))
-            params = SamplingParams(guide=guide, temperature=0.0, max_tokens=120)
+            compiled = llm.compile_constraint(
+                JsonSchema({"type": "array", "items": PERSON, "minItems": 2}, "")
+            )
+            params = SamplingParams(constraint=compiled, temperature=0.0, max_tokens=120)
             texts.append(llm.generate(PROMPT * 3, params, use_tqdm=False)[0].outputs[0].text)
     assert texts[0] == texts[1]
     assert texts[0].startswith('[{"why":"')
 
 
 def test_a_choice_is_one_of_its_words(llm: LLM) -> None:
-    guide = llm.guide(Choice((Literal("maybe"), Literal("never"))))
-    params = [SamplingParams(guide=guide, seed=n, temperature=2.0, max_tokens=9) for n in range(8)]
+    compiled = llm.compile_constraint(Choice((Literal("maybe"), Literal("never"))))
+    params = [
+        SamplingParams(constraint=compiled, seed=n, temperature=2.0, max_tokens=9) for n in range(8)
+    ]
     results = llm.generate([PROMPT] * 8, params, use_tqdm=False)
     assert {result.outputs[0].text for result in results} <= {"maybe", "never"}

@@ -73,7 +73,7 @@ def test_every_extra_that_is_named_exists() -> None:
 def test_what_plugins_need_is_in_the_extra_they_name() -> None:
     base = distributions(PROJECT["dependencies"])
     given = {name: plugin for name, plugin in plugins().items() if plugin.info.requires}
-    assert "guided_decoding_backend:guidance" in given
+    assert "structured_output_backend:guidance" in given
     for name, plugin in given.items():
         needed = {DISTRIBUTIONS.get(module, module) for module in plugin.info.requires}
         if plugin.info.extra:

@@ -18,7 +18,7 @@ BANNED_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "multiprocessing"}
 FORKING_NAMES = {"fork", "forkpty", "ProcessPoolExecutor", "preexec_fn"}
 """What starts a process that inherits this one's memory, threads and locks."""
 MAY_FORK = {
-    "core/dovetail/guided/compile_worker.py": "a child per constraint, which can be killed; "
+    "core/dovetail/structured_output/compile_worker.py": "a child per constraint, killed in time; "
     "the process that forks has one thread and has run no parallel region",
     "core/dovetail/testing/isolated_import.py": "torch is imported once; "
     "no parallel region runs before",
@@ -111,7 +111,7 @@ def test_children_are_started_in_one_place() -> None:
         p.relative_to(ROOT).as_posix() for p in product if STARTS_A_CHILD.search(p.read_text())
     }
     assert {path for path in found if "/testing/" not in path} == {
-        "core/dovetail/process.py", "core/dovetail/guided/compile_worker.py"
+        "core/dovetail/process.py", "core/dovetail/structured_output/compile_worker.py"
     }  # fmt: skip
 
 

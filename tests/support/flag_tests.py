@@ -241,7 +241,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "core/config/rules/test_structured_output.py::test_others_are_tried_unless_that_is_forbidden",
         "core/config/rules/test_structured_output.py::test_how_json_is_written",
         "core/config/rules/test_structured_output.py::test_bounds",
-        "e2e/test_hostile_forms.py::test_hostile_forms_cost_their_own_request",
+        "e2e/test_hostile_constraints.py::test_hostile_constraints_cost_their_own_request",
     ),
     "swap_space": ("plugins/test_swap.py::test_swap_space",),
     "thread_spin_us": (f"{WHOLE}::test_threads_of_the_kernels",),

@@ -1,4 +1,4 @@
-"""Samples a guided-decoding backend: schemas in, random answers and near misses out, judged.
+"""Samples a structured-output backend: schemas in, random answers and near misses out, judged.
 
 Two ways to be wrong are looked for: a walk that ends in a text that breaks the schema, and a text
 beside a right one (a changed number, a name twice, an escaped letter) that is taken nevertheless.
@@ -15,9 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.guided.choose import form_refusals
-from dovetail.interfaces.form import Json
-from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm
+from dovetail.interfaces.constraint import JsonSchema
+from dovetail.interfaces.structured_output import (
+    InvalidConstraint,
+    LoadedConstraint,
+    StructuredOutputBackend,
+)
+from dovetail.structured_output.select_backend import unsupported_parts
 from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
 from support.schema_judge import Judge
 from support.schema_keywords import node, placed
@@ -45,19 +49,19 @@ class Tally:
                 self.faults.append((schema, text, fault))
 
 
-def compiled_or_refusal(backend: GuidedBackend, schema: Any) -> Compiled | str:
+def compiled_or_refusal(backend: StructuredOutputBackend, schema: Any) -> LoadedConstraint | str:
     """Return a loaded schema, or the word for how it was refused."""
-    form = Json(schema)
-    if form_refusals(type(backend), form):
+    constraint = JsonSchema(schema)
+    if unsupported_parts(type(backend), constraint):
         return "refused"
     try:
-        return backend.load(backend.compile(form))
-    except InvalidForm:
+        return backend.load(backend.compile(constraint))
+    except InvalidConstraint:
         return "invalid"
 
 
 def sample(
-    backend: GuidedBackend,
+    backend: StructuredOutputBackend,
     words: tuple[str, ...],
     num_samples: int,
     seed: int,
@@ -87,7 +91,7 @@ def sample(
 
 
 def sample_schema(
-    found: Compiled, schema: Any, wanderer: Wanderer, chance: random.Random, tally: Tally
+    found: LoadedConstraint, schema: Any, wanderer: Wanderer, chance: random.Random, tally: Tally
 ) -> None:
     """Walk through one schema several times; judge each text and texts beside it. Mutates: tally"""
     judge = Judge(schema)

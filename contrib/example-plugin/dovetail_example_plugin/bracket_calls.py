@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces import Info
-from dovetail.interfaces.form import Form, Json, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.syntax.json_calls import schema_of
@@ -17,7 +17,7 @@ class BracketCalls(ToolParser):
     """A name, a blank and a JSON object between double brackets."""
 
     info = Info(summary="calls in double brackets (an example)")
-    capabilities = frozenset({"parallel_calls", "has_form"})
+    capabilities = frozenset({"parallel_calls", "constrains_calls"})
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start="[[", end="]]"),)
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
@@ -42,6 +42,6 @@ class BracketCalls(ToolParser):
             raise MalformedToolCall("no name with a JSON object")
         return [ToolCall(name=name, arguments=arguments)]
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call."""
-        return sequence(f"[[{tool.name} ", Json(schema_of(tool)), "]]")
+        return concat(f"[[{tool.name} ", JsonSchema(schema_of(tool)), "]]")

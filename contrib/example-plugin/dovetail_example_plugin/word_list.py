@@ -1,6 +1,7 @@
-"""A guided-decoding backend: one of a list of texts, by a walk through a tree of bytes.
+"""A structured-output backend: one of a list of texts, by a walk through a tree of bytes.
 
-The smallest backend that keeps every promise of the kind: no library, no grammar, one kind of form.
+The smallest backend that keeps every promise of the kind: no library, no grammar, one kind of
+constraint.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces import Info
-from dovetail.interfaces.form import Choice, Form, Literal
-from dovetail.interfaces.guided import Compiled, GuidedBackend, InvalidForm, Matcher, Vocabulary
+from dovetail.interfaces.constraint import Choice, Constraint, Literal
+from dovetail.interfaces.structured_output import (
+    InvalidConstraint,
+    LoadedConstraint,
+    Matcher,
+    StructuredOutputBackend,
+    Vocabulary,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class WordList(GuidedBackend):
+class WordList(StructuredOutputBackend):
     """Holds an answer to one of several texts."""
 
     info = Info(summary="one of a list of texts, without any library (an example)")
@@ -26,15 +33,15 @@ class WordList(GuidedBackend):
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
 
-    def compile(self, form: Form) -> bytes:
-        """Return the texts. Raises: InvalidForm"""
-        parts = form.parts if isinstance(form, Choice) else (form,)
+    def compile(self, constraint: Constraint) -> bytes:
+        """Return the texts. Raises: InvalidConstraint"""
+        parts = constraint.parts if isinstance(constraint, Choice) else (constraint,)
         texts = [part.text for part in parts if isinstance(part, Literal)]
         if len(texts) < len(parts) or not all(texts):
-            raise InvalidForm("only lists of texts that are not empty are taken")
+            raise InvalidConstraint("only lists of texts that are not empty are taken")
         return json.dumps(texts).encode()
 
-    def load(self, artifact: bytes) -> Compiled:
+    def load(self, artifact: bytes) -> LoadedConstraint:
         """Return the texts, to be matched."""
         return _Texts([text.encode() for text in json.loads(artifact)], self.vocabulary)
 

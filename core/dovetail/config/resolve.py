@@ -46,7 +46,7 @@ from dovetail.config.rules.host_memory import may_sleep, offload_bytes, swap_byt
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.config.rules.platform import available_bytes, default_threads, pick_device
 from dovetail.config.rules.speculation import draft_spec
-from dovetail.config.rules.structured_output import guided_spec
+from dovetail.config.rules.structured_output import structured_output_spec
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
@@ -252,8 +252,8 @@ def _engine_spec(
     _check_checkpoint(config, run)
     tokenizer_path = _tokenizer_path(config, Path(model.path))
     tokenizer = _tokenizer(config, tokenizer_path)
-    guided = guided_spec(config, model, tokenizer, str(tokenizer_path))
-    run = msgspec.structs.replace(run, guided=guided)
+    structured_output = structured_output_spec(config, model, tokenizer, str(tokenizer_path))
+    run = msgspec.structs.replace(run, structured_output=structured_output)
     scheduler = selections.select_scheduler(config)
     executor = selections.select_executor(config)
     worker = selections.select_worker(config, device)

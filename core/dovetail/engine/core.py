@@ -141,21 +141,21 @@ class EngineCore:
     def add(self, message: EngineRequest) -> None:
         """Queue a request. One that cannot run ends with an error, told by the next step.
 
-        A request that is held to a form waits until the form is loaded; others pass it.
+        A request that has a constraint waits until the constraint is loaded; others pass it.
         """
         refusal = self.sleep_mode.refusal()
         if refusal is not None:
             self._updates.append(_refusal(message.request_id, refusal))
-        elif message.sampling.guide is not None:
+        elif message.sampling.constraint is not None:
             self._preparing[message.request_id] = (
                 message,
-                self._executor.prepare(message.sampling.guide),
+                self._executor.prepare(message.sampling.constraint),
             )
         else:
             self._queue(message)
 
     def _admit_prepared(self) -> None:
-        """Queue the requests whose forms are loaded. Mutates: self"""
+        """Queue the requests whose constraints are loaded. Mutates: self"""
         ready = [name for name, (_, pending) in self._preparing.items() if pending.done()]
         for name in ready:
             message, pending = self._preparing.pop(name)
@@ -373,7 +373,7 @@ def _as_refusal(error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
     logger.error("a constraint could not be loaded", exc_info=error)
-    return RequestError(f"the form could not be loaded: {error}", status=500)
+    return RequestError(f"the constraint could not be loaded: {error}", status=500)
 
 
 def _refusal(request_id: str, error: RequestError) -> RequestUpdate:

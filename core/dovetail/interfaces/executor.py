@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.structured_output import CompiledConstraint
 
 
 class PendingStep(Protocol):
@@ -50,10 +50,10 @@ class Executor(Plugin):
     def submit(self, plan: StepPlan) -> PendingStep:
         """Hand a step to every rank."""
 
-    def prepare(self, guide: Guide) -> Future[None]:
-        """Load a form on every rank, beside the steps. The future raises RequestError.
+    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+        """Load a constraint on every rank, beside the steps. The future raises RequestError.
 
-        The default: no worker of this executor holds an answer to a form.
+        The default: no worker of this executor constrains an answer.
         """
         refused: Future[None] = Future()
         refused.set_exception(RequestError("this executor does not support structured outputs."))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.guided import Guide
+from dovetail.interfaces.structured_output import CompiledConstraint
 
 MAX_N = 128
 MAX_STOPS = 64
@@ -40,8 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
     for the n most likely tokens beside the drawn one (-1: the whole vocabulary).
     `kept_special_ids` are special tokens that are written though the others are skipped.
-    `logits_processors` maps a registered processor's name to its JSON options. `guide` holds the
-    answer to a form, `thinking` bounds the reasoning before it.
+    `logits_processors` maps a registered processor's name to its JSON options. `constraint` holds
+    the answer to a constraint, `thinking` bounds the reasoning before it.
     """
 
     n: int = 1
@@ -72,7 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
     logits_processors: dict[str, dict[str, Any]] = {}
     eos_token_ids: tuple[int, ...] = ()
-    guide: Guide | None = None
+    constraint: CompiledConstraint | None = None
     thinking: ThinkingBudget | None = None
 
     def verify(self) -> None:

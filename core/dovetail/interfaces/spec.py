@@ -61,12 +61,13 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_size: int = 1
 
 
-class GuidedSpec(msgspec.Struct, frozen=True, kw_only=True):
+class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How structured outputs are enforced: the backends that may be, and the bounds of compiling.
 
     `backend` is the one to use where a request names none, "auto" for the best that enforces all
-    of its form; `falls_back` lets others try what that one cannot. `blanks` is the pattern of white
-    space within JSON. `closes_objects` forbids members that a schema does not name.
+    of its constraint; `falls_back` lets others try what that one cannot. `whitespace` is the
+    pattern of white space within JSON. `closes_objects` forbids members that a schema does not
+    name.
     """
 
     tokenizer: Selection
@@ -76,7 +77,7 @@ class GuidedSpec(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[Selection, ...]
     backend: str = "auto"
     falls_back: bool = True
-    blanks: str = r"[ \n\r\t]{0,8}"
+    whitespace: str = r"[ \n\r\t]{0,8}"
     closes_objects: bool = False
     compile_limit_s: float = 10.0
     compile_memory_bytes: int = 2 << 30
@@ -133,7 +134,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_scales: tuple[tuple[float, ...], ...] = ()
     kv_steps: tuple[float, float] | None = None
     offload_bytes: int = 0
-    guided: GuidedSpec | None = None
+    structured_output: StructuredOutputSpec | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,8 +87,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one row of the plan brought. Exactly one RowResult per RowStep, in the same order.
 
     `token_ids` holds the drawn tokens: none while a prompt is still being computed, one, or with
-    drafts one more than came true; behind it tokens that needed no draw because the row's form
-    leaves no choice, which are computed with the next step. `fault` says
+    drafts one more than came true; behind it tokens that needed no draw because the row's
+    constraint leaves no choice, which are computed with the next step. `fault` says
     why this row's request must end with an error; then nothing else in the result counts.
     `fault_status` is the HTTP status it becomes: below 500 where the request itself is to blame.
     `prompt_logprobs` covers the prompt positions whose successor became known in this step.

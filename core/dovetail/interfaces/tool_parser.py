@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, Repeat
+from dovetail.interfaces.constraint import Constraint, Repeat
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 
@@ -39,7 +39,7 @@ class ToolParser(Plugin):
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "parallel_calls": "one answer can contain several calls",
         "streams": "arguments are streamed while the model writes them",
-        "has_form": "calls can be constrained by the tools' schemas",
+        "constrains_calls": "calls can be constrained by the tools' schemas",
     }
     markers: ClassVar[tuple[Markers, ...]]
     layout: ClassVar[tuple[str, ...]] = ()
@@ -93,13 +93,15 @@ class ToolParser(Plugin):
         """
         return None
 
-    def form(self, tool: Tool) -> Form | None:
-        """Return the text of one call of this tool, without what several calls share (`forms`).
+    def constraint(self, tool: Tool) -> Constraint | None:
+        """Return the text of one call of this tool, without what several calls share
+        (`calls_constraint`).
 
         None where the syntax cannot be held to a schema; then no call can be required.
         """
         return None
 
-    def forms(self, call: Form, most: int | None) -> Form:
-        """Return the whole text, markers included, of one to `most` calls in the form `call`."""
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
+        """Return the whole text, markers included, of one to `most` calls in the constraint
+        `call`."""
         return call if most == 1 else Repeat(call, 1, most)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.executor import PendingStep
-from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.structured_output import CompiledConstraint
 
 
 class Worker(Plugin):
@@ -63,8 +63,9 @@ class Worker(Plugin):
         done.set_result(self.step(plan))
         return done
 
-    def prepare(self, guide: Guide) -> None:
-        """Load a form before a row needs it. May be called by a thread of its own, beside a step.
+    def prepare(self, compiled: CompiledConstraint) -> None:
+        """Load a constraint before a row needs it. May be called by a thread of its own, beside a
+        step.
 
         Raises: RequestError. The default: this worker does not support structured outputs.
         """

@@ -102,7 +102,7 @@ _TABLE = (
           "--tool-call-parser", "--tool-parser-plugin", auto=_BY_TEMPLATE),
     _kind("reasoning_parser", "reasoning_parser:ReasoningParser", "syntax of a model's reasoning",
           "--reasoning-parser", "--reasoning-parser-plugin", auto=_BY_TEMPLATE),
-    _kind("guided_decoding_backend", "guided:GuidedBackend", "enforces schemas and grammars",
+    _kind("structured_output_backend", "structured_output:StructuredOutputBackend", "enforces schemas and grammars",
           "--structured-outputs-config", default="auto",
           auto="per request, by what the backends enforce"),
     _kind("scheduler", "scheduler:Scheduler", "plans which requests a step computes",

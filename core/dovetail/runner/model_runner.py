@@ -16,9 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from dovetail.guided.rows import GuideRows
-from dovetail.guided.table import GuideTable
-from dovetail.guided.thinking import ThinkingRows
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.model import RowView
@@ -50,8 +47,11 @@ from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.results import verified_results
 from dovetail.runner.step_reader import BegunStep, StepReader
 from dovetail.runner.tensors import DeviceTensors, HostTensors
-from dovetail.runner.trial import trials
+from dovetail.runner.timing_passes import timing_passes
 from dovetail.sampling.sampler import PendingDraws, Sampler
+from dovetail.structured_output.cache import ConstraintCache
+from dovetail.structured_output.mask_processor import ConstraintProcessor
+from dovetail.structured_output.thinking import ReasoningBudget
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class ModelRunner:
         self._pending_steps = PendingSteps()
         self._graphs: GraphManager | None = None
         self._backend: AttentionBackend = build_plugin(run.attention)
-        self.guides = GuideTable(run.guided) if run.guided is not None else None
-        self._guide_rows: GuideRows | None = None
+        self.constraints = ConstraintCache(run.structured_output) if run.structured_output else None
+        self._masks: ConstraintProcessor | None = None
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self"""
@@ -110,10 +110,10 @@ class ModelRunner:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
         run = self.run
         processors = {s.name: build_plugin(s, run.model.vocab_size) for s in run.logits_processors}
-        if self.guides is not None:
-            self._guide_rows = GuideRows(self.guides, run.model.vocab_size)
-            processors["structured output"] = self._guide_rows
-            processors["thinking budget"] = ThinkingRows(self.guides, run.model.vocab_size)
+        if self.constraints is not None:
+            self._masks = ConstraintProcessor(self.constraints, run.model.vocab_size)
+            processors["structured output"] = self._masks
+            processors["thinking budget"] = ReasoningBudget(self.constraints, run.model.vocab_size)
         self._layout = layout
         self._caches = allocate_kv(layout, self._layers, self._backend, self.device)
         host = (layout, self._layers, self._caches, self._backend)
@@ -134,7 +134,7 @@ class ModelRunner:
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
         )
-        forcing = None if run.async_steps else self._guide_rows  # steps ahead count on one token
+        forcing = None if run.async_steps else self._masks  # steps ahead count on one token
         self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
 
@@ -198,7 +198,7 @@ class ModelRunner:
         elif self._graphs is not None and self._graphs.reason is None:
             rows = captured = max(run.graph_sizes or (1,))
         most = min(run.max_step_tokens, run.max_model_tokens)
-        passes = trials(
+        passes = timing_passes(
             self._forward_eagerly, self._batch.tables, self.device, most_rows=rows, most_tokens=most
         )
         compiled.choose(passes, captured)
@@ -271,8 +271,8 @@ class ModelRunner:
         """Queue the step's work. Mutates: rows, KV cache, sampling state"""
         begun = self._calls.mark()
         inputs = self._batch.gather(plan)
-        if self._guide_rows is not None:
-            self._guide_rows.begin(inputs.rows[inputs.samples].tolist())
+        if self._masks is not None:
+            self._masks.begin(inputs.rows[inputs.samples].tolist())
         sampling = np.flatnonzero(inputs.samples)
         made = self._forward(inputs, sampling)
         step = BegunStep(

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dovetail.guided.rows import GuideRows
 from dovetail.interfaces.step import RowResult, StepResult
 from dovetail.runner.batch import Batch, Expected, StepInputs
 from dovetail.runner.device import Moment
 from dovetail.runner.prompt_logprobs import PromptFinish, nothing_told
 from dovetail.runner.results import row_results
 from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
+from dovetail.structured_output.mask_processor import ConstraintProcessor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class BegunStep:
 
 
 class StepReader:
-    """Reads steps in their order. `forcing` knows the tokens that a row's form leaves no choice
-    about, which follow a draw without one of their own; None: none follow."""
+    """Reads steps in their order. `forcing` knows the tokens that a row's constraint leaves no
+    choice about, which follow a draw without one of their own; None: none follow."""
 
-    def __init__(self, batch: Batch, sampler: Sampler, forcing: GuideRows | None) -> None:
+    def __init__(self, batch: Batch, sampler: Sampler, forcing: ConstraintProcessor | None) -> None:
         self._batch = batch
         self._sampler = sampler
         self._forcing = forcing
@@ -83,7 +83,7 @@ class StepReader:
         return row_results(steps, sampling.tolist(), draws, prompt, faults, forced)
 
     def _force(self, rows: np.ndarray, draws: Draws) -> dict[int, tuple[int, ...]]:
-        """Add the tokens that rows' forms leave no choice about; return them by index of the draw.
+        """Add the tokens that constraints force on rows; return them by index of the draw.
 
         Mutates: rows, sampling state
         """

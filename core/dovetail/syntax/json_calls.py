@@ -1,4 +1,5 @@
-"""Calls written as JSON objects with a name and arguments: whole, half written, and their form.
+"""Calls written as JSON objects with a name and arguments: whole, half written, and their
+constraint.
 
 `JsonCalls` says which keys a family uses; a parser calls it with the text of one object, of several
 in a row or of a list of them. Arguments keep the model's own bytes. What `so_far` has once said of
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.interfaces.form import Form, Json, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import Member, check, loads, members, skip_blanks
@@ -91,11 +92,11 @@ class JsonCalls:
         """Return where the calls are over, or None while more of them may follow."""
         return self._objects(text).end
 
-    def form(self, tool: Tool, *, before: str = "", after: str = "") -> Form:
+    def constraint(self, tool: Tool, *, before: str = "", after: str = "") -> Constraint:
         """Return the text of one call: an object with the tool's name, arguments by its schema."""
         head = f"{before}{{{json.dumps(self.name)}: {json.dumps(tool.name)}, "
         head += f"{json.dumps(self.arguments[0])}: "
-        return sequence(head, Json(schema_of(tool)), "}" + after)
+        return concat(head, JsonSchema(schema_of(tool)), "}" + after)
 
     def _objects(self, text: str) -> _Objects:
         at = skip_blanks(text)

@@ -1,6 +1,6 @@
 """JsonToolParser: the functions of families whose regions hold JSON calls and nothing else.
 
-Knows no family: a parser adds its markers, keys, samples and form.
+Knows no family: a parser adds its markers, keys, samples and constraint.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.form import Form
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.json_calls import JsonCalls, bare_calls
@@ -18,7 +18,7 @@ class JsonToolParser(ToolParser):
     """`calls` says which keys the family uses. `prefix` is what an opening marker that belongs to
     the body has before the JSON text."""
 
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[JsonCalls] = JsonCalls()
     prefix: ClassVar[str] = ""
 
@@ -42,6 +42,6 @@ class JsonToolParser(ToolParser):
         end = self.calls.end(text)
         return None if end is None else len(body) - len(text) + end
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call: its object."""
-        return self.calls.form(tool)
+        return self.calls.constraint(tool)

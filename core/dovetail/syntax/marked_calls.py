@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.form import Choice, Form, Free, Json, divided, optional, sequence
+from dovetail.interfaces.constraint import (
+    Choice,
+    Constraint,
+    FreeText,
+    JsonSchema,
+    concat,
+    optional,
+    separated,
+)
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import skip_blanks
@@ -18,13 +26,13 @@ from dovetail.syntax.parameters import (
     MAX_OPEN,
     OPEN_NAME,
     Parameter,
-    arguments_form,
+    arguments_constraint,
     is_open,
     is_text,
     kinds,
     parameters_of,
 )
-from dovetail.syntax.plain_text import text_form
+from dovetail.syntax.plain_text import text_constraint
 
 _NAME = re.compile(r"[\w.\-]+")
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
@@ -63,30 +71,30 @@ class MarkedCalls:
         found = self._read(text)
         return [_made(found)] if found.name else []
 
-    def form(self, tool: Tool, *, before: str, after: str) -> Form | None:
+    def constraint(self, tool: Tool, *, before: str, after: str) -> Constraint | None:
         """Return the text of one call, or None where its schema needs more than plain values."""
         parameters = parameters_of(tool)
-        written = [self._argument_form(parameter) for parameter in parameters or ()]
-        known = [form for form in written if form is not None]
+        written = [self._argument_constraint(parameter) for parameter in parameters or ()]
+        known = [constraint for constraint in written if constraint is not None]
         if parameters is None or len(known) < len(parameters) or not _NAME.fullmatch(tool.name):
             return None
-        inside = arguments_form(parameters, known, ",")
+        inside = arguments_constraint(parameters, known, ",")
         if is_open(tool) and not known:
-            text = sequence(self.mark, Free((self.mark,)), self.mark)
-            value = Choice((text, Json({"type": ["number", "boolean"]}, blanks="")))
-            inside = optional(divided(sequence(OPEN_NAME, ":", value), ",", MAX_OPEN))
-        return sequence(f"{before}{self.head}{tool.name}{{", inside, "}" + after)
+            text = concat(self.mark, FreeText((self.mark,)), self.mark)
+            value = Choice((text, JsonSchema({"type": ["number", "boolean"]}, whitespace="")))
+            inside = optional(separated(concat(OPEN_NAME, ":", value), ",", MAX_OPEN))
+        return concat(f"{before}{self.head}{tool.name}{{", inside, "}" + after)
 
-    def _argument_form(self, parameter: Parameter) -> Form | None:
-        value: Form | None = None
+    def _argument_constraint(self, parameter: Parameter) -> Constraint | None:
+        value: Constraint | None = None
         if is_text(parameter.schema):
-            inside = text_form(parameter.schema, self.mark)
-            value = sequence(self.mark, inside) if inside else None
+            inside = text_constraint(parameter.schema, self.mark)
+            value = concat(self.mark, inside) if inside else None
         elif (kinds(parameter.schema) or {""}) <= _SCALARS:
-            value = Json({**parameter.schema, "title": parameter.name}, blanks="")
+            value = JsonSchema({**parameter.schema, "title": parameter.name}, whitespace="")
         if value is None or not _NAME.fullmatch(parameter.name):
             return None
-        return sequence(f"{parameter.name}:", value)
+        return concat(f"{parameter.name}:", value)
 
     def _read(self, text: str) -> _Read:
         found = _Read()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.form import Form
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.marked_calls import MarkedCalls
@@ -17,7 +17,7 @@ from dovetail.syntax.marked_calls import MarkedCalls
 class MarkedToolParser(ToolParser):
     """`calls` says what is before a call's name and which mark its strings have."""
 
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[MarkedCalls]
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -28,7 +28,7 @@ class MarkedToolParser(ToolParser):
         """Return the call as far as whole arguments are written."""
         return self.calls.so_far(body)
 
-    def form(self, tool: Tool) -> Form | None:
+    def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call."""
         region = self.markers[0]
-        return self.calls.form(tool, before=region.start, after=region.end)
+        return self.calls.constraint(tool, before=region.start, after=region.end)

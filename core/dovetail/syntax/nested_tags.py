@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.interfaces.form import Form, Json, optional, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, optional
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.parameters import (
@@ -24,7 +24,7 @@ from dovetail.syntax.parameters import (
     quoted,
     schema_of_parameter,
 )
-from dovetail.syntax.plain_text import text_form
+from dovetail.syntax.plain_text import text_constraint
 from dovetail.syntax.type_words import with_json_types
 
 ITEM = "item"
@@ -171,32 +171,32 @@ class NestedTags:
         else:
             read.parts.setdefault(name, node.made())
 
-    def form(self, tool: Tool) -> Form | None:
+    def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call, or None where its schema needs more than plain values, or
         says nothing: a tag's name must come again at its end."""
         parameters = parameters_of(tool)
         if parameters is None or (is_open(tool) and not parameters):
             return None
-        parts: list[Form] = []
+        parts: list[Constraint] = []
         for parameter in parameters:
-            part = self._part_form(parameter)
+            part = self._part_constraint(parameter)
             if part is None:
                 return None
             parts.append(part if parameter.is_required else optional(part))
         head = f'{self.mark}<invoke name="{tool.name}">'
-        return sequence(head, *parts, f"{self.mark}</invoke>")
+        return concat(head, *parts, f"{self.mark}</invoke>")
 
-    def _part_form(self, parameter: Parameter) -> Form | None:
+    def _part_constraint(self, parameter: Parameter) -> Constraint | None:
         end = f"{self.mark}</{parameter.name}>"
-        value: Form | None = None
+        value: Constraint | None = None
         if is_text(parameter.schema):
-            value = text_form(parameter.schema, end)
+            value = text_constraint(parameter.schema, end)
         elif (kinds(parameter.schema) or {""}) <= _SCALARS:
-            scalar = Json({**parameter.schema, "title": parameter.name}, blanks="")
-            value = sequence(scalar, end)
+            scalar = JsonSchema({**parameter.schema, "title": parameter.name}, whitespace="")
+            value = concat(scalar, end)
         if value is None or _TAG.fullmatch(f"<{parameter.name}>") is None:
             return None
-        return sequence(f"{self.mark}<{parameter.name}>", value)
+        return concat(f"{self.mark}<{parameter.name}>", value)
 
 
 def _may_be(schema: Mapping[str, Any], kind: str) -> bool:

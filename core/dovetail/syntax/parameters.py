@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.interfaces.form import Choice, Form, Literal, Pattern, Sequence, optional, sequence
+from dovetail.interfaces.constraint import (
+    Choice,
+    Concat,
+    Constraint,
+    Literal,
+    Regex,
+    concat,
+    optional,
+)
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.syntax.json_text import loads
@@ -21,7 +29,7 @@ TEXT = frozenset({"string"})
 NUMBERS = frozenset({"integer", "number"})
 MAX_REFERENCES = 8
 MAX_OPEN = 8
-OPEN_NAME = Pattern("[a-z][a-z0-9_]{0,30}")
+OPEN_NAME = Regex("[a-z][a-z0-9_]{0,30}")
 """What is written for a tool that says nothing: so many parameters at most, with such names."""
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 SEPARABLE = frozenset(
@@ -77,21 +85,23 @@ def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) ->
     return with_json_types(_alone(found, tool.parameters))
 
 
-def arguments_form(parameters: list[Parameter], written: list[Form], between: str) -> Form:
+def arguments_constraint(
+    parameters: list[Parameter], written: list[Constraint], between: str
+) -> Constraint:
     """Return arguments divided by a text: those required in order, then those that may be left out.
 
-    `written` are the forms of the parameters' names and values.
+    `written` are the constraints of the parameters' names and values.
     """
     pairs = list(zip(parameters, written, strict=True))
-    needed = [form for parameter, form in pairs if parameter.is_required]
-    more = [form for parameter, form in pairs if not parameter.is_required]
+    needed = [constraint for parameter, constraint in pairs if parameter.is_required]
+    more = [constraint for parameter, constraint in pairs if not parameter.is_required]
     if needed:
-        others = [sequence(between, form) for form in needed[1:]]
-        return sequence(needed[0], *others, *(optional(sequence(between, f)) for f in more))
-    firsts: list[Form] = []
-    for number, form in enumerate(more):
-        rest = [optional(sequence(between, f)) for f in more[number + 1 :]]
-        firsts.append(Sequence((form, *rest)))
+        others = [concat(between, constraint) for constraint in needed[1:]]
+        return concat(needed[0], *others, *(optional(concat(between, f)) for f in more))
+    firsts: list[Constraint] = []
+    for number, constraint in enumerate(more):
+        rest = [optional(concat(between, f)) for f in more[number + 1 :]]
+        firsts.append(Concat((constraint, *rest)))
     return Choice((*firsts, Literal(""))) if firsts else Literal("")
 
 

@@ -1,4 +1,4 @@
-"""Forms of values that stand without quotes: strings up to a closing tag."""
+"""Constraints of values that stand without quotes: strings up to a closing tag."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.form import Form, Free, Literal, Pattern, choice_of, sequence
+from dovetail.interfaces.constraint import Constraint, FreeText, Literal, Regex, choice_of, concat
 
 _ABOUT = frozenset(
     ("type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
@@ -29,31 +29,34 @@ FORMATS = {
 """Patterns of which every text is of the format (not every text of the format: days end at 28)."""
 
 
-def text_form(schema: Mapping[str, Any], closing: str, *, line: str = "") -> Form | None:
-    """Return the form of a bare string with what follows it: a line end or none, and this tag.
+def text_constraint(
+    schema: Mapping[str, Any], closing: str, *, line: str = ""
+) -> Constraint | None:
+    """Return the constraint of a bare string with what follows it: a line end or none, and this
+    tag.
 
     None where it cannot be said. What is bounded has no "<" and, before a line end, none of these:
     where a string ends must be seen at once.
     """
     end = line + closing
-    value = _value_form(schema, closing, line)
-    return sequence(value, end) if value else None
+    value = _value_constraint(schema, closing, line)
+    return concat(value, end) if value else None
 
 
-def _value_form(schema: Mapping[str, Any], closing: str, line: str) -> Form | None:
+def _value_constraint(schema: Mapping[str, Any], closing: str, line: str) -> Constraint | None:
     said = set(schema) - _ABOUT
     values = values_of(schema)
     if values is not None and said <= {"enum", "const"}:
         return _one_of([value for value in values if isinstance(value, str)], closing)
     if not said:
-        return Free((line + closing, closing) if line else (closing,))
+        return FreeText((line + closing, closing) if line else (closing,))
     if said <= {"minLength", "maxLength"}:
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return Pattern(f"[^{closing[0]}{_escaped(line)}]{{{least},{most}}}")
+        return Regex(f"[^{closing[0]}{_escaped(line)}]{{{least},{most}}}")
     if said == {"format"} and schema["format"] in FORMATS:
-        return Pattern(FORMATS[schema["format"]])
+        return Regex(FORMATS[schema["format"]])
     if said == {"pattern"} and is_closed_pattern(schema["pattern"]):
-        return Pattern(schema["pattern"][1:-1])
+        return Regex(schema["pattern"][1:-1])
     return None
 
 
@@ -67,7 +70,7 @@ def _escaped(line: str) -> str:
     return "\\n" if line else ""
 
 
-def _one_of(values: list[str], closing: str) -> Form | None:
+def _one_of(values: list[str], closing: str) -> Constraint | None:
     usable = [Literal(value) for value in values if closing not in value]
     if not usable:
         return None

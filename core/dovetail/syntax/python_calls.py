@@ -1,4 +1,4 @@
-"""Calls written as Python calls with keyword arguments: whole, half written, and their form.
+"""Calls written as Python calls with keyword arguments: whole, half written, and their constraint.
 
 `PythonCalls` says how a family puts several of them together. Arguments become JSON, one by one,
 and what was said of a beginning stays true of every longer text. Nothing is evaluated.
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from dovetail.interfaces.form import Form, Json, divided, optional, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, optional, separated
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.json_text import skip_blanks
@@ -19,7 +19,7 @@ from dovetail.syntax.parameters import (
     MAX_OPEN,
     OPEN_NAME,
     Parameter,
-    arguments_form,
+    arguments_constraint,
     is_open,
     parameters_of,
     quoted,
@@ -104,7 +104,7 @@ class PythonCalls:
         found = _reading(self, text)
         return found.at if found.fault else found.end
 
-    def form(self, tool: Tool) -> Form | None:
+    def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call, or None where its schema does not divide into arguments."""
         parameters = parameters_of(tool)
         if parameters is None or not _NAME.fullmatch(tool.name):
@@ -112,16 +112,16 @@ class PythonCalls:
         if not all(_KEY.fullmatch(parameter.name + "=") for parameter in parameters):
             return None
         if is_open(tool) and not parameters:
-            some = divided(sequence(OPEN_NAME, "=", Json()), ", ", MAX_OPEN)
-            return sequence(f"{tool.name}(", optional(some), ")")
-        written = [_argument_form(parameter) for parameter in parameters]
-        return sequence(f"{tool.name}(", arguments_form(parameters, written, ", "), ")")
+            some = separated(concat(OPEN_NAME, "=", JsonSchema()), ", ", MAX_OPEN)
+            return concat(f"{tool.name}(", optional(some), ")")
+        written = [_argument_constraint(parameter) for parameter in parameters]
+        return concat(f"{tool.name}(", arguments_constraint(parameters, written, ", "), ")")
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of one to `most` calls."""
         if not self.is_list:
-            return divided(call, "\n", most)
-        return sequence("[", divided(call, ", ", most), "]")
+            return separated(call, "\n", most)
+        return concat("[", separated(call, ", ", most), "]")
 
     def read(self, text: str) -> _Read:
         """Return what a text holds, as far as it goes."""
@@ -233,5 +233,5 @@ def _goes_on(text: str, at: int) -> bool:
     return bool(rest) and not _PART_OF_HEAD.fullmatch(rest)
 
 
-def _argument_form(parameter: Parameter) -> Form:
-    return sequence(f"{parameter.name}=", Json({**parameter.schema, "title": parameter.name}))
+def _argument_constraint(parameter: Parameter) -> Constraint:
+    return concat(f"{parameter.name}=", JsonSchema({**parameter.schema, "title": parameter.name}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.form import Form, sequence
+from dovetail.interfaces.constraint import Constraint, concat
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.python_calls import PythonCalls
@@ -17,7 +17,7 @@ from dovetail.syntax.python_calls import PythonCalls
 class PythonToolParser(ToolParser):
     """`opening` and `closing` are written around the calls: empty where no marker is needed."""
 
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[PythonCalls] = PythonCalls()
     opening: ClassVar[str] = ""
     closing: ClassVar[str] = ""
@@ -34,10 +34,10 @@ class PythonToolParser(ToolParser):
         """Return where the list is over."""
         return self.calls.end(body)
 
-    def form(self, tool: Tool) -> Form | None:
+    def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call."""
-        return self.calls.form(tool)
+        return self.calls.constraint(tool)
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of one to `most` calls."""
-        return sequence(self.opening, self.calls.forms(call, most), self.closing)
+        return concat(self.opening, self.calls.calls_constraint(call, most), self.closing)

@@ -1,6 +1,7 @@
 """TaggedToolParser: the functions of families that write one section of calls between tags.
 
-Knows no family: a parser adds its section's markers, its tags, samples and the form of a call.
+Knows no family: a parser adds its section's markers, its tags, samples and the constraint of a
+call.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.json_calls import bare_calls
@@ -18,7 +19,7 @@ from dovetail.syntax.tagged_calls import TaggedCalls
 class TaggedToolParser(ToolParser):
     """`calls` are the family's tags, `between` what it writes between two calls."""
 
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[TaggedCalls]
     between: ClassVar[str] = ""
 
@@ -34,7 +35,7 @@ class TaggedToolParser(ToolParser):
         """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""
         return bare_calls(text, tools)
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a section of calls."""
         section = self.markers[0]
-        return sequence(section.start, divided(call, self.between, most), section.end)
+        return concat(section.start, separated(call, self.between, most), section.end)

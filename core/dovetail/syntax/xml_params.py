@@ -1,4 +1,4 @@
-"""Calls written as tags, with a tag for every parameter: whole, half written, and their form.
+"""Calls written as tags, with a tag for every parameter: whole, half written, and their constraint.
 
 `XmlCalls` says which tags a family uses. Arguments become JSON by the tool's schema, one parameter
 after the other; a string is passed on while it is written. What `so_far` has once said of a
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.interfaces.form import Form, Json, Repeat, optional, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, Repeat, concat, optional
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.syntax.parameters import (
@@ -25,7 +25,7 @@ from dovetail.syntax.parameters import (
     kinds,
     parameters_of,
 )
-from dovetail.syntax.plain_text import text_form
+from dovetail.syntax.plain_text import text_constraint
 from dovetail.syntax.xml_reading import Reading
 from dovetail.syntax.xml_tags import NAME, NAME_PATTERN, TYPE, XmlTags
 
@@ -59,33 +59,33 @@ class XmlCalls(XmlTags):
             raise MalformedToolCall("no call begins like this")
         return read.calls
 
-    def form(self, tool: Tool, *, start: str = "", end: str = "") -> Form | None:
+    def constraint(self, tool: Tool, *, start: str = "", end: str = "") -> Constraint | None:
         """Return the text of one call, or None where its schema does not divide into parameters."""
         parameters = parameters_of(tool)
         if parameters is None or not NAME_PATTERN.fullmatch(tool.name):
             return None
-        parts: list[Form] = []
+        parts: list[Constraint] = []
         for parameter in parameters:
-            part = self._part_form(parameter)
+            part = self._part_constraint(parameter)
             if part is None:
                 return None
             parts.append(part if parameter.is_required else optional(part))
         if is_open(tool) and not parts:
             parts.append(Repeat(self._open_part(), 0, MAX_OPEN))
         head = self.before + self.head.replace(NAME, tool.name).replace(TYPE, "1") + self.gap
-        return sequence(start + head, *parts, self.tail + self.after + end)
+        return concat(start + head, *parts, self.tail + self.after + end)
 
-    def _part_form(self, parameter: Parameter) -> Form | None:
+    def _part_constraint(self, parameter: Parameter) -> Constraint | None:
         """Return a parameter with its tags."""
         if not NAME_PATTERN.fullmatch(parameter.name):
             return None
         line = "\n" if self.is_wrapped else ""
-        json_value = Json({**parameter.schema, "title": parameter.name})
-        value: Form | None = sequence(json_value, line + self.value_end)
+        json_value = JsonSchema({**parameter.schema, "title": parameter.name})
+        value: Constraint | None = concat(json_value, line + self.value_end)
         if is_text(parameter.schema):
-            value = text_form(parameter.schema, self.value_end, line=line)
+            value = text_constraint(parameter.schema, self.value_end, line=line)
         key = self.key.replace(NAME, parameter.name).replace(TYPE, self._type(parameter)) + line
-        return sequence(key, value, self.gap) if value else None
+        return concat(key, value, self.gap) if value else None
 
     def _type(self, parameter: Parameter) -> str:
         """Return what is written of a parameter's type."""
@@ -93,10 +93,10 @@ class XmlCalls(XmlTags):
             return self.text_type
         return self.other_type or min(kinds(parameter.schema) or {"object"})
 
-    def _open_part(self) -> Form:
+    def _open_part(self) -> Constraint:
         """Return a parameter of which nothing is known."""
         before, _, after = self.key.replace(TYPE, self.text_type).partition(NAME)
         line = "\n" if self.is_wrapped else ""
-        value = text_form({}, self.value_end, line=line)
+        value = text_constraint({}, self.value_end, line=line)
         assert value is not None
-        return sequence(before, OPEN_NAME, after + line, value, self.gap)
+        return concat(before, OPEN_NAME, after + line, value, self.gap)

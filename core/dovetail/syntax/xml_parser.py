@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.xml_params import XmlCalls
@@ -18,7 +18,7 @@ class XmlToolParser(ToolParser):
     """`calls` are the family's tags. `has_one_call`: a region holds one call, so `blank` is written
     between markers and call; else calls follow each other, divided by it."""
 
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[XmlCalls]
     has_one_call: ClassVar[bool] = False
     blank: ClassVar[str] = "\n"
@@ -35,17 +35,19 @@ class XmlToolParser(ToolParser):
         """Return the calls of a region that is over within a value. Raises: MalformedToolCall"""
         return self.calls.parse(body, tools, is_over=True)
 
-    def form(self, tool: Tool) -> Form | None:
+    def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call; with its markers where a region holds one."""
         if not self.has_one_call:
-            return self.calls.form(tool)
+            return self.calls.constraint(tool)
         region = self.markers[0]
-        return self.calls.form(tool, start=region.start + self.blank, end=self.blank + region.end)
+        return self.calls.constraint(
+            tool, start=region.start + self.blank, end=self.blank + region.end
+        )
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of one to `most` calls."""
         if self.has_one_call:
-            return divided(call, self.blank, most)
+            return separated(call, self.blank, most)
         region = self.markers[0]
-        inside = divided(call, self.blank, most)
-        return sequence(region.start + self.blank, inside, self.blank + region.end)
+        inside = separated(call, self.blank, most)
+        return concat(region.start + self.blank, inside, self.blank + region.end)

@@ -199,7 +199,7 @@ class FakeAsyncEngine:
         self.reset_fault: Exception | None = None
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
-        self.guides = None
+        self.constraint_compiler = None
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
         self._input = InputProcessor(self.spec, self.tokenizer)
 

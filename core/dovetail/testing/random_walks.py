@@ -1,4 +1,4 @@
-"""Random walks through a form: what a model that draws at random writes where masks hold it.
+"""Random walks through a constraint: what a model that draws at random writes where masks hold it.
 
 A walk wanders for a while and then prefers tokens that close what is open, so that most walks end.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from dovetail.interfaces.guided import Matcher, Vocabulary
+from dovetail.interfaces.structured_output import Matcher, Vocabulary
 
 End = Literal["end", "long", "dead", "refused"]
 """How a walk went: to an end token; cut off; nothing was allowed; an allowed token was refused."""
@@ -109,7 +109,7 @@ class Wanderer:
 
 
 def follows(matcher: Matcher, vocabulary: Vocabulary, text: bytes) -> bool:
-    """Return whether a form takes a whole text, byte by byte, and may end there.
+    """Return whether a constraint takes a whole text, byte by byte, and may end there.
 
     The vocabulary has a token for every byte. Mutates: matcher
     """

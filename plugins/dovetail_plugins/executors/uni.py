@@ -18,10 +18,10 @@ from typing import Any, TypeVar, cast
 from dovetail import registry
 from dovetail.errors import EngineDead
 from dovetail.interfaces.executor import Executor, PendingStep
-from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.worker import Worker
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class UniExecutor(Executor):
         is_ahead = "ahead" in registry.load_selection(worker).capabilities
         self._thread = _WorkThread() if run.async_steps and not is_ahead else None
         self._loader = ThreadPoolExecutor(
-            1, thread_name_prefix="dovetail-forms", initializer=_step_back
+            1, thread_name_prefix="dovetail-constraints", initializer=_step_back
         )
         self._death: str | None = None
         self._callbacks: list[Callable[[str], None]] = []
@@ -90,9 +90,9 @@ class UniExecutor(Executor):
         worker = self.worker
         self._call(lambda: worker.wake_up(tags))
 
-    def prepare(self, guide: Guide) -> Future[None]:
-        """Load a form in a thread of its own."""
-        return self._loader.submit(self.worker.prepare, guide)
+    def prepare(self, compiled: CompiledConstraint) -> Future[None]:
+        """Load a constraint in a thread of its own."""
+        return self._loader.submit(self.worker.prepare, compiled)
 
     def check(self) -> None:
         """Raise EngineDead when a step has raised."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, Json, divided, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
@@ -27,7 +27,7 @@ class Apertus(ToolParser):
         summary="a JSON list of {NAME: arguments} between tool tags (Apertus)",
         source="https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509",
     )
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     markers: ClassVar[tuple[Markers, ...]] = (Markers(start=START, end=END),)
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
@@ -77,13 +77,13 @@ class Apertus(ToolParser):
         """Return the JSON calls that an answer is. Raises: MalformedToolCall, UnfinishedToolCall"""
         return bare_calls(text, tools)
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call: its object."""
-        return sequence("{" + json.dumps(tool.name) + ": ", Json(schema_of(tool)), "}")
+        return concat("{" + json.dumps(tool.name) + ": ", JsonSchema(schema_of(tool)), "}")
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a region of calls."""
-        return sequence(f"{START}[", divided(call, ", ", most), f"]{END}")
+        return concat(f"{START}[", separated(call, ", ", most), f"]{END}")
 
 
 def _calls(body: str) -> list[ToolCall]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers.jamba import Jamba
@@ -27,6 +27,6 @@ class Apriel(Jamba):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, "<tool_calls>", "[BEGIN FINAL RESPONSE]")
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a region of calls."""
-        return sequence("<tool_calls>[", divided(call, ", ", most), "]</tool_calls>")
+        return concat("<tool_calls>[", separated(call, ", ", most), "]</tool_calls>")

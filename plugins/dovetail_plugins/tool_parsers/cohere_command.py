@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
 from dovetail.syntax.json_calls import JsonCalls
@@ -58,6 +58,6 @@ class CohereCommand(JsonToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, START)
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a region of calls."""
-        return sequence(f"{START}[\n    ", divided(call, ",\n    ", most), f"\n]{END}")
+        return concat(f"{START}[\n    ", separated(call, ",\n    ", most), f"\n]{END}")

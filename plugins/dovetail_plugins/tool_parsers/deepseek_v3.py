@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, Json, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import schema_of
@@ -68,7 +68,7 @@ class DeepseekV3(TaggedToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, SECTION.start, SEPARATOR, "```json")
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call within a section."""
         head = f"{BEGIN}function{SEPARATOR}{tool.name}\n```json\n"
-        return sequence(head, Json(schema_of(tool)), f"\n```{END}")
+        return concat(head, JsonSchema(schema_of(tool)), f"\n```{END}")

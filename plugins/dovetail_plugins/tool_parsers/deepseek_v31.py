@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, Json, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import schema_of
@@ -61,6 +61,6 @@ class DeepseekV31(TaggedToolParser):
             return ["the chat template fences arguments with ```json"]
         return unmentioned(query, SECTION.start, SEPARATOR)
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call within a section."""
-        return sequence(f"{BEGIN}{tool.name}{SEPARATOR}", Json(schema_of(tool)), END)
+        return concat(f"{BEGIN}{tool.name}{SEPARATOR}", JsonSchema(schema_of(tool)), END)

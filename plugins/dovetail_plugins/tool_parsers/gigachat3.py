@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import JsonCalls
@@ -54,6 +54,6 @@ class GigaChat3(JsonToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, "<|role_sep|>", "function call")
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call."""
-        return self.calls.form(tool, before=f"{START}\n", after=OVER)
+        return self.calls.constraint(tool, before=f"{START}\n", after=OVER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
 from dovetail.syntax.json_parser import JsonToolParser
@@ -61,6 +61,6 @@ class Granite(JsonToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, "<|start_of_role|>", ("<|tool_call|>", "<tool_call>"))
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a list of calls."""
-        return sequence("<|tool_call|>[", divided(call, ", ", most), "]")
+        return concat("<|tool_call|>[", separated(call, ", ", most), "]")

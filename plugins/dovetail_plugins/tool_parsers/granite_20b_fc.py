@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_parser import JsonToolParser
@@ -50,6 +50,6 @@ class Granite20bFc(JsonToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, START)
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call."""
-        return self.calls.form(tool, before=f"{START} ")
+        return self.calls.constraint(tool, before=f"{START} ")

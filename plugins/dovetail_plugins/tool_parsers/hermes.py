@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import JsonCalls
@@ -58,6 +58,6 @@ class Hermes(JsonToolParser):
             return ["the chat template writes arguments as XML within <tool_call>"]
         return unmentioned(query, "<tool_call>", "arguments")
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call."""
-        return self.calls.form(tool, before="<tool_call>\n", after="\n</tool_call>")
+        return self.calls.constraint(tool, before="<tool_call>\n", after="\n</tool_call>")

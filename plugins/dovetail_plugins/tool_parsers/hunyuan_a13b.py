@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
 from dovetail.syntax.json_parser import JsonToolParser
@@ -51,6 +51,6 @@ class HunyuanA13b(JsonToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, "<tool_calls>", ("<answer>", "<|startoftext|>", "hunyuan"))
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a region of calls."""
-        return sequence("<tool_calls>[", divided(call, ", ", most), "]</tool_calls>")
+        return concat("<tool_calls>[", separated(call, ", ", most), "]</tool_calls>")

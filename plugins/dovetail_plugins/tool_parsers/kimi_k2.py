@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Choice, Form, Json, Literal, Repeat, sequence
+from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Repeat, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import schema_of
@@ -76,7 +76,7 @@ class KimiK2(TaggedToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, SECTION.start)
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call within a section."""
         head = (f"{BEGIN}functions.{tool.name}:", Repeat(DIGIT, 1, 4), ARGUMENTS)
-        return sequence(*head, Json(schema_of(tool)), END)
+        return concat(*head, JsonSchema(schema_of(tool)), END)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, divided
+from dovetail.interfaces.constraint import Constraint, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
 from dovetail.syntax.json_calls import JsonCalls
@@ -65,9 +65,9 @@ class Llama3Json(JsonToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, cls.header, '"parameters"')
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of one to `most` calls."""
-        return divided(call, "; ", most)
+        return separated(call, "; ", most)
 
 
 class Llama4Json(Llama3Json):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import JsonCalls
@@ -85,9 +85,9 @@ class Longcat(JsonToolParser):
             return super().close(body, tools)
         return _XML.parse(body, tools, is_over=True)
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call."""
-        return self.calls.form(tool, before=f"{REGION.start}\n", after=f"\n{REGION.end}")
+        return self.calls.constraint(tool, before=f"{REGION.start}\n", after=f"\n{REGION.end}")
 
 
 def _is_json(body: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.templates import unmentioned
@@ -69,6 +69,6 @@ class MiniCpm5(XmlToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, "<function name=", "<param name=")
 
-    def form(self, tool: Tool) -> Form | None:
+    def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call."""
-        return self.calls.form(tool, end=END)
+        return self.calls.constraint(tool, end=END)

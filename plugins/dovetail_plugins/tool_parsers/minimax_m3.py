@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
@@ -31,7 +31,7 @@ class MinimaxM3(ToolParser):
         summary="marked <invoke> tags with a tag per argument (MiniMax-M3)",
         source="https://huggingface.co/MiniMaxAI/MiniMax-M3",
     )
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     auto_rank = 2
     markers: ClassVar[tuple[Markers, ...]] = (SECTION,)
     inner: ClassVar[tuple[str, ...]] = (MARK,)
@@ -75,11 +75,11 @@ class MinimaxM3(ToolParser):
         """Return the calls as far as whole arguments are written. Raises: MalformedToolCall"""
         return _CALLS.so_far(body, tools)
 
-    def form(self, tool: Tool) -> Form | None:
+    def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call within a section."""
-        return _CALLS.form(tool)
+        return _CALLS.constraint(tool)
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a section of calls."""
-        inside = divided(call, "\n", most)
-        return sequence(f"{SECTION.start}\n", inside, f"\n{SECTION.end}")
+        inside = separated(call, "\n", most)
+        return concat(f"{SECTION.start}\n", inside, f"\n{SECTION.end}")

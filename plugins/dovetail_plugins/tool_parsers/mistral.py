@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Choice, Form, Json, sequence
+from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
@@ -90,10 +90,10 @@ class Mistral(JsonToolParser):
             return check(body, head.end()).over
         return super().region_end(body) if body.lstrip().startswith(("[", "{")) else None
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call: with [ARGS], or as a list."""
-        named = sequence(f"[TOOL_CALLS]{tool.name}[ARGS]", Json(schema_of(tool)))
-        return Choice((named, self.calls.form(tool, before="[TOOL_CALLS][", after="]")))
+        named = concat(f"[TOOL_CALLS]{tool.name}[ARGS]", JsonSchema(schema_of(tool)))
+        return Choice((named, self.calls.constraint(tool, before="[TOOL_CALLS][", after="]")))
 
 
 def _called(head: re.Match[str], arguments: str) -> ToolCall:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, Json, sequence
+from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
@@ -43,7 +43,7 @@ class OpenAi(ToolParser):
         source="https://cookbook.openai.com/articles/openai-harmony",
     )
     auto_name: ClassVar[str] = "gpt-oss"
-    capabilities = frozenset({"parallel_calls", "streams", "has_form"})
+    capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     markers: ClassVar[tuple[Markers, ...]] = (
         *(Markers(start=start) for start in STARTS),
         Markers(start=TO, opens_answer=True),
@@ -124,11 +124,11 @@ class OpenAi(ToolParser):
         over = OVER.search(body, start)
         return over.start() if over else None
 
-    def form(self, tool: Tool) -> Form:
+    def constraint(self, tool: Tool) -> Constraint:
         """Return the text of one call; <|call|> would be the answer's end."""
-        return sequence(f"{START}{tool.name} <|constrain|>json{MESSAGE}", Json(schema_of(tool)))
+        return concat(f"{START}{tool.name} <|constrain|>json{MESSAGE}", JsonSchema(schema_of(tool)))
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of one call: the format has one in an answer."""
         return call
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, ToolCall
 from dovetail.syntax.json_parser import JsonToolParser
@@ -57,6 +57,6 @@ class Phi4MiniJson(JsonToolParser):
         """Return why a chat template (str) does not ask for this syntax."""
         return unmentioned(query, ("functools", "<|tool|>"))
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a list of calls."""
-        return sequence("functools[", divided(call, ", ", most), "]")
+        return concat("functools[", separated(call, ", ", most), "]")

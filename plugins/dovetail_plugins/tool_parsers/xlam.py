@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.form import Form, divided, sequence
+from dovetail.interfaces.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.syntax.json_calls import JsonCalls
@@ -88,9 +88,9 @@ class Xlam(JsonToolParser):
             return len(body) - len(text) + end
         return len(body) - len(rest) + len(FENCE_END) if len(rest) >= len(FENCE_END) else None
 
-    def forms(self, call: Form, most: int | None) -> Form:
+    def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
         """Return the text of a list of calls."""
-        return sequence("[", divided(call, ", ", most), "]")
+        return concat("[", separated(call, ", ", most), "]")
 
 
 def _unfenced(body: str) -> str:

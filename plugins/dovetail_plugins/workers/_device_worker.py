@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.executor import PendingStep
-from dovetail.interfaces.guided import Guide
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.worker import Worker
 
 if TYPE_CHECKING:
@@ -85,11 +85,11 @@ class DeviceWorker(Worker):
         """Hand a step to the device."""
         return self.runner.begin(plan)
 
-    def prepare(self, guide: Guide) -> None:
-        """Load a form before a row needs it. Raises: RequestError"""
-        if self.runner.guides is None:
+    def prepare(self, compiled: CompiledConstraint) -> None:
+        """Load a constraint before a row needs it. Raises: RequestError"""
+        if self.runner.constraints is None:
             raise RequestError("structured output is switched off here.")
-        self.runner.guides.prepare(guide)
+        self.runner.constraints.prepare(compiled)
 
     def _new_sleep(self, layout: KVLayout) -> RunnerSleep:
         from dovetail.runner.runner_sleep import RunnerSleep

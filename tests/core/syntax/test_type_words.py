@@ -10,7 +10,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.text import Tool
 from dovetail.syntax.type_words import json_types, with_json_types
-from dovetail.testing.forms import example
+from dovetail.testing.constraint_examples import example
 from dovetail.testing.text_splits import parse_in_pieces
 
 pytest.importorskip("dovetail_plugins")
@@ -127,14 +127,14 @@ def test_every_xml_syntax_delivers_the_types_they_mean(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*SYNTAXES, "hermes", "pythonic"])
-def test_forms_say_jsons_types(name: str) -> None:
-    form = made(name).form(TOOL)
-    text = repr(form)
+def test_constraints_say_jsons_types(name: str) -> None:
+    constraint = made(name).constraint(TOOL)
+    text = repr(constraint)
     assert "'float'" not in text
     assert "'number'" in text
 
 
-def test_forms_of_such_tools_are_calls() -> None:
+def test_constraints_of_such_tools_are_calls() -> None:
     parser = made("qwen3_coder")
     arguments = {"share": 1.5, "days": 2, "name": "a"}
     schema = {
@@ -144,6 +144,6 @@ def test_forms_of_such_tools_are_calls() -> None:
         "additionalProperties": False,
     }
     tool = Tool(name="f", parameters=schema)
-    text = example(parser.forms(parser.form(tool), 1), arguments)
+    text = example(parser.calls_constraint(parser.constraint(tool), 1), arguments)
     (call,) = parse_in_pieces([text], tool_parser=parser, tools=(tool,)).calls
     assert json.loads(call.arguments) == arguments

@@ -1,4 +1,5 @@
-"""Tool parsers of the JSON families: transcripts beyond their samples, ids, forms, special tokens.
+"""Tool parsers of the JSON families: transcripts beyond their samples, ids, constraints, special
+tokens.
 
 The transcripts are written after the families' chat templates and model cards.
 """
@@ -17,7 +18,7 @@ from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import Collected, Session, SessionPlan
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.tool_choice import markers_in_use, tool_use
-from dovetail.testing.forms import example
+from dovetail.testing.constraint_examples import example
 from dovetail.testing.text_splits import parse_in_pieces
 
 NAMES = (
@@ -136,7 +137,7 @@ def test_a_json_answer_is_not_held_back(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_strict_tools_hold_what_follows_the_marker(name: str, is_parallel: bool) -> None:
-    """What a strict tool's form allows after the opening marker is a call of that tool."""
+    """What a strict tool's constraint allows after the opening marker is a call of that tool."""
     function = {"name": "add", "parameters": dict(SCHEMA), "strict": True}
     body = ChatRequest.model_validate(
         {
@@ -149,11 +150,11 @@ def test_strict_tools_hold_what_follows_the_marker(name: str, is_parallel: bool)
     parser = made(name)
     constraint = tool_use(body, Parsers(tool=parser, reasoning=None)).constraint
     assert constraint is not None
-    if constraint.form is not None:
-        text = example(constraint.form.parts[1], {"a": 1})  # type: ignore[union-attr]
+    if constraint.constraint is not None:
+        text = example(constraint.constraint.parts[1], {"a": 1})  # type: ignore[union-attr]
     else:
-        ((marker, form),) = constraint.tags
-        text = marker + example(form, {"a": 1})
+        ((marker, constraint),) = constraint.tags
+        text = marker + example(constraint, {"a": 1})
     got = parse_in_pieces([text], tool_parser=parser, tools=(Tool(name="add"),))
     assert not got.content
     assert {(call.name, call.arguments) for call in got.calls} == {("add", '{"a": 1}')}

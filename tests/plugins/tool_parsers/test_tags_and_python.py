@@ -14,7 +14,7 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, Unfin
 from dovetail.server.generate.events import Session, SessionPlan, ToolCallArgsDelta
 from dovetail.syntax.literals import PYTHON, Literals
 from dovetail.syntax.parameters import as_json, kinds, parameters_of
-from dovetail.syntax.plain_text import is_closed_pattern, text_form
+from dovetail.syntax.plain_text import is_closed_pattern, text_constraint
 from dovetail.testing.text_splits import parse_in_pieces, random_cuts
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.functiongemma import FunctionGemma
@@ -276,8 +276,8 @@ def test_channels_of_harmony() -> None:
 )  # fmt: skip
 def test_patterns_that_can_stand_for_a_whole_value(pattern: str, is_taken: bool) -> None:
     assert is_closed_pattern(pattern) is is_taken
-    form = text_form({"type": "string", "pattern": pattern}, "</p>")
-    assert (form is not None) is is_taken
+    constraint = text_constraint({"type": "string", "pattern": pattern}, "</p>")
+    assert (constraint is not None) is is_taken
 
 
 @pytest.mark.parametrize(

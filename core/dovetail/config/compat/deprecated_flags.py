@@ -36,7 +36,7 @@ class DeprecatedFlags:
     worker_use_ray: bool | None = flag(None, help="drive workers through Ray")
     enable_reasoning: bool | None = flag(None, help="separate reasoning from the answer")
     guided_decoding_backend: str | None = flag(
-        None, kind="guided_decoding_backend", help="backend for structured outputs"
+        None, kind="structured_output_backend", help="backend for structured outputs"
     )
     guided_decoding_disable_fallback: bool | None = flag(
         None,

@@ -8,11 +8,11 @@ from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError, PluginError
-from dovetail.interfaces.spec import GuidedSpec, ModelSpec, Selection
+from dovetail.interfaces.spec import ModelSpec, Selection, StructuredOutputSpec
 from dovetail.registry.options import convert
 
 FLAG = "--structured-outputs-config"
-KIND = "guided_decoding_backend"
+KIND = "structured_output_backend"
 KEYS: dict[str, type[Any]] = {
     "backend": str,
     "backends": str,
@@ -24,10 +24,10 @@ KEYS: dict[str, type[Any]] = {
 }
 
 
-def guided_spec(
+def structured_output_spec(
     config: Config, model: ModelSpec, tokenizer: Selection, tokenizer_path: str
-) -> GuidedSpec | None:
-    """Return how answers are held to forms, or None where no backend is installed.
+) -> StructuredOutputSpec | None:
+    """Return how answers are constrained, or None where no backend is installed.
 
     Raises: ConfigError for an unknown key, PluginError for a backend named in vain.
     """
@@ -44,8 +44,8 @@ def guided_spec(
         return None
     fields: dict[str, Any] = {k: said[k] for k in ("compile_limit_s", "cache_bytes") if k in said}
     if said.get("disable_any_whitespace"):
-        fields["blanks"] = ""
-    return GuidedSpec(
+        fields["whitespace"] = ""
+    return StructuredOutputSpec(
         tokenizer=tokenizer,
         tokenizer_path=tokenizer_path,
         eos_ids=tuple(model.eos_token_ids),

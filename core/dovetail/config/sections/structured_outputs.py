@@ -15,7 +15,7 @@ class StructuredOutputsConfig:
 
     structured_outputs_config: Mapping[str, Any] = flag(
         {},
-        kind="guided_decoding_backend",
+        kind="structured_output_backend",
         help="how structured outputs are enforced: backend, disable_fallback, "
         "disable_any_whitespace, disable_additional_properties",
     )

@@ -43,7 +43,6 @@ from dovetail.engine.messages import (
 )
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded, RequestError
-from dovetail.guided.compiler import GuideCompiler
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats
@@ -51,6 +50,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.caller import CALLER
 from dovetail.observability.stats import StatLoggers
 from dovetail.registry import hooks
+from dovetail.structured_output.compiler import ConstraintCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +97,10 @@ class AsyncEngine:
         self.asleep: tuple[str, ...] = ()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
-        guided = spec.run.guided
-        self.guides = GuideCompiler(guided) if guided is not None else None
+        structured_output = spec.run.structured_output
+        self.constraint_compiler = (
+            ConstraintCompiler(structured_output) if structured_output is not None else None
+        )
 
     @classmethod
     async def start(cls, spec: EngineSpec, *, in_process: bool = False) -> AsyncEngine:
@@ -449,8 +451,8 @@ class AsyncEngine:
         gone = EngineDead("the engine was shut down.")
         self._end_all(gone)
         self._calls.fail(gone)
-        if self.guides is not None:
-            await self.guides.close()
+        if self.constraint_compiler is not None:
+            await self.constraint_compiler.close()
         if self._host is not None:
             await closed(self._host, STOP_WAIT_S)
         self._end.close()

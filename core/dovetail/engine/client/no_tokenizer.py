@@ -74,7 +74,7 @@ class NoTokenizer(Tokenizer):
         return [f"token_id:{token_id}" for token_id in token_ids]
 
     def token_bytes(self) -> list[bytes]:
-        """Raise RequestError: no form can be imposed on tokens of unknown text."""
+        """Raise RequestError: constraints need a tokenizer."""
         raise text_refused("structured output")
 
     def facts(self) -> TokenizerFacts:

@@ -14,7 +14,7 @@ from dovetail.engine.messages import Boot
 from dovetail.interfaces.spec import EngineSpec
 
 SWITCH_S = 5e-4
-"""How long a thread beside the steps, one that loads forms, keeps the interpreter at most."""
+"""How long a thread beside the steps, one that loads constraints, keeps the interpreter at most."""
 
 
 def main() -> int:

@@ -73,13 +73,14 @@ MISPLACED_FIELDS = {
             "guided_structural_tag",
             "nvext",
         ),
-        "the form of an answer is asked for in other words here: by response_format (chat and "
+        "the constraint of an answer is asked for in other words here: by response_format (chat "
+        "and "
         "completions), text.format (responses), output_config.format (messages) or "
         "structured_outputs (all of them)",
     ),
 }
-"""Fields that say here what is said elsewhere, other dialects' words for the form of an answer
-among them: refused rather than dropped, where a dialect does not declare them."""
+"""Fields that say here what is said elsewhere, other dialects' words for the constraint of an
+answer among them: refused rather than dropped, where a dialect does not declare them."""
 NEUTRAL: tuple[object, ...] = (None, False, [], {}, "none", "auto")
 """Values of those fields that ask for nothing."""
 

@@ -1,4 +1,5 @@
-"""A conversation on its way to the engine, whichever dialect it came in: checks, prompt, form.
+"""A conversation on its way to the engine, whichever dialect it came in: checks, prompt,
+constraint.
 
 Every dialect turns its body into a ChatRequest first; from there on they are one.
 """
@@ -12,7 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.form import Choice, Form, choice_of
+from dovetail.interfaces.constraint import Choice, Constraint, choice_of
 from dovetail.interfaces.text import Tool
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
@@ -143,40 +144,40 @@ async def _engine_fields(
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     fields["kept_special_ids"] = prompt.kept_special_ids
     if body.thinking_token_budget is not None:
-        server.check_guides("thinking_token_budget")
+        server.check_structured_output("thinking_token_budget")
         fields["thinking"] = thinking_budget(
             body.thinking_token_budget, prompt.plan, server.engine.tokenizer
         )
     constraint = answer_constraint(server, body, prompt.use)
     if constraint is not None:
-        fields["guide"] = await server.guide(constraint, prompt.plan, prompt.tail)
+        fields["constraint"] = await server.compile_constraint(constraint, prompt.plan, prompt.tail)
     return fields
 
 
 def answer_constraint(
     server: ServerState, body: ChatRequest, use: ToolUse
 ) -> ConstraintRequest | None:
-    """Return the form of the whole answer. Raises: RequestError
+    """Return the constraint of the whole answer. Raises: RequestError
 
-    What a request says of its answer's form holds for the words of it: a call that must be made is
-    held to its tool alone, and one that may be made is another way to answer.
+    What a request says of its answer's constraint holds for the words of it: a call that must be
+    made is held to its tool alone, and one that may be made is another way to answer.
     """
-    constraint = requested_constraint(body, body.response_format, server.guided_spec)
+    constraint = requested_constraint(body, body.response_format, server.structured_output_spec)
     if constraint is None or body.tool_choice not in (None, "auto", "none"):
         return use.constraint or constraint
-    if constraint.form is None:
+    if constraint.constraint is None:
         return _with_strict_calls(constraint, use)
     calls = _possible_calls(body, use)
     if calls is None:
         return constraint
-    return replace(constraint, form=Choice((constraint.form, calls)))
+    return replace(constraint, constraint=Choice((constraint.constraint, calls)))
 
 
 def _with_strict_calls(constraint: ConstraintRequest, use: ToolUse) -> ConstraintRequest:
     """Return tags in free text, those of strict tools' calls among them. Raises: RequestError"""
     if use.constraint is None:
         return constraint
-    if use.constraint.form is not None:
+    if use.constraint.constraint is not None:
         raise RequestError(
             "structural tags and strict tools cannot be combined for this model: its tool calls "
             "have no opening tag.",
@@ -187,18 +188,18 @@ def _with_strict_calls(constraint: ConstraintRequest, use: ToolUse) -> Constrain
     return replace(constraint, tags=(*constraint.tags, *use.constraint.tags))
 
 
-def _possible_calls(body: ChatRequest, use: ToolUse) -> Form | None:
-    """Return the text of calls that the model may make; None where the syntax has no form."""
+def _possible_calls(body: ChatRequest, use: ToolUse) -> Constraint | None:
+    """Return the text of calls that the model may make; None where the syntax has no constraint."""
     parser = use.parser
     if parser is None:
         return None
-    forms = []
+    constraints = []
     for tool in use.tools:
         function = tool.function
         schema = (function.parameters or {}) if function.strict else {}
-        form = parser.form(Tool(name=function.name, parameters=schema))
-        if form is None:
+        constraint = parser.constraint(Tool(name=function.name, parameters=schema))
+        if constraint is None:
             return None
-        forms.append(form)
+        constraints.append(constraint)
     most = 1 if body.parallel_tool_calls is False else None
-    return parser.forms(choice_of(forms), most)
+    return parser.calls_constraint(choice_of(constraints), most)

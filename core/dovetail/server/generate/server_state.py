@@ -17,18 +17,18 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import PROMPT, verify_text
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
-from dovetail.guided.choose import none_installed
 from dovetail.interfaces.api import GENERATE
-from dovetail.interfaces.form import sequence
-from dovetail.interfaces.guided import Guide
+from dovetail.interfaces.constraint import concat
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.spec import GuidedSpec
+from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.admission import Admission
+from dovetail.structured_output.select_backend import none_installed
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
@@ -112,40 +112,42 @@ class ServerState:
                 code="unsupported_field",
             )
 
-    def check_guides(self, where: str) -> None:
-        """Raise RequestError where nothing can hold an answer to a form."""
-        if self.engine.guides is None:
+    def check_structured_output(self, where: str) -> None:
+        """Raise RequestError where nothing can constrain an answer."""
+        if self.engine.constraint_compiler is None:
             raise none_installed(where)
 
     @property
-    def guided_spec(self) -> GuidedSpec | None:
-        """Return how answers are held to forms; None where no backend is installed."""
-        return self.engine.spec.run.guided
+    def structured_output_spec(self) -> StructuredOutputSpec | None:
+        """Return how answers are constrained; None where no backend is installed."""
+        return self.engine.spec.run.structured_output
 
-    async def guide(self, constraint: ConstraintRequest, plan: SessionPlan, tail: str) -> Guide:
-        """Return the guide of an answer. `tail` is the end of the rendered prompt.
+    async def compile_constraint(
+        self, constraint: ConstraintRequest, plan: SessionPlan, tail: str
+    ) -> CompiledConstraint:
+        """Return the compiled constraint of an answer. `tail` is the end of the rendered prompt.
 
-        The form counts from behind the reasoning, if there is any. Raises: RequestError
+        The constraint counts from behind the reasoning, if there is any. Raises: RequestError
         """
-        self.check_guides(constraint.where)
-        guides = self.engine.guides
-        assert guides is not None
-        if constraint.form is None:
+        self.check_structured_output(constraint.where)
+        compiler = self.engine.constraint_compiler
+        assert compiler is not None
+        if constraint.constraint is None:
             thinking = plan.reasoning
-            return await guides.triggered(
+            return await compiler.triggered(
                 constraint.tags,
                 where=constraint.where,
                 backend=constraint.backend,
-                thinking=(thinking.start, thinking.end) if thinking else (),
-                starts_thinking=plan.starts_inside,
+                reasoning_markers=(thinking.start, thinking.end) if thinking else (),
+                starts_in_reasoning=plan.starts_inside,
             )
-        form, starts_after = constraint.form, ""
+        constraint, starts_after = constraint.constraint, ""
         if plan.reasoning is not None and plan.starts_inside:
-            form, starts_after = sequence(BLANKS, form), plan.reasoning.end
+            constraint, starts_after = concat(BLANKS, constraint), plan.reasoning.end
         elif plan.reasoning is not None and not tail.rstrip().endswith(plan.reasoning.end):
-            form = after_reasoning(form, plan.reasoning)
-        return await guides.guide(
-            form,
+            constraint = after_reasoning(constraint, plan.reasoning)
+        return await compiler.compile(
+            constraint,
             where=constraint.where,
             backend=constraint.backend,
             starts_after=starts_after,

@@ -1,4 +1,5 @@
-"""What a request says its answer must look like, as a form; and a form with reasoning before it.
+"""What a request says its answer must look like, as a constraint; and a constraint with reasoning
+before it.
 
 Reads response_format, structured_outputs and the older guided_* fields: one of them, once. Source:
 the OpenAI API reference (response_format), the structured output fields of `vllm serve`.
@@ -7,55 +8,55 @@ the OpenAI API reference (response_format), the structured output fields of `vll
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from collections.abc import Sequence as Several
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.guided.choose import check_backend
-from dovetail.guided.regex import outside, ranges, whole, without, written
-from dovetail.guided.schema import closed
-from dovetail.interfaces.form import (
+from dovetail.interfaces.constraint import (
     Choice,
-    Form,
-    Free,
+    Constraint,
+    FreeText,
     Grammar,
-    Json,
+    JsonSchema,
     Literal,
-    Pattern,
+    Regex,
     choice_of,
-    sequence,
+    concat,
 )
-from dovetail.interfaces.guided import InvalidForm
-from dovetail.interfaces.spec import GuidedSpec
+from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.interfaces.text import Markers
 from dovetail.server.generate.bodies import SamplingFields, StructuredOutputs
 from dovetail.server.generate.chat_body import ResponseFormat
+from dovetail.structured_output.regex import outside, ranges, whole, without, written
+from dovetail.structured_output.schema import closed
+from dovetail.structured_output.select_backend import check_backend
 
-BLANKS = Pattern(r"[ \n\r\t]{0,8}")
+BLANKS = Regex(r"[ \n\r\t]{0,8}")
 _NO_BLANKS = outside(ranges(" \n\r\t"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintRequest:
-    """A form that an answer is to have, the field that asks for it, and the backend it names.
+    """A constraint that an answer is to have, the field that asks for it, and the backend it names.
 
-    `closes`: near max_tokens the answer is led to its end. `tags` are texts and the form that
-    follows each of them in free text; then `form` is None.
+    `closes`: near max_tokens the answer is led to its end. `tags` are texts and the constraint that
+    follows each of them in free text; then `constraint` is None.
     """
 
     where: str
-    form: Form | None = None
-    tags: tuple[tuple[str, Form], ...] = ()
+    constraint: Constraint | None = None
+    tags: tuple[tuple[str, Constraint], ...] = ()
     backend: str | None = None
     closes: bool = False
 
 
 def requested_constraint(
-    body: SamplingFields, response_format: ResponseFormat | None, spec: GuidedSpec | None
+    body: SamplingFields, response_format: ResponseFormat | None, spec: StructuredOutputSpec | None
 ) -> ConstraintRequest | None:
-    """Return the one form that a request asks for, or None for free text. Raises: RequestError"""
+    """Return the one constraint that a request asks for, or None for free text. Raises:
+    RequestError"""
     style = _JsonStyle(body, spec)
     found = [
         *_response_format(response_format, style),
@@ -73,23 +74,25 @@ def requested_constraint(
 class _JsonStyle:
     """How JSON is written and which backend is wished: the same for every way of asking."""
 
-    def __init__(self, body: SamplingFields, spec: GuidedSpec | None) -> None:
+    def __init__(self, body: SamplingFields, spec: StructuredOutputSpec | None) -> None:
         outputs = body.structured_outputs or StructuredOutputs.model_construct()
         self.backend = _named_backend(outputs, body, spec)
         if outputs.disable_fallback and spec is not None:
             self.backend = self.backend or spec.backend
         self.closes_early = outputs.close_on_length
-        self.blanks = spec.blanks if spec else Json().blanks
+        self.whitespace = spec.whitespace if spec else JsonSchema().whitespace
         if outputs.disable_any_whitespace:
-            self.blanks = ""
+            self.whitespace = ""
         elif outputs.whitespace_pattern is not None:
             where = "structured_outputs.whitespace_pattern"
-            self.blanks = _blanks(outputs.whitespace_pattern, where)
+            self.whitespace = _whitespace(outputs.whitespace_pattern, where)
         elif body.guided_whitespace_pattern is not None:
-            self.blanks = _blanks(body.guided_whitespace_pattern, "guided_whitespace_pattern")
+            self.whitespace = _whitespace(
+                body.guided_whitespace_pattern, "guided_whitespace_pattern"
+            )
         self.closes = outputs.disable_additional_properties or bool(spec and spec.closes_objects)
 
-    def json(self, schema: Any, where: str) -> Json:
+    def json(self, schema: Any, where: str) -> JsonSchema:
         """Return JSON by a schema, given as an object or as text. Raises: RequestError"""
         if isinstance(schema, str):
             try:
@@ -100,17 +103,17 @@ class _JsonStyle:
             schema = {}
         if not isinstance(schema, dict):
             raise RequestError("must be a JSON schema, an object.", where=where)
-        return Json(closed(schema) if self.closes else schema, self.blanks)
+        return JsonSchema(closed(schema) if self.closes else schema, self.whitespace)
 
-    def request(self, where: str, form: Form) -> ConstraintRequest:
+    def request(self, where: str, constraint: Constraint) -> ConstraintRequest:
         """Return the constraint that a field asks for."""
         return ConstraintRequest(
-            where=where, form=form, backend=self.backend, closes=self.closes_early
+            where=where, constraint=constraint, backend=self.backend, closes=self.closes_early
         )
 
 
 def _named_backend(
-    outputs: StructuredOutputs, body: SamplingFields, spec: GuidedSpec | None
+    outputs: StructuredOutputs, body: SamplingFields, spec: StructuredOutputSpec | None
 ) -> str | None:
     """Return the backend that the request names. Raises: RequestError for one that is not loaded"""
     name, where = outputs.backend, "structured_outputs.backend"
@@ -121,11 +124,11 @@ def _named_backend(
     return name
 
 
-def _blanks(pattern: str, where: str) -> str:
+def _whitespace(pattern: str, where: str) -> str:
     """Return the pattern of the white space of JSON that this one takes. Raises: RequestError"""
     try:
         return written(without(whole(pattern), _NO_BLANKS))
-    except InvalidForm as error:
+    except InvalidConstraint as error:
         raise RequestError(
             f"{error}.",
             where=where,
@@ -166,7 +169,7 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
     given = body.structured_outputs
     if given is None:
         return []
-    found = _forms(
+    found = _constraints(
         "structured_outputs.",
         style,
         json=given.json_,
@@ -184,7 +187,7 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
 
 
 def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
-    return _forms(
+    return _constraints(
         "guided_",
         style,
         json=body.guided_json,
@@ -194,26 +197,26 @@ def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
     )
 
 
-def _forms(
+def _constraints(
     prefix: str,
     style: _JsonStyle,
     *,
     json: Any,
     regex: str | None,
-    choice: Several[str] | None,
+    choice: Sequence[str] | None,
     grammar: str | None,
 ) -> list[ConstraintRequest]:
-    found: list[tuple[str, Form]] = []
+    found: list[tuple[str, Constraint]] = []
     if json is not None:
         found.append(("json", style.json(json, f"{prefix}json")))
     if regex is not None:
-        found.append(("regex", Pattern(regex)))
+        found.append(("regex", Regex(regex)))
     if choice is not None:
         texts = tuple(Literal(text) for text in dict.fromkeys(choice))
         found.append(("choice", Choice(texts)))
     if grammar is not None:
         found.append(("grammar", Grammar(grammar, language_of(grammar))))
-    return [style.request(prefix + name, form) for name, form in found]
+    return [style.request(prefix + name, constraint) for name, constraint in found]
 
 
 def language_of(grammar: str) -> str:
@@ -226,14 +229,14 @@ def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> Constrai
     structures, triggers = content.get("structures"), content.get("triggers")
     if not isinstance(structures, list) or not structures:
         raise RequestError("must list structures with begin, schema and end.", where=where)
-    parts: dict[str, list[Form]] = {}
+    parts: dict[str, list[Constraint]] = {}
     for number, tag in enumerate(structures):
         at = f"{where}.structures[{number}]"
         begin, end = _text(tag, "begin", at), _text(tag, "end", at)
         trigger = _trigger(begin, triggers, at)
         inner = style.json(tag.get("schema", {}), f"{at}.schema")
-        parts.setdefault(trigger, []).append(sequence(begin[len(trigger) :], inner, end))
-    tags = tuple((trigger, choice_of(forms)) for trigger, forms in parts.items())
+        parts.setdefault(trigger, []).append(concat(begin[len(trigger) :], inner, end))
+    tags = tuple((trigger, choice_of(constraints)) for trigger, constraints in parts.items())
     return ConstraintRequest(where=where, tags=tags, backend=style.backend)
 
 
@@ -265,7 +268,8 @@ def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
     return value
 
 
-def after_reasoning(form: Form, markers: Markers) -> Form:
-    """Return the form with blanks before it, and perhaps a whole reasoning region before those."""
-    thinking = sequence(markers.start, Free((markers.end,)), markers.end, BLANKS, form)
-    return Choice((form, thinking))
+def after_reasoning(constraint: Constraint, markers: Markers) -> Constraint:
+    """Return the constraint with blanks before it, and perhaps a whole reasoning region before
+    those."""
+    thinking = concat(markers.start, FreeText((markers.end,)), markers.end, BLANKS, constraint)
+    return Choice((constraint, thinking))

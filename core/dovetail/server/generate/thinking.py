@@ -1,6 +1,7 @@
 """What a request says of the model's thinking: whether, how hard, and for how many tokens at most.
 
-Templates know thinking by a few names; the budget is kept by the engine (`guided.thinking`).
+Templates know thinking by a few names; the budget is kept by the engine
+(`structured_output.thinking`).
 """
 
 from __future__ import annotations

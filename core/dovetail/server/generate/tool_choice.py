@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.form import Choice, Form, Literal, Pattern, Repeat, choice_of, sequence
-from dovetail.interfaces.form import Sequence as InOrder
+from dovetail.interfaces.constraint import (
+    Choice,
+    Concat,
+    Constraint,
+    Literal,
+    Regex,
+    Repeat,
+    choice_of,
+    concat,
+)
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tokenizer import TokenizerFacts
@@ -58,8 +66,8 @@ def tool_use(
         raise RequestError("names no tool of this request.", where="tool_choice")
     is_named = choice != "required"
     most = 1 if is_named or body.parallel_tool_calls is False else None
-    form = calls_form(parser, tool_values(offered), most, where="tool_choice")
-    constraint = ConstraintRequest(where="tool_choice", form=form)
+    constraint = calls_constraint(parser, tool_values(offered), most, where="tool_choice")
+    constraint = ConstraintRequest(where="tool_choice", constraint=constraint)
     return ToolUse(tools=body.tools, parser=parser, constraint=constraint, is_named=is_named)
 
 
@@ -90,22 +98,24 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
     return tool.function.name == name
 
 
-def calls_form(parser: ToolParser, tools: Sequence[Tool], most: int | None, *, where: str) -> Form:
+def calls_constraint(
+    parser: ToolParser, tools: Sequence[Tool], most: int | None, *, where: str
+) -> Constraint:
     """Return the text of one call or more of these tools. Raises: RequestError"""
-    forms = [_call_form(parser, tool, where) for tool in tools]
-    return parser.forms(choice_of(forms), most)
+    constraints = [_call_constraint(parser, tool, where) for tool in tools]
+    return parser.calls_constraint(choice_of(constraints), most)
 
 
-def _call_form(parser: ToolParser, tool: Tool, where: str) -> Form:
-    form = parser.form(tool)
-    if form is None:
+def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
+    constraint = parser.constraint(tool)
+    if constraint is None:
         raise RequestError(
             "this model's tool-call format cannot be constrained by a schema.",
             where=where,
             fix='use tool_choice "auto" and tools without strict.',
             code="unsupported_field",
         )
-    return form
+    return constraint
 
 
 def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
@@ -115,16 +125,16 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
         return None
     where = "tools"
     offered = tool_values(body.tools)
-    forms = [
-        _call_form(parser, tool if given.function.strict else Tool(name=tool.name), where)
+    constraints = [
+        _call_constraint(parser, tool if given.function.strict else Tool(name=tool.name), where)
         for tool, given in zip(offered, body.tools, strict=True)
     ]
     marker = parser.markers[0]
     most = 1 if body.parallel_tool_calls is False else None
-    calls = parser.forms(choice_of(forms), most)
+    calls = parser.calls_constraint(choice_of(constraints), most)
     if marker.opens_answer:
-        other = Pattern(f"(?s:[^{_escaped(marker.start[0])}].*)?")
-        return ConstraintRequest(where=where, form=Choice((other, calls)))
+        other = Regex(f"(?s:[^{_escaped(marker.start[0])}].*)?")
+        return ConstraintRequest(where=where, constraint=Choice((other, calls)))
     region = calls.part if isinstance(calls, Repeat) else calls
     return ConstraintRequest(
         where=where, tags=((marker.start, _without_start(region, marker.start)),)
@@ -135,13 +145,13 @@ def _escaped(character: str) -> str:
     return "\\" + character if character in "[]\\^-" else character
 
 
-def _without_start(form: Form, start: str) -> Form:
-    """Return the form of what follows the opening marker of a call."""
-    match form:
+def _without_start(constraint: Constraint, start: str) -> Constraint:
+    """Return the constraint of what follows the opening marker of a call."""
+    match constraint:
         case Literal(text) if text.startswith(start):
             return Literal(text[len(start) :])
-        case InOrder((first, *rest)):
-            return sequence(_without_start(first, start), *rest)
+        case Concat((first, *rest)):
+            return concat(_without_start(first, start), *rest)
         case Choice(parts):
             return Choice(tuple(_without_start(part, start) for part in parts))
         case _:

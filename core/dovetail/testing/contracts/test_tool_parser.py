@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
+from dovetail.testing.constraint_examples import example
 from dovetail.testing.contract import requires
-from dovetail.testing.forms import example
 from dovetail.testing.text_splits import (
     Parsed,
     cuts,
@@ -49,7 +49,7 @@ def run(parser: ToolParser, pieces: list[str], sample: Sample) -> Parsed:
     return parse_in_pieces(pieces, tool_parser=parser, tools=tools_of(sample))
 
 
-FORM_SCHEMA = {
+CONSTRAINT_SCHEMA = {
     "type": "object",
     "properties": {"text": {"type": "string"}, "number": {"type": "integer"}},
     "required": ["text", "number"],
@@ -190,15 +190,16 @@ class TestToolParser:
         ]
         assert any(begun)
 
-    @requires("has_form")
-    def test_forms_are_calls(self, parser: ToolParser) -> None:
-        """A text of the form of a tool's calls is calls of that tool, with those arguments."""
-        tool = Tool(name="find_it", parameters=FORM_SCHEMA)
-        form = parser.form(tool)
-        assert form is not None
+    @requires("constrains_calls")
+    def test_constraints_are_calls(self, parser: ToolParser) -> None:
+        """A text of the constraint of a tool's calls is calls of that tool, with those
+        arguments."""
+        tool = Tool(name="find_it", parameters=CONSTRAINT_SCHEMA)
+        constraint = parser.constraint(tool)
+        assert constraint is not None
         for arguments in ({"text": "a b", "number": 3}, {"text": 'say "no"\n', "number": -1}):
             for most in (1, 3):
-                text = example(parser.forms(form, most), arguments)
+                text = example(parser.calls_constraint(constraint, most), arguments)
                 got = parse_in_pieces([text], tool_parser=parser, tools=(tool,))
                 assert not got.content, text
                 assert 1 <= len(got.calls) <= most, text

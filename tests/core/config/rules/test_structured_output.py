@@ -1,4 +1,5 @@
-"""--structured-outputs-config, from each of its keys to what a request's form then is and gets."""
+"""--structured-outputs-config, from each of its keys to what a request's constraint then is and
+gets."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError, RequestError
-from dovetail.guided.choose import choose_backend
-from dovetail.guided.compile_worker import Job
-from dovetail.guided.compiler import GuideCompiler
-from dovetail.interfaces.form import Form, Grammar, Json
-from dovetail.interfaces.spec import GuidedSpec
+from dovetail.interfaces.constraint import Constraint, Grammar, JsonSchema
+from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.server.api.completions.protocol import CompletionRequest
 from dovetail.server.generate.structured_outputs import requested_constraint
+from dovetail.structured_output.compile_worker import Job
+from dovetail.structured_output.compiler import ConstraintCompiler
+from dovetail.structured_output.select_backend import select_backend
 from dovetail.testing.contract import skipping_unavailable
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -28,26 +29,28 @@ PLAIN = "outlines"
 """A backend of regular expressions: it cannot hold an answer to a grammar."""
 
 
-def spec_of(**keys: Any) -> GuidedSpec:
+def spec_of(**keys: Any) -> StructuredOutputSpec:
     """Return what the flag with these keys comes to."""
     for name in (PLAIN, "guidance"):
         with skipping_unavailable():
-            registry.load("guided_decoding_backend", name)
-    guided = resolve(Config.from_fields({"structured_outputs_config": keys})).run.guided
-    assert guided is not None
-    return guided
+            registry.load("structured_output_backend", name)
+    structured_output = resolve(
+        Config.from_fields({"structured_outputs_config": keys})
+    ).run.structured_output
+    assert structured_output is not None
+    return structured_output
 
 
-def form_of(spec: GuidedSpec) -> Form:
+def constraint_of(spec: StructuredOutputSpec) -> Constraint:
     body = CompletionRequest.model_validate({"prompt": "x", "structured_outputs": {"json": SCHEMA}})
     asked = requested_constraint(body, None, spec)
     assert asked is not None
-    return asked.form
+    return asked.constraint
 
 
 @pytest.mark.parametrize("name", [PLAIN, "guidance"])
 def test_the_backend_that_is_named_is_taken(name: str) -> None:
-    assert choose_backend(spec_of(backend=name), [Json(SCHEMA)], None, "f") == name
+    assert select_backend(spec_of(backend=name), [JsonSchema(SCHEMA)], None, "f") == name
     only = spec_of(backends=name)
     assert [backend.name for backend in only.backends] == [name]
     with pytest.raises(ConfigError, match=r"structured-outputs-config\.backend"):
@@ -55,34 +58,35 @@ def test_the_backend_that_is_named_is_taken(name: str) -> None:
 
 
 def test_others_are_tried_unless_that_is_forbidden() -> None:
-    assert choose_backend(spec_of(backend=PLAIN), [GRAMMAR], None, "f") != PLAIN
+    assert select_backend(spec_of(backend=PLAIN), [GRAMMAR], None, "f") != PLAIN
     with pytest.raises(RequestError, match=PLAIN):
-        choose_backend(spec_of(backend=PLAIN, disable_fallback=True), [GRAMMAR], None, "f")
+        select_backend(spec_of(backend=PLAIN, disable_fallback=True), [GRAMMAR], None, "f")
 
 
 def test_how_json_is_written() -> None:
-    assert form_of(spec_of()) == Json(SCHEMA)
-    assert form_of(spec_of(disable_any_whitespace=True)) == Json(SCHEMA, "")
-    closed = Json({**SCHEMA, "additionalProperties": False})
-    assert form_of(spec_of(disable_additional_properties=True)) == closed
+    assert constraint_of(spec_of()) == JsonSchema(SCHEMA)
+    assert constraint_of(spec_of(disable_any_whitespace=True)) == JsonSchema(SCHEMA, "")
+    closed = JsonSchema({**SCHEMA, "additionalProperties": False})
+    assert constraint_of(spec_of(disable_additional_properties=True)) == closed
 
 
 @pytest.mark.parametrize(("cache_bytes", "num_compiled"), [(1 << 20, 2), (10, 4)])
 def test_bounds(cache_bytes: int, num_compiled: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that holds one form compiles each of two anew; the limit is the other's own test."""
+    """A cache that holds one constraint compiles each of two anew; the limit is the other's own
+    test."""
     compiled: list[Job] = []
 
-    async def counted(self: GuideCompiler, job: Job, where: str) -> bytes:
+    async def counted(self: ConstraintCompiler, job: Job, where: str) -> bytes:
         compiled.append(job)
         return b"artifact"
 
-    async def body(spec: GuidedSpec) -> None:
-        guides = GuideCompiler(spec)
+    async def body(spec: StructuredOutputSpec) -> None:
+        compiler = ConstraintCompiler(spec)
         for name in "abab":
-            await guides.guide(Json({"const": name}), where="f")
-        await guides.close()
+            await compiler.compile(JsonSchema({"const": name}), where="f")
+        await compiler.close()
 
-    monkeypatch.setattr(GuideCompiler, "_compiled", counted)
+    monkeypatch.setattr(ConstraintCompiler, "_compiled", counted)
     spec = spec_of(backend="guidance", cache_bytes=cache_bytes, compile_limit_s=3)
     assert spec.compile_limit_s == 3.0
     asyncio.run(body(spec))

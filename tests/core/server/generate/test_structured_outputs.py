@@ -1,4 +1,5 @@
-"""What a request's fields ask for: every spelling of a form is the same form, or a refusal."""
+"""What a request's fields ask for: every spelling of a constraint is the same constraint, or a
+refusal."""
 
 from __future__ import annotations
 
@@ -10,8 +11,16 @@ from typing import Any, cast
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.form import Choice, Form, Grammar, Json, Literal, Pattern, sequence
-from dovetail.interfaces.spec import GuidedSpec
+from dovetail.interfaces.constraint import (
+    Choice,
+    Constraint,
+    Grammar,
+    JsonSchema,
+    Literal,
+    Regex,
+    concat,
+)
+from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import answer_constraint
 from dovetail.server.generate.server_state import Parsers, ServerState
@@ -21,20 +30,23 @@ from dovetail.server.generate.tool_choice import tool_use
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = Choice((Literal("yes"), Literal("no")))
 EBNF, LARK = 'root ::= "a"', 'start: "a"'
-SPELLINGS: list[tuple[dict[str, Any], Form]] = [
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, Json(SCHEMA)),
-    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, Json(SCHEMA)),
-    ({"response_format": {"type": "json_object"}}, Json({"type": "object"})),
-    ({"structured_outputs": {"json": SCHEMA}}, Json(SCHEMA)),
-    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, Json(SCHEMA)),
-    ({"structured_outputs": {"json": True}}, Json({})),
-    ({"structured_outputs": {"json_object": True}}, Json({"type": "object"})),
-    ({"structured_outputs": {"regex": "a+"}}, Pattern("a+")),
+SPELLINGS: list[tuple[dict[str, Any], Constraint]] = [
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        JsonSchema(SCHEMA),
+    ),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JsonSchema(SCHEMA)),
+    ({"response_format": {"type": "json_object"}}, JsonSchema({"type": "object"})),
+    ({"structured_outputs": {"json": SCHEMA}}, JsonSchema(SCHEMA)),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, JsonSchema(SCHEMA)),
+    ({"structured_outputs": {"json": True}}, JsonSchema({})),
+    ({"structured_outputs": {"json_object": True}}, JsonSchema({"type": "object"})),
+    ({"structured_outputs": {"regex": "a+"}}, Regex("a+")),
     ({"structured_outputs": {"choice": ["yes", "no", "yes"]}}, WORDS),
     ({"structured_outputs": {"grammar": EBNF}}, Grammar(EBNF, "ebnf")),
-    ({"guided_json": SCHEMA}, Json(SCHEMA)),
-    ({"guided_json": json.dumps(SCHEMA)}, Json(SCHEMA)),
-    ({"guided_regex": "a+"}, Pattern("a+")),
+    ({"guided_json": SCHEMA}, JsonSchema(SCHEMA)),
+    ({"guided_json": json.dumps(SCHEMA)}, JsonSchema(SCHEMA)),
+    ({"guided_regex": "a+"}, Regex("a+")),
     ({"guided_choice": ["yes", "no"]}, WORDS),
     ({"guided_grammar": LARK}, Grammar(LARK, "lark")),
 ]
@@ -47,7 +59,9 @@ TAGS = {
 }
 
 
-def asked(fields: dict[str, Any], spec: GuidedSpec | None = None) -> ConstraintRequest | None:
+def asked(
+    fields: dict[str, Any], spec: StructuredOutputSpec | None = None
+) -> ConstraintRequest | None:
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]} | fields)
     return requested_constraint(body, body.response_format, spec)
 
@@ -58,11 +72,16 @@ def refused(fields: dict[str, Any]) -> str | None:
     return caught.value.where
 
 
-@pytest.mark.parametrize(("fields", "form"), SPELLINGS, ids=lambda v: str(v)[:48])
-def test_every_spelling(fields: dict[str, Any], form: Form) -> None:
+@pytest.mark.parametrize(("fields", "constraint"), SPELLINGS, ids=lambda v: str(v)[:48])
+def test_every_spelling(fields: dict[str, Any], constraint: Constraint) -> None:
     found = asked(fields)
     assert found is not None
-    assert (found.form, found.tags, found.backend, found.closes) == (form, (), None, False)
+    assert (found.constraint, found.tags, found.backend, found.closes) == (
+        constraint,
+        (),
+        None,
+        False,
+    )
 
 
 def test_free_text() -> None:
@@ -74,7 +93,7 @@ def test_free_text() -> None:
         assert asked(fields) is None
 
 
-def test_two_forms_are_refused() -> None:
+def test_two_constraints_are_refused() -> None:
     pairs = 0
     for (one, _), (other, _) in itertools.combinations(SPELLINGS, 2):
         if one.keys() & other.keys():
@@ -86,7 +105,7 @@ def test_two_forms_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "blanks"),
+    ("fields", "whitespace"),
     [
         ({"guided_whitespace_pattern": "[ \\n]?"}, "[\\n ]?"),
         ({"guided_whitespace_pattern": ""}, ""),
@@ -94,13 +113,13 @@ def test_two_forms_are_refused() -> None:
         ({"guided_whitespace_pattern": "[a-z]?"}, ""),
         ({"structured_outputs": {"whitespace_pattern": "\\s{0,2}"}}, "[\\t-\\n\\r ]{0,2}"),
         ({"structured_outputs": {"disable_any_whitespace": True}}, ""),
-        ({}, Json().blanks),
+        ({}, JsonSchema().whitespace),
     ],
 )
-def test_white_space_stays_white_space_of_json(fields: dict[str, Any], blanks: str) -> None:
+def test_white_space_stays_white_space_of_json(fields: dict[str, Any], whitespace: str) -> None:
     found = asked(fields | {"response_format": {"type": "json_object"}})
     assert found is not None
-    assert found.form == Json({"type": "object"}, blanks)
+    assert found.constraint == JsonSchema({"type": "object"}, whitespace)
 
 
 @pytest.mark.parametrize("pattern", ["(", "x+", "(?=a)"])
@@ -120,7 +139,7 @@ def test_how_it_is_held() -> None:
     found = asked({"structured_outputs": outputs, "guided_decoding_backend": "one"})
     assert found == ConstraintRequest(
         where="structured_outputs.json",
-        form=Json(SCHEMA | {"additionalProperties": False}),
+        constraint=JsonSchema(SCHEMA | {"additionalProperties": False}),
         backend="two",
         closes=True,
     )
@@ -137,15 +156,17 @@ def test_a_backend_that_is_not_loaded_is_refused_by_its_field(
     fields: dict[str, Any], where: str
 ) -> None:
     loaded = (SimpleNamespace(name="one"), SimpleNamespace(name="two"))
-    spec = SimpleNamespace(backend="auto", backends=loaded, blanks="", closes_objects=False)
+    spec = SimpleNamespace(backend="auto", backends=loaded, whitespace="", closes_objects=False)
     with pytest.raises(RequestError, match="use one of: auto, one, two") as caught:
-        asked(fields, cast(GuidedSpec, spec))
+        asked(fields, cast(StructuredOutputSpec, spec))
     assert caught.value.where == where
 
 
 def test_a_request_may_forbid_other_backends() -> None:
     """A backend that the request names is the only one that is tried; so is the server's then."""
-    spec = cast(GuidedSpec, SimpleNamespace(backend="one", blanks="", closes_objects=False))
+    spec = cast(
+        StructuredOutputSpec, SimpleNamespace(backend="one", whitespace="", closes_objects=False)
+    )
     for outputs, backend in (({}, None), ({"disable_fallback": True}, "one")):
         found = asked({"structured_outputs": {"regex": "a", **outputs}}, spec)
         assert found is not None
@@ -159,8 +180,8 @@ def test_tags(field: str) -> None:
         fields = {"structured_outputs": {"structural_tag": json.dumps(TAGS)}}
     found = asked(fields)
     assert found is not None
-    rest = Choice((sequence(">", Json(SCHEMA), "</a>"), sequence("b>", Json({}), "</ab>")))
-    assert (found.form, found.tags) == (None, (("<a", rest),))
+    rest = Choice((concat(">", JsonSchema(SCHEMA), "</a>"), concat("b>", JsonSchema({}), "</ab>")))
+    assert (found.constraint, found.tags) == (None, (("<a", rest),))
 
 
 @pytest.mark.parametrize(
@@ -173,14 +194,14 @@ def test_tags(field: str) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_says_no_form_is_refused(fields: dict[str, Any]) -> None:
+def test_what_says_no_constraint_is_refused(fields: dict[str, Any]) -> None:
     assert (refused({"response_format": fields}) or "").startswith("response_format")
 
 
 def test_strict_calls_are_held_beside_tags() -> None:
     parsers = pytest.importorskip("dovetail_plugins.tool_parsers.hermes")
     pythonic = pytest.importorskip("dovetail_plugins.tool_parsers.pythonic")
-    server = cast(ServerState, SimpleNamespace(guided_spec=None))
+    server = cast(ServerState, SimpleNamespace(structured_output_spec=None))
     tool = {"function": {"name": "f", "parameters": SCHEMA, "strict": True}}
     body = ChatRequest.model_validate(
         {

@@ -224,7 +224,7 @@ def test_unknown_fields_are_reported() -> None:
     assert stream.headers["x-dovetail-ignored-fields"] == "nope"
 
 
-FORMS = {
+CONSTRAINTS = {
     "response_format": {"type": "json_object"},
     "text": {"format": {"type": "json_object"}},
     "output_config": {"format": {"type": "json_schema", "schema": {}}},
@@ -232,7 +232,7 @@ FORMS = {
     "grammar": "root ::= [0-9]",
     "nvext": {"guided_json": {}},
 }
-"""Ways of other servers and dialects to ask for a form."""
+"""Ways of other servers and dialects to ask for a constraint."""
 DECLARED = {
     "/v1/chat/completions": {"response_format"},
     "/v1/completions": {"response_format"},
@@ -242,12 +242,12 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("path", DECLARED)
-def test_forms_in_the_words_of_others_are_refused(path: str) -> None:
+def test_constraints_in_the_words_of_others_are_refused(path: str) -> None:
     app, engine = app_for()
     asked: dict[str, Any] = {"messages": USER, "max_tokens": 5}
     asked = {"/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"}}.get(path, asked)
-    for name in FORMS.keys() - DECLARED[path]:
-        answer = send(app, "POST", path, json.dumps(asked | {name: FORMS[name]}).encode())
+    for name in CONSTRAINTS.keys() - DECLARED[path]:
+        answer = send(app, "POST", path, json.dumps(asked | {name: CONSTRAINTS[name]}).encode())
         assert answer.status_code == 400, (name, answer.text)
         error = answer.json()["error"]
         assert error.get("param", name) == name

@@ -87,9 +87,9 @@ async def _prepare(
     meta = response_meta(server, body, request, body.model)
     meta.ignored += server.fields.check(body)
     fields = _engine_fields(body)
-    constraint = requested_constraint(body, body.response_format, server.guided_spec)
+    constraint = requested_constraint(body, body.response_format, server.structured_output_spec)
     if constraint is not None:
-        fields["guide"] = await server.guide(constraint, SessionPlan(), "")
+        fields["constraint"] = await server.compile_constraint(constraint, SessionPlan(), "")
     generations: list[Generation] = []
     texts: list[Prompt] = []
     for which, prompt in enumerate(prompts):

@@ -70,7 +70,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
 
 def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:
     """Return the body in chat's words, and the names of what changes nothing."""
-    budgets = server.parsers.reasoning is not None and server.engine.guides is not None
+    budgets = server.parsers.reasoning is not None and server.engine.constraint_compiler is not None
     ignored = server.fields.check(body)
     with in_words_of(NAMES):
         chat = chat_of(body, can_budget=budgets)

@@ -1,4 +1,0 @@
-"""Structured outputs: compiling in processes that may be killed, masks beside the forward pass.
-
-Backends are plugins of the kind guided_decoding_backend; this package owns their lives.
-"""

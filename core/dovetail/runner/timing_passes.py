@@ -1,0 +1,65 @@
+"""Trial steps: forward passes of any number of tokens that touch nobody's cache.
+
+All of their tokens are written to the null block and read from there. Pure functions; know no
+model and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dovetail.interfaces.attention import BatchLayout
+from dovetail.runner.block_table import BlockTable
+from dovetail.runner.tensors import Forward
+
+FEW_TOKENS = (1, 8, 64)
+"""What is tried below the largest step that may be captured."""
+PROMPT_TOKENS = {"cuda": 2048, "cpu": 256}
+"""The prompt that is tried. One of thousands of tokens takes a CPU seconds."""
+
+
+def timing_passes(
+    forward: Forward,
+    tables: Sequence[BlockTable],
+    device: torch.device,
+    *,
+    most_rows: int,
+    most_tokens: int,
+) -> dict[int, Callable[[], torch.Tensor]]:
+    """Return passes by their number of tokens: up to `most_rows` rows of one token each (0: none),
+    and one row's prompt. The passes write to the null block."""
+    sizes = [size for size in FEW_TOKENS if size < most_rows] + [most_rows] * bool(most_rows)
+    made = {size: _pass(forward, tables, device, [1] * size) for size in sizes}
+    prompt = min(most_tokens, PROMPT_TOKENS[device.type])
+    if prompt > most_rows:
+        made[prompt] = _pass(forward, tables, device, [prompt])
+    return made
+
+
+def _pass(
+    forward: Forward, tables: Sequence[BlockTable], device: torch.device, counts: list[int]
+) -> Callable[[], torch.Tensor]:
+    """Return the pass of rows of so many tokens each, all of them in the null block."""
+    num_tokens, most = sum(counts), max(counts)
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    positions = torch.cat([torch.arange(count) for count in counts]).to(device)
+    layouts = [
+        BatchLayout(
+            query_start=starts.to(device, torch.int32),
+            seq_lens=torch.tensor(counts, dtype=torch.int32, device=device),
+            block_table=torch.zeros(
+                len(counts), -(-most // table.block_tokens), dtype=torch.int32, device=device
+            ),
+            slots=token_ids.clone(),
+            query_start_host=starts.tolist(),
+            seq_lens_host=counts,
+            block_tokens=table.block_tokens,
+            max_query_tokens=most,
+            max_seq_tokens=most,
+        )
+        for table in tables
+    ]
+    return lambda: forward(token_ids, positions, layouts)

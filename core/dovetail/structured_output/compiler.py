@@ -1,0 +1,303 @@
+"""ConstraintCompiler: a constraint becomes a CompiledConstraint, or an error that says why, within
+a bounded time.
+
+Compiling runs in a process of its own, started at the first need, which bounds every constraint
+(compile_worker). Artifacts are kept, bounded in bytes; equal constraints that come together are
+compiled once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Self
+
+import msgspec
+
+from dovetail.errors import Overloaded, RequestError
+from dovetail.interfaces.constraint import Constraint, encode_constraint
+from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.process import Child, spawn
+from dovetail.structured_output.compile_worker import LENGTH, CompileResult, Job
+from dovetail.structured_output.select_backend import select_backends
+
+START_LIMIT_S = 60.0
+SLACK_S = 10.0
+"""The process keeps the limit of a constraint itself; so much later it is taken for stuck."""
+MAX_CONSTRAINT_BYTES = 512 << 10
+SHORT_CONSTRAINT_BYTES = 16 << 10
+MAX_WAITING = 64
+"""So many constraints may wait to be compiled; beyond it requests are refused at once."""
+MAX_WAIT_S = 45.0
+MAX_REFUSED = 256
+_LASTING = ("grammar_too_complex", "invalid_grammar")
+
+
+class ConstraintCompiler:
+    """One per application. Close it."""
+
+    def __init__(self, spec: StructuredOutputSpec) -> None:
+        self.spec = spec
+        self._process: _Worker | None = None
+        self._ready: set[str] = set()
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Future[bytes] | None = None
+        self._refused: OrderedDict[tuple[str, bytes], RequestError] = OrderedDict()
+        self._num_waiting = 0
+        self._artifacts: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+        self._num_bytes = 0
+
+    async def compile(
+        self,
+        constraint: Constraint,
+        *,
+        where: str,
+        backend: str | None = None,
+        starts_after: str = "",
+        closes: bool = False,
+    ) -> CompiledConstraint:
+        """Return the compiled constraint of an answer that meets this constraint, after the text
+        `starts_after`.
+
+        `closes`: near max_tokens it is led to its end.
+
+        `where` is the request's field, for errors. Raises: RequestError, Overloaded
+        """
+        name, (artifact,) = await self._chosen([constraint], backend, where)
+        return CompiledConstraint(
+            backend=name,
+            key=constraint_key(name, artifact, starts_after.encode(), str(closes)),
+            artifact=artifact,
+            starts_after=starts_after,
+            closes=closes,
+        )
+
+    async def triggered(
+        self,
+        parts: Sequence[tuple[str, Constraint]],
+        *,
+        where: str,
+        backend: str | None = None,
+        reasoning_markers: tuple[str, ...] = (),
+        starts_in_reasoning: bool = False,
+    ) -> CompiledConstraint:
+        """Return the compiled constraint of free text in which each of the texts is followed by its
+        constraint, but not in thinking, which the two texts `thinking` open and close.
+
+        Raises: RequestError, Overloaded
+        """
+        constraints = [constraint for _, constraint in parts]
+        name, artifacts = await self._chosen(constraints, backend, where)
+        triggers = tuple(text for text, _ in parts)
+        texts = (*triggers, *reasoning_markers, str(starts_in_reasoning))
+        return CompiledConstraint(
+            backend=name,
+            key=constraint_key(name, *artifacts, *(text.encode() for text in texts)),
+            triggers=triggers,
+            artifacts=artifacts,
+            reasoning_markers=reasoning_markers,
+            starts_in_reasoning=starts_in_reasoning,
+        )
+
+    async def _chosen(
+        self, constraints: Sequence[Constraint], backend: str | None, where: str
+    ) -> tuple[str, tuple[bytes, ...]]:
+        """Return the first backend that can enforce these constraints, and what it made of them.
+
+        What only compiling tells (two patterns that cannot be met at once, say) sends a constraint
+        on to the next. Raises: RequestError, the first one
+        """
+        first: RequestError | None = None
+        written = [_written(constraint, where) for constraint in constraints]
+        names = select_backends(self.spec, constraints, backend, where)
+        while (name := await _next(names, sum(map(len, written)))) is not None:
+            try:
+                return name, tuple([await self._artifact(name, data, where) for data in written])
+            except RequestError as error:
+                first = first or error
+                if error.code != "invalid_grammar":
+                    break
+        assert first is not None
+        raise first
+
+    async def close(self) -> None:
+        """End the process, whatever it is at."""
+        if self._task is not None:
+            self._task.cancel()
+        await self._kill()
+
+    async def _artifact(self, backend: str, data: bytes, where: str) -> bytes:
+        if (backend, data) in self._refused:  # before it would wait
+            raise self._refused[backend, data]
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded("too many constraints wait to be compiled.")
+        self._num_waiting += 1
+        try:
+            await asyncio.wait_for(self._turn.acquire(), MAX_WAIT_S)
+        except TimeoutError as error:
+            raise Overloaded("constraints before this one take too long to compile.") from error
+        finally:
+            self._num_waiting -= 1
+        # Whoever goes away meanwhile leaves the turn to this task: an answer that nobody reads
+        # would be taken for the next constraint's.
+        self._task = asyncio.ensure_future(
+            self._with_turn(Job(backend=backend, constraint=data), where)
+        )
+        self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._task)
+
+    async def _with_turn(self, job: Job, where: str) -> bytes:
+        """Return an artifact, kept or compiled, and give the turn back."""
+        key = (job.backend, job.constraint)
+        try:
+            if key in self._refused:
+                raise self._refused[key]
+            if key not in self._artifacts:
+                self._keep(key, await self._compiled(job, where))
+            self._artifacts.move_to_end(key)
+            return self._artifacts[key]
+        except RequestError as error:
+            self._remember(key, error)
+            raise
+        finally:
+            self._turn.release()
+
+    def _remember(self, key: tuple[str, bytes], error: RequestError) -> None:
+        """Keep what a constraint that cannot be compiled brought, so that it costs that once."""
+        if error.code in _LASTING:
+            self._refused[key] = error
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def _keep(self, key: tuple[str, bytes], artifact: bytes) -> None:
+        self._artifacts[key] = artifact
+        self._num_bytes += len(key[1]) + len(artifact)
+        while self._num_bytes > self.spec.cache_bytes and len(self._artifacts) > 1:
+            gone, old = self._artifacts.popitem(last=False)
+            self._num_bytes -= len(gone[1]) + len(old)
+
+    async def _compiled(self, job: Job, where: str) -> bytes:
+        """Return the artifact. Raises: RequestError, for a constraint that takes too long too"""
+        process = await self._started(job.backend)
+        try:
+            answer = await asyncio.wait_for(process.ask(job), self.spec.compile_limit_s + SLACK_S)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            await self._kill()
+            what = "the process that compiles constraints ended or does not answer."
+            raise RequestError(what, status=500) from error
+        if answer.fault is None:
+            return answer.artifact
+        if answer.is_too_complex:
+            raise RequestError(
+                answer.fault,
+                where=where,
+                fix="make it smaller or less nested.",
+                code="grammar_too_complex",
+            )
+        place = f"{where}{answer.pointer}"
+        raise RequestError(answer.fault, where=place, code="invalid_grammar")
+
+    async def _started(self, backend: str) -> _Worker:
+        """Return the process with this backend ready, started if there is none.
+
+        Neither counts as compiling: a vocabulary may take seconds.
+        """
+        if self._process is not None and self._process.has_ended:
+            await self._kill()
+        if self._process is None:
+            self._ready.clear()
+            self._process = await _Worker.start(self.spec)
+            await self._made_ready(self._process.answer())  # it has read the vocabulary
+        if backend not in self._ready:
+            await self._made_ready(self._process.ask(Job(backend=backend, constraint=b"")))
+            self._ready.add(backend)
+        return self._process
+
+    async def _made_ready(self, coming: Coroutine[Any, Any, CompileResult]) -> None:
+        """Wait for an answer that comes before the first constraint. Raises: RequestError"""
+        try:
+            answer = await asyncio.wait_for(coming, START_LIMIT_S)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            await self._kill()
+            what = "the process that compiles constraints could not be made ready."
+            raise RequestError(what, status=500) from error
+        if answer.fault is not None:
+            raise RequestError(f"the backend could not be made: {answer.fault}", status=500)
+
+    async def _kill(self) -> None:
+        worker, self._process = self._process, None
+        if worker is not None:
+            await worker.kill()
+
+
+class _Worker:
+    """The process that compiles, and the channel to it."""
+
+    def __init__(
+        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._child = child
+        self._reader = reader
+        self._writer = writer
+        self.pid = child.pid
+
+    @classmethod
+    async def start(cls, spec: StructuredOutputSpec) -> Self:
+        """Return a started process. Its first answer comes when it has read the vocabulary."""
+        child = spawn("dovetail.structured_output.compile_worker", spec, has_channel=True)
+        reader, writer = await asyncio.open_unix_connection(sock=child.channel)
+        return cls(child, reader, writer)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process is gone."""
+        return self._child.status is not None
+
+    async def ask(self, job: Job) -> CompileResult:
+        """Send a job and return the answer."""
+        data = msgspec.msgpack.encode(job)
+        self._writer.write(LENGTH.pack(len(data)) + data)
+        await self._writer.drain()
+        return await self.answer()
+
+    async def answer(self) -> CompileResult:
+        """Return the next answer. Raises: IncompleteReadError, OSError when the process ends"""
+        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return msgspec.msgpack.decode(await self._reader.readexactly(size), type=CompileResult)
+
+    async def kill(self) -> None:
+        """End the process, whatever it is at."""
+        self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        await asyncio.get_running_loop().run_in_executor(None, self._child.end, 0.0)
+
+
+def _written(constraint: Constraint, where: str) -> bytes:
+    """Return a constraint as bytes. Raises: RequestError for one that is too long"""
+    data = encode_constraint(constraint)
+    if len(data) > MAX_CONSTRAINT_BYTES:
+        what = f"has {len(data)} bytes; at most {MAX_CONSTRAINT_BYTES} are taken."
+        raise RequestError(what, where=where, code="grammar_too_complex")
+    return data
+
+
+async def _next(names: Iterator[str], num_bytes: int) -> str | None:
+    """Return the next name, or None. Looking through a long constraint is done beside the event
+    loop."""
+    if num_bytes <= SHORT_CONSTRAINT_BYTES:
+        return next(names, None)
+    return await asyncio.get_running_loop().run_in_executor(None, next, names, None)
+
+
+def constraint_key(*parts: bytes | str) -> str:
+    """Return a name for what a compiled constraint is made of, equal for equal parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

@@ -1,0 +1,121 @@
+"""rules_of(constraint): any constraint but a grammar as rules of characters, for backends without a
+language of their own. Special tokens are none of the characters: constraints with them are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dovetail.interfaces.constraint import (
+    Choice,
+    Concat,
+    Constraint,
+    FreeText,
+    JsonSchema,
+    Literal,
+    Regex,
+    Repeat,
+)
+from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.json_grammar import ROOT, JsonGrammar
+from dovetail.structured_output.regex import (
+    Cat,
+    Chars,
+    Many,
+    Node,
+    Or,
+    Ranges,
+    Rule,
+    literal,
+    outside,
+    whole,
+)
+
+
+def rules_of(
+    constraint: Constraint, special: Iterable[str], depth: int | None = None
+) -> dict[str, Node]:
+    """Return the rules of a constraint; `rules[ROOT]` is the whole. Raises: InvalidConstraint
+
+    With a depth there is no rule but the whole, and values nested deeper are left out.
+    """
+    maker = _Maker(tuple(special), depth)
+    made = maker.node(constraint)
+    return {**maker.rules, ROOT: made}
+
+
+class _Maker:
+    def __init__(self, special: tuple[str, ...], depth: int | None) -> None:
+        self._special = special
+        self._depth = depth
+        self._num_parts = 0
+        self.rules: dict[str, Node] = {}
+
+    def node(self, constraint: Constraint) -> Node:
+        match constraint:
+            case Literal(text):
+                if any(word in text for word in self._special):
+                    raise InvalidConstraint(f"{text[:80]!r} has special tokens in it")
+                return literal(text)
+            case Regex(regex):
+                return whole(regex)
+            case JsonSchema(schema, whitespace):
+                made = JsonGrammar(schema, whitespace, self._depth).rules
+                return self._added(made)
+            case FreeText(without):
+                if self._depth is not None:
+                    raise InvalidConstraint("free text is not a regular expression here")
+                return self._added(free_rules(without))
+            case Concat(parts):
+                return Cat(tuple(map(self.node, parts)))
+            case Choice(parts):
+                return Or(tuple(map(self.node, parts)))
+            case Repeat(part, least, most):
+                return Many(self.node(part), least, most)
+        raise InvalidConstraint("grammars are not taken")
+
+    def _added(self, rules: dict[str, Node]) -> Node:
+        """Take in rules under names of their own; return the whole of them."""
+        prefix = f"p{self._num_parts}"
+        self._num_parts += 1
+        if self._depth is not None:
+            return rules[ROOT]
+        self.rules |= {f"{prefix}{name}": _renamed(node, prefix) for name, node in rules.items()}
+        return Rule(f"{prefix}{ROOT}")
+
+
+def _renamed(node: Node, prefix: str) -> Node:
+    match node:
+        case Rule(name):
+            return Rule(prefix + name)
+        case Cat(parts):
+            return Cat(tuple(_renamed(part, prefix) for part in parts))
+        case Or(parts):
+            return Or(tuple(_renamed(part, prefix) for part in parts))
+        case Many(part, least, most):
+            return Many(_renamed(part, prefix), least, most)
+    return node
+
+
+def free_rules(without: tuple[str, ...]) -> dict[str, Node]:
+    """Return text without these words: a rule for each beginning of one that was just written."""
+    heads = sorted({word[:size] for word in without for size in range(len(word))} | {""})
+    names = {head: f"f{index}" for index, head in enumerate(heads)}
+    letters = sorted({letter for word in without for letter in word})
+    rules: dict[str, Node] = {}
+    for head in heads:
+        targets: dict[str, list[tuple[int, int]]] = {}
+        for letter in letters:
+            text = head + letter
+            if any(text.endswith(word) for word in without):
+                continue
+            longest = next(text[at:] for at in range(len(text) + 1) if text[at:] in names)
+            targets.setdefault(longest, []).append((ord(letter), ord(letter)))
+        rest: Ranges = outside(tuple((ord(letter), ord(letter)) for letter in letters))
+        targets.setdefault("", []).extend(rest)
+        parts = [
+            Cat((Chars(tuple(sorted(found))), Rule(names[target])))
+            for target, found in targets.items()
+        ]
+        rules[names[head]] = Or((*parts, Cat(())))
+    return {**rules, ROOT: Rule(names[""])}

@@ -1,0 +1,120 @@
+"""Closing: a short way from within a JSON text to its end, found by trying with a matcher.
+
+Used near max_tokens, so that an answer is cut short as a whole JSON value and not in the middle of
+one. Greedy: closing characters first, then the shortest values.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.interfaces.structured_output import Matcher, Vocabulary
+
+WINDOW_TOKENS = 128
+"""How far from max_tokens a way to the end is looked for; longer ways are not found."""
+SPARE_TOKENS = 8
+"""So many tokens before it must, an answer begins to close: one plain token may need some more."""
+MAX_TRIED = 24
+_PLAIN = frozenset(range(256)) - frozenset(b'"[{,:')
+_CLOSERS = frozenset(b'"]}')
+_SHORT = (b"0", b"1", b"null", b"true", b"false", b'""', b"[", b"{", b":", b",", b'"')
+
+
+class EarlyClose:
+    """The order in which a vocabulary's tokens are tried. Made once, for all rows."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        tokens = vocabulary.tokens
+        closing = [i for i, text in enumerate(tokens) if text and _CLOSERS.issuperset(text)]
+        closing.sort(key=lambda i: -len(tokens[i]))
+        by_text = {text: i for i, text in enumerate(tokens) if text in _SHORT}
+        short = [by_text[text] for text in _SHORT if text in by_text]
+        rest = sorted(
+            (i for i, text in enumerate(tokens) if text and text.strip()),
+            key=lambda i: len(tokens[i]),
+        )
+        self._order = np.array([*closing, *short, *rest], dtype=np.int64)
+        quotes = [i for i in closing if tokens[i].startswith(b'"')]
+        self._order_in_text = np.array([*quotes, *self._order], dtype=np.int64)
+        self._num_in_text = len(tokens) // 4
+        self._ends = np.array(vocabulary.eos_ids, dtype=np.int64)
+        # Plain tokens make the way to the end longer by a few tokens at most; those that may open
+        # something are tried first, the short ones before the long ones.
+        opening = [i for i in self._order.tolist() if not _PLAIN.issuperset(tokens[i])]
+        self._opening = np.array(list(dict.fromkeys(opening)), dtype=np.int64)
+        plain = np.array([bool(t) and _PLAIN.issuperset(t) for t in tokens], dtype=bool)
+        plain[self._ends] = True
+        bits = np.zeros(vocabulary.mask_words * 32, dtype=np.uint8)
+        bits[: len(plain)] = plain
+        self._plain = np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def path(self, matcher: Matcher, most: int) -> list[int] | None:
+        """Return at most `most` tokens after which the answer may end, or None.
+
+        The matcher is where it was afterwards.
+        """
+        taken: list[int] = []
+        mask = np.zeros(self._vocabulary.mask_words, dtype=np.uint32)
+        try:
+            while True:
+                for token_id in () if matcher.is_complete() else matcher.forced():
+                    if not matcher.accept(token_id):
+                        return None
+                    taken.append(token_id)
+                if len(taken) > most:
+                    return None
+                mask[:] = 0
+                matcher.fill(mask)
+                if _bits(mask, self._ends).any():
+                    return taken
+                order = self._order_for(mask)
+                allowed = _bits(mask, order)
+                if len(taken) >= most or not allowed.any():
+                    return None
+                token_id = int(order[int(allowed.argmax())])
+                if not matcher.accept(token_id):
+                    return None
+                taken.append(token_id)
+        finally:
+            if taken:
+                matcher.rollback(len(taken))
+
+    def keep_closable(self, matcher: Matcher, mask: np.ndarray, left: int) -> None:
+        """Leave of a mask what still lets the answer end within `left` tokens, the end included.
+
+        Nothing changes where no way that short is found. Mutates: mask
+        """
+        path = self.path(matcher, left - 1)
+        if path is None:
+            return
+        safe = np.zeros_like(mask)
+        if len(path) + SPARE_TOKENS < left:
+            safe |= mask & self._plain
+            opening = self._opening[_bits(mask, self._opening)][:MAX_TRIED]
+            for token_id in opening.tolist():
+                if self._leads_on(matcher, token_id, left - 2):
+                    safe[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
+        next_id = path[0] if path else int(self._ends[0])
+        safe[next_id // 32] |= np.uint32(1) << np.uint32(next_id % 32)
+        mask[:] = safe
+
+    def _leads_on(self, matcher: Matcher, token_id: int, left: int) -> bool:
+        """Return whether the answer can end within so many tokens after this one."""
+        if not matcher.accept(token_id):
+            return False
+        try:
+            return self.path(matcher, left) is not None
+        finally:
+            matcher.rollback(1)
+
+    def _order_for(self, mask: np.ndarray) -> np.ndarray:
+        """Return the order to try. Where much is allowed, free text is being written: brackets
+        would only be more of it, so its quotation mark comes first."""
+        num_allowed = int(np.unpackbits(mask.view(np.uint8)).sum())
+        return self._order_in_text if num_allowed > self._num_in_text else self._order
+
+
+def _bits(mask: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return whether each token's bit is set. Shapes: [words] uint32, [N] -> [N] bool"""
+    return (mask[ids // 32] >> (ids % 32).astype(np.uint32)) & np.uint32(1) != 0

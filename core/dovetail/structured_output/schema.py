@@ -1,0 +1,229 @@
+"""JSON schemas looked at keyword by keyword: what a backend would not enforce, and where it stands.
+
+Source: https://json-schema.org/draft/2020-12 (keywords), RFC 6901 (pointers). Compiles nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dovetail.interfaces.structured_output import (
+    InvalidConstraint,
+    StructuredOutputBackend,
+    UnsupportedPart,
+    words,
+)
+from dovetail.structured_output.json_formats import FORMATS, bounded, is_bound
+
+MAX_DEPTH = 64
+WITHOUT_EFFECT = words(
+    "title description default examples example $schema $id $comment $anchor $vocabulary "
+    "deprecated readOnly writeOnly contentMediaType contentEncoding contentSchema "
+    "strict name discriminator xml externalDocs"
+)
+"""Keywords that never make a value right or wrong."""
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_OF_ONE = (
+    "items",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+_TYPES = words("string number integer boolean null object array")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, bool | Mapping)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_type(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(v, str) and v in _TYPES for v in value)
+    return isinstance(value, str) and value in _TYPES
+
+
+def _is_schemas(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_schema, value.values()))
+
+
+def _is_schema_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
+
+
+_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        words("minLength maxLength minItems maxItems minProperties maxProperties"),
+        (_is_count, "a whole number, not negative"),
+    ),
+    **dict.fromkeys(
+        words("minimum maximum exclusiveMinimum exclusiveMaximum"), (_is_number, "a number")
+    ),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above zero"),
+    "required": (_is_names, "a list of names"),
+    "type": (_is_type, "the name of a type or a list of such"),
+    "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
+    "pattern": (lambda value: isinstance(value, str), "a regular expression"),
+    "format": (lambda value: isinstance(value, str), "the name of a format"),
+    "$ref": (lambda value: isinstance(value, str), "a reference"),
+    "uniqueItems": (lambda value: isinstance(value, bool), "true or false"),
+    **dict.fromkeys(_OF_SCHEMAS, (_is_schemas, "an object of schemas")),
+    **dict.fromkeys(_OF_LISTS, (_is_schema_list, "a list of schemas")),
+    **dict.fromkeys(_OF_ONE, (_is_schema, "a schema")),
+}
+"""Keyword -> whether a value is one that it takes, and what it takes in words."""
+
+
+def unsupported_keywords(
+    backend: type[StructuredOutputBackend], schema: Any
+) -> list[UnsupportedPart]:
+    """Return the keywords of a schema that the backend would not enforce, with JSON Pointers."""
+    found = []
+    for pointer, node in nodes(schema):
+        if pointer.count("/") > 2 * MAX_DEPTH:
+            return [
+                UnsupportedPart(pointer, f"schemas nested more than {MAX_DEPTH} deep are not taken")
+            ]
+        for keyword in node:
+            said = _refusal(backend, node, keyword) or _misplaced(schema, node, keyword)
+            if said is not None:
+                found.append(UnsupportedPart(f"{pointer}/{escaped(keyword)}", said))
+    return found
+
+
+def _refusal(
+    backend: type[StructuredOutputBackend], node: Mapping[str, Any], keyword: str
+) -> str | None:
+    if keyword in WITHOUT_EFFECT or keyword.startswith("x-"):
+        return None
+    fits, shape = _SHAPES.get(keyword, (None, ""))
+    if fits is not None and not fits(node[keyword]):
+        return f'the keyword "{keyword}" takes {shape}'
+    if keyword not in backend.keywords:
+        return f'the keyword "{keyword}" is not enforced'
+    if keyword == "format" and node[keyword] not in FORMATS and not is_bound(node):
+        return f'the format "{node[keyword][:64]}" is not enforced'
+    if keyword == "format" and "pattern" in node:
+        return "a format beside a pattern is not enforced"
+    return backend.refuses(node, keyword)
+
+
+def _misplaced(schema: Any, node: Mapping[str, Any], keyword: str) -> str | None:
+    if keyword == "$id" and node is not schema:
+        return "schemas with an address of their own are not taken within others"
+    if keyword == "$ref" and not isinstance(resolved(schema, node[keyword]), bool | Mapping):
+        return "references lead to a schema within the same one, by #/ and a JSON Pointer"
+    return None
+
+
+def nodes(schema: Any, pointer: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield every schema within a schema, and those that references lead to, with JSON Pointers.
+
+    The outer ones come first, each once.
+    """
+    pending = [(pointer, schema)]
+    seen = set()
+    while pending:
+        at, node = pending.pop()
+        if not isinstance(node, Mapping) or id(node) in seen:
+            continue  # true and false are schemas without keywords
+        seen.add(id(node))
+        yield at, node
+        for keyword, value in reversed(list(node.items())):
+            if keyword == "$ref":
+                pending.append((f"{at}/$ref", resolved(schema, value)))
+            pending += reversed(list(_children(f"{at}/{escaped(keyword)}", keyword, value)))
+
+
+def _children(at: str, keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if keyword in _OF_SCHEMAS and isinstance(value, Mapping):
+        yield from ((f"{at}/{escaped(name)}", inner) for name, inner in value.items())
+    elif keyword in _OF_LISTS and isinstance(value, list):
+        yield from ((f"{at}/{index}", inner) for index, inner in enumerate(value))
+    elif keyword in _OF_ONE:
+        yield at, value
+
+
+def resolved(schema: Any, reference: Any) -> Any:
+    """Return what a reference within a schema leads to, None if that is nothing."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    found = schema
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
+
+
+def escaped(key: str) -> str:
+    """Return a key as it stands in a JSON Pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema in which objects with properties have no others, unless it says so."""
+    made: dict[str, Any] = copy.deepcopy(dict(schema))
+    for _, node in nodes(made):
+        if isinstance(node.get("properties"), dict) and isinstance(node, dict):
+            node.setdefault("additionalProperties", False)
+    return made
+
+
+def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) -> dict[str, Any]:
+    """Return a schema without keywords that have no effect, in which formats are patterns and
+    patterns are plain expressions for a whole text, as `as_pattern` writes them.
+
+    Raises: InvalidConstraint, with the pointer of a pattern that is not taken
+    """
+    made: dict[str, Any] = copy.deepcopy(dict(schema))
+    for pointer, node in list(nodes(made)):
+        assert isinstance(node, dict)
+        for keyword in [k for k in node if k in WITHOUT_EFFECT or k.startswith("x-")]:
+            del node[keyword]
+        if is_bound(node):
+            node |= bounded(node)
+            del node["format"]
+        elif "format" in node:
+            node["pattern"] = as_pattern(f"^(?:{FORMATS[node.pop('format')]})$")
+        elif "pattern" in node:
+            node["pattern"] = _pointed(as_pattern, node["pattern"], f"{pointer}/pattern")
+        if "patternProperties" in node:
+            at = f"{pointer}/patternProperties"
+            given = node["patternProperties"].items()
+            named = {_pointed(as_pattern, k, f"{at}/{escaped(k)}"): v for k, v in given}
+            if len(named) < len(given):
+                raise InvalidConstraint("two of the patterns are the same", at)
+            node["patternProperties"] = named
+    return made
+
+
+def _pointed(as_pattern: Callable[[str], str], pattern: str, pointer: str) -> str:
+    try:
+        return as_pattern(pattern)
+    except InvalidConstraint as error:
+        raise InvalidConstraint(str(error), pointer) from error

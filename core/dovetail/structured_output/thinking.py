@@ -1,0 +1,124 @@
+"""ReasoningBudget: the logits processor that ends a row's thinking when its tokens are used up.
+
+Finds the markers in the text that tokens write, however it was cut into tokens, and then lets
+nothing through but the tokens of the end marker. Only the first region of an answer is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.sampling_params import SamplingParams, ThinkingBudget
+from dovetail.interfaces.structured_output import Vocabulary
+from dovetail.structured_output.cache import ConstraintCache
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_BYTES_PER_CHAR = 4
+
+
+class ReasoningBudget(LogitsProcessor):
+    """All rows of a runner that have a budget for thinking."""
+
+    stage = "allow"
+
+    def __init__(self, table: ConstraintCache, vocab_size: int) -> None:
+        super().__init__(None, vocab_size)
+        self._table = table
+        self._rows: dict[int, _Row] = {}
+
+    @classmethod
+    def wants(cls, params: SamplingParams) -> bool:
+        """Return whether the request bounds its thinking."""
+        return params.thinking is not None
+
+    def add_row(self, tokens: RowTokens) -> None:
+        """Start a row; tokens that it has already are followed. Mutates: self"""
+        assert tokens.params.thinking is not None
+        vocabulary = self._table.vocabulary
+        self._rows[tokens.row] = _Row(tokens.output_ids, tokens.params.thinking, vocabulary)
+
+    def remove_row(self, row: int) -> None:
+        """Forget a row. Mutates: self"""
+        self._rows.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
+        """Leave the next token of the end marker alone to rows whose budget is used up.
+
+        Shapes: logits [S, V]
+        Mutates: logits
+        """
+        for index, row in rows:
+            token_id = self._rows[row].forced_id()
+            if token_id is not None:
+                logits[index] = float("-inf")
+                logits[index, token_id] = 0.0
+
+
+class _Row:
+    """Where one answer stands: before its thinking, within it, ending it, or behind it."""
+
+    def __init__(
+        self, output_ids: Sequence[int], budget: ThinkingBudget, vocabulary: Vocabulary
+    ) -> None:
+        self._output_ids = output_ids
+        self._end_ids = budget.end_ids
+        self._start, self._end = budget.start.encode(), budget.end.encode()
+        self._most = budget.tokens
+        self._tokens = vocabulary.tokens
+        self._special = {i: text.encode() for text, i in vocabulary.special.items()}
+        self._text = b""
+        self._num_seen = self._num_thought = self._num_forced = 0
+        self._phase = "within" if not budget.start else "before"
+
+    def forced_id(self) -> int | None:
+        """Return the token that must come next, or None. Mutates: self"""
+        for token_id in self._output_ids[self._num_seen :]:
+            self._num_seen += 1
+            self._take(int(token_id))
+        if not self._must_end():
+            return None
+        return self._end_ids[min(self._num_forced, len(self._end_ids) - 1)]
+
+    def _must_end(self) -> bool:
+        """Return whether the budget is used up; a character that has begun is first finished."""
+        if self._phase != "within" or self._num_thought < self._most:
+            return False
+        is_late = self._num_thought >= self._most + MOST_BYTES_PER_CHAR
+        return self._num_forced > 0 or is_late or not _is_in_character(self._text)
+
+    def _take(self, token_id: int) -> None:
+        if self._phase == "behind":
+            return
+        is_forced = self._must_end()
+        was_within = self._phase == "within"
+        self._text += self._special.get(token_id) or self._tokens[token_id]
+        if not was_within:
+            self._look_for_start()
+        if self._phase == "within" and self._end in self._text:
+            self._phase = "behind"
+        elif was_within:
+            self._num_forced += is_forced
+            self._num_thought += 1
+            self._text = self._text[-max(len(self._end), MOST_BYTES_PER_CHAR) :]
+
+    def _look_for_start(self) -> None:
+        """Go within, or behind where the answer does not begin with thinking. Mutates: self"""
+        begun = self._text.lstrip()
+        if begun.startswith(self._start):
+            self._phase, self._text = "within", begun[len(self._start) :]
+        elif not self._start.startswith(begun):
+            self._phase = "behind"
+
+
+def _is_in_character(text: bytes) -> bool:
+    """Return whether the text ends in the middle of a UTF-8 character."""
+    for back, byte in enumerate(reversed(text[-3:]), start=1):
+        if byte >= 0xC0:
+            return back < (4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2)
+        if byte < 0x80:
+            return False
+    return False

@@ -1,1 +1,0 @@
-"""Guided-decoding backends: one file per library."""

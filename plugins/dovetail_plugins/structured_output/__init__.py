@@ -1,0 +1,1 @@
+"""structured-output backends: one file per library."""

@@ -1,0 +1,349 @@
+"""Structured output by llguidance: every constraint, by an Earley parser over a derivative-based
+lexer.
+
+A constraint becomes one Lark grammar in llguidance's dialect, which is what crosses between
+processes: compiling it again takes milliseconds. Source: https://github.com/guidance-ai/llguidance
+(docs/syntax.md, docs/json_schema.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.constraint import (
+    Choice,
+    Concat,
+    Constraint,
+    FreeText,
+    Grammar,
+    JsonSchema,
+    Literal,
+    Regex,
+    Repeat,
+)
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.structured_output import (
+    InvalidConstraint,
+    LoadedConstraint,
+    Matcher,
+    StructuredOutputBackend,
+    Vocabulary,
+    words,
+)
+from dovetail.structured_output.json_grammar import are_apart
+from dovetail.structured_output.regex import found_within, whole_text, without, written
+from dovetail.structured_output.schema import nodes, plain_schema
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NUM_BYTES_PER_CONSTRAINT = 1 << 20
+"""What a loaded grammar is taken to hold; the library does not tell."""
+NEVER_WRITTEN = ((0, 7), (11, 11), (14, 31), (127, 127))
+"""Characters that the library leaves out of JSON strings without escapes by number."""
+_IS_NEVER_WRITTEN = re.compile("[\0-\7\13\16-\37\177]")
+
+
+class Guidance(StructuredOutputBackend):
+    """One LLTokenizer; a constraint is a grammar text."""
+
+    info = Info(
+        summary="llguidance: JSON schemas, regular expressions, grammars, free text",
+        source="https://github.com/guidance-ai/llguidance",
+        requires=("llguidance",),
+    )
+    capabilities = frozenset(
+        {"json", "regex", "grammar", "concat", "free_text", "forced", "special", "whitespace"}
+    )
+    auto_rank = 10
+    languages = ("lark", "gbnf", "ebnf")
+    keywords: ClassVar[frozenset[str]] = words(
+        "type properties required additionalProperties patternProperties items prefixItems "
+        "minItems maxItems minLength maxLength pattern format enum const anyOf allOf $ref $defs "
+        "definitions minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
+        "minProperties maxProperties oneOf"
+    )
+
+    def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        self.vocabulary = vocabulary
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Tokens(vocabulary)),
+            n_vocab=vocabulary.size,
+            eos_token=list(vocabulary.eos_ids),
+        )
+
+    @classmethod
+    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
+        """Return why a keyword is not enforced in this node."""
+        if keyword in ("const", "enum", "required") and _is_unwritten(node[keyword]):
+            return "a control character in a text is not enforced"
+        if keyword == "properties" and _is_unwritten(dict.fromkeys(node[keyword])):
+            return "a control character in a name is not enforced"
+        # A name may be written twice.
+        if keyword == "minProperties" and node[keyword] > max(
+            1, len(set(node.get("required", ())))
+        ):
+            return "more members at least than are required by name cannot be told apart"
+        return None
+
+    def compile(self, constraint: Constraint) -> bytes:
+        """Return the grammar's text. Raises: InvalidConstraint"""
+        from llguidance import LLMatcher
+
+        text = _Lark(self.vocabulary.special).grammar(constraint)
+        is_wrong, said = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer)
+        if is_wrong or said:
+            raise InvalidConstraint("; ".join(map(_plain_words, said)) or "the grammar is wrong")
+        return text.encode()
+
+    def load(self, artifact: bytes) -> LoadedConstraint:
+        """Return the grammar, to be made into a matcher for each answer."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, artifact.decode(), log_level=0)
+        if matcher.is_error():
+            raise InvalidConstraint(_plain_words(matcher.get_error()))
+        return _Loaded(matcher, self.vocabulary)
+
+
+class _Tokens:
+    """The vocabulary as TokenizerWrapper reads it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+        special = {i: text.encode() for text, i in vocabulary.special.items()}
+        # Its special tokens begin with 0xFF, so that no text can stand for them.
+        self.tokens = [
+            b"\xff" + special.get(i, b"[%d]" % i) if i in vocabulary.special_ids else text
+            for i, text in enumerate(vocabulary.tokens)
+        ]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self._ids = {text: i for i, text in enumerate(vocabulary.tokens) if text}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        ids, at = [], 0
+        while at < len(data):
+            for end in range(min(len(data), at + self._longest), at, -1):
+                if data[at:end] in self._ids:
+                    ids.append(self._ids[data[at:end]])
+                    at = end
+                    break
+            else:
+                at += 1
+        return ids
+
+
+class _Loaded:
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self.num_bytes = NUM_BYTES_PER_CONSTRAINT
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning."""
+        return _Matcher(self._matcher.deep_copy(), self._vocabulary)
+
+
+class _Matcher:
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._eos_ids = frozenset(vocabulary.eos_ids)
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token, if the constraint allows it. Raises: InvalidConstraint at a limit"""
+        if token_id in self._eos_ids:
+            return bool(self._matcher.is_accepting())
+        is_taken = bool(self._matcher.try_consume_tokens([token_id]))
+        if not is_taken and self._matcher.is_error():
+            raise InvalidConstraint(_plain_words(self._matcher.get_error()))
+        return is_taken
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set the bits of tokens that may follow. Raises: InvalidConstraint at a limit. Mutates:
+        mask"""
+        if self._matcher.is_stopped():
+            for token_id in self._eos_ids:
+                mask[token_id // 32] |= 1 << token_id % 32
+            return
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            raise InvalidConstraint(_plain_words(self._matcher.get_error()))
+
+    def is_complete(self) -> bool:
+        """Return whether nothing but the end may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that must follow."""
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by accepted tokens."""
+        self._matcher.rollback(num_tokens)
+
+
+class _Lark:
+    """Writes a constraint as a Lark grammar; terminals get names, everything else is inline."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+        self._lines: list[str] = []
+
+    def grammar(self, constraint: Constraint) -> str:
+        """Return the whole grammar."""
+        start = self._part(constraint)
+        return "\n".join(["%llguidance {}", f"start: {start}", *self._lines])
+
+    def _part(self, constraint: Constraint) -> str:
+        match constraint:
+            case Literal(text):
+                return self._literal(text)
+            case JsonSchema(schema, whitespace):
+                return self._named("json", "%json " + json.dumps(as_json(schema, whitespace)))
+            case Regex(regex):
+                return self._named("TEXT", _slashed(whole_text(regex)))
+            case FreeText(without):
+                return self._named("FREE", _free(without))
+            case Grammar(text, language):
+                return self._named("grammar", "%lark {\n" + as_lark(text, language) + "\n}")
+            case Concat(parts):
+                return "( " + " ".join(self._in_order(parts)) + " )"
+            case Choice(parts) if self._are_plain(parts):
+                # One terminal: as alternatives of a rule, many would pass the parser's limits.
+                texts = [json.dumps(part.text) for part in parts if isinstance(part, Literal)]
+                return self._named("CHOICE", " | ".join(texts))
+            case Choice(parts):
+                return "( " + " | ".join(map(self._part, parts)) + " )"
+            case Repeat(part, least, most):
+                bounds = f"{least},{'' if most is None else most}"
+                return f"( {self._part(part)} ){{{bounds}}}"
+
+    def _in_order(self, parts: Sequence[Constraint]) -> Iterator[str]:
+        """Yield the parts one after the other. Free text takes as much as it can, the beginning of
+        the word that ends it too; so where that word follows, both are one lazy rule."""
+        rest = list(parts)
+        while rest:
+            match rest:
+                case [FreeText((word, *more)), Literal(text), *others] if text.startswith(
+                    word
+                ) and not any(w in word for w in self._special):
+                    body = _slashed(f"(?s:.*){_escaped(word)}")
+                    if more:
+                        early = "|".join(map(_escaped, more))
+                        body += " & ~" + _slashed(f"(?s:.*)({early})(?s:.+)")
+                    yield self._named("until[lazy]", self._named("UNTIL", body))
+                    rest = [Literal(text[len(word) :]), *others]
+                case [part, *others]:
+                    yield self._part(part)
+                    rest = others
+
+    def _are_plain(self, parts: Sequence[Constraint]) -> bool:
+        """Return whether parts are texts without special tokens, and not empty."""
+        return bool(parts) and all(
+            isinstance(part, Literal)
+            and part.text
+            and not any(word in part.text for word in self._special)
+            for part in parts
+        )
+
+    def _named(self, name: str, body: str) -> str:
+        name, bracket, attribute = name.partition("[")
+        made = f"{name}_{len(self._lines)}"
+        self._lines.append(f"{made}{bracket}{attribute}: {body}")
+        return made
+
+    def _literal(self, text: str) -> str:
+        """Return a text whose special tokens stand for themselves."""
+        if not text:
+            return '""'
+        words = sorted((w for w in self._special if w in text), key=len, reverse=True)
+        if not words:
+            return json.dumps(text)
+        pieces = re.split("(" + "|".join(map(re.escape, words)) + ")", text)
+        return " ".join(
+            f"<[{self._special[p]}]>" if p in self._special else json.dumps(p) for p in pieces if p
+        )
+
+
+def as_json(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
+    """Return a schema as llguidance reads it, with the white space that may stand between parts.
+
+    Escapes by number are left out: a name written with one would pass for another name.
+    """
+    said: dict[str, Any] = {"json_allowed_escapes": 'nrtbf\\"'}
+    said |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+    made = plain_schema(schema, _anchored)
+    for _, node in list(nodes(made)):
+        # It knows fewer branches to be apart than we do.
+        if "oneOf" in node and "anyOf" not in node and are_apart(made, node["oneOf"]):
+            assert isinstance(node, dict)
+            node["anyOf"] = node.pop("oneOf")
+    return {**made, "x-guidance": said}
+
+
+def _anchored(pattern: str) -> str:
+    """Return a schema's pattern between anchors: with NUL in a set, the library would let quotation
+    marks and backslashes through that the set has not. Raises: InvalidConstraint"""
+    return f"^(?:{written(without(found_within(pattern), NEVER_WRITTEN))})$"
+
+
+def _is_unwritten(value: Any) -> bool:
+    """Return whether a text within a value has a character that is never written."""
+    match value:
+        case str():
+            return _IS_NEVER_WRITTEN.search(value) is not None
+        case list():
+            return any(map(_is_unwritten, value))
+        case dict():
+            return any(_is_unwritten(k) or _is_unwritten(v) for k, v in value.items())
+    return False
+
+
+def _plain_words(said: str) -> str:
+    """Return what the library says, without its state, our grammar and its own options."""
+    if "oneOf constraints" in said:
+        return "the branches of oneOf are not told apart by type or constant"
+    if said.startswith("NoExtensionBias"):
+        return "nothing that this model can write meets this constraint"
+    if "are not disjoint" in said:
+        return "two of patternProperties may fit the same name"
+    told = re.split(r"\n(?:<state>|<grammar>| *\d+ \|)", said)[0]
+    told = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", told)
+    return " ".join(told.split())[:500]
+
+
+def as_lark(text: str, language: str) -> str:
+    """Return a grammar in llguidance's dialect of Lark. Raises: InvalidConstraint"""
+    if language == "lark":
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # it raises plain exceptions for whatever it cannot read
+        raise InvalidConstraint(f"the grammar cannot be read: {error}") from error
+
+
+def _escaped(word: str) -> str:
+    """Return a word as a regular expression; `_slashed` writes its line ends."""
+    return re.escape(word).replace("\\\n", "\n")
+
+
+def _slashed(regex: str) -> str:
+    return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", regex).replace("\n", "\\n") + "/"
+
+
+def _free(without: Sequence[str]) -> str:
+    if not without:
+        return "/(?s:.*)/"
+    words = "|".join(map(_escaped, without))
+    return f"/(?s:.*)/ & ~{_slashed(f'(?s:.*)({words})(?s:.*)')}"

@@ -1,0 +1,257 @@
+"""Structured output by lm-format-enforcer: a parser of characters, walked along a tree of the
+tokens.
+
+The tree and the walk are the library's, the parser is ours: the library's own reading of schemas
+lets through what breaks them. All of it is Python: slower than the others, and easy to step
+through. Source: https://github.com/noamgat/lm-format-enforcer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dovetail.interfaces.constraint import Constraint, decode_constraint, encode_constraint
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.structured_output import (
+    InvalidConstraint,
+    LoadedConstraint,
+    Matcher,
+    StructuredOutputBackend,
+    Vocabulary,
+)
+from dovetail.structured_output import json_grammar, utf8
+from dovetail.structured_output.constraint_rules import rules_of
+from dovetail.structured_output.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
+
+MAX_MASKS = 256
+MAX_PLACES = 5_000
+"""Ways in which one text may be read at the same time; more are refused."""
+MAX_PLACES_KEPT = 10_000
+
+_LETTERS = "".join(map(chr, range(256)))
+
+Frame = tuple[int, int, int | None]
+Stack = tuple[Frame, "Stack"] | None
+"""What must still be read: the next part, by its number, with the bounds of its repeats; then the
+rest. Numbers, since a tree takes long to compare."""
+
+
+class LmFormatEnforcer(StructuredOutputBackend):
+    """One tree of tokens; a constraint is its own text, made into rules where it is loaded."""
+
+    info = Info(
+        summary="lm-format-enforcer: JSON schemas, regular expressions, free text",
+        source="https://github.com/noamgat/lm-format-enforcer",
+        requires=("lmformatenforcer",),
+        extra="structured-output",
+    )
+    capabilities = frozenset({"json", "regex", "concat", "free_text", "whitespace"})
+    keywords = json_grammar.KEYWORDS
+
+    def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
+        from lmformatenforcer import TokenEnforcerTokenizerData
+
+        self.vocabulary = vocabulary
+        # Bytes as characters of the same number: tokens may hold parts of longer characters.
+        self.texts = {i: data.decode("latin-1") for i, data in enumerate(vocabulary.tokens) if data}
+        words = [(token_id, text, True) for token_id, text in self.texts.items()]
+        self.data = TokenEnforcerTokenizerData(words, str, [], False, vocabulary.size)
+
+    @classmethod
+    def refuses(cls, node: Mapping[str, Any], keyword: str) -> str | None:
+        """Return why a keyword is not enforced in this node."""
+        return json_grammar.refuses(node, keyword)
+
+    def compile(self, constraint: Constraint) -> bytes:
+        """Return the constraint, once it has proved to have a beginning. Raises:
+        InvalidConstraint"""
+        artifact = encode_constraint(constraint)
+        self.load(artifact)
+        return artifact
+
+    def load(self, artifact: bytes) -> LoadedConstraint:
+        """Return the rules of a constraint."""
+        rules = rules_of(decode_constraint(artifact), self.vocabulary.special)
+        in_bytes = {name: utf8.in_bytes(node) for name, node in rules.items()}
+        return _Loaded(in_bytes, self, len(artifact))
+
+
+class _Loaded:
+    def __init__(
+        self, rules: Mapping[str, Node], backend: LmFormatEnforcer, num_bytes: int
+    ) -> None:
+        self.rules = rules
+        self.backend = backend
+        self.num_bytes = 50 * num_bytes + MAX_MASKS * 4 * backend.vocabulary.mask_words
+        self._masks: dict[Hashable, np.ndarray] = {}
+        self._letters: dict[Ranges, str] = {}
+        self.nodes: list[Node] = []
+        self._numbers: dict[int, int] = {}
+        self.places: dict[frozenset[Stack], Place] = {}
+        self.start = _place(self, frozenset([(self.frame(rules[json_grammar.ROOT]), None)]))
+        if not self.start.stacks:
+            raise InvalidConstraint("nothing meets this constraint")
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning."""
+        return _Matcher(self)
+
+    def frame(self, node: Node) -> Frame:
+        """Return a part by its number, with the bounds of its repeats."""
+        number = self._numbers.setdefault(id(node), len(self.nodes))
+        if number == len(self.nodes):
+            self.nodes.append(node)
+        return (number, node.least, node.most) if isinstance(node, Many) else (number, 0, None)
+
+    def ranges(self, frame: Frame) -> Ranges:
+        """Return the set of a part that is one character."""
+        node = self.nodes[frame[0]]
+        assert isinstance(node, Chars)
+        return node.ranges
+
+    def letters_of(self, ranges: Ranges) -> str:
+        """Return the letters (bytes) that are in a set."""
+        if ranges not in self._letters:
+            self._letters[ranges] = "".join(c for c in _LETTERS if _is_in(c, ranges))
+        return self._letters[ranges]
+
+    def mask(self, place: Place) -> np.ndarray:
+        """Return the mask of a place, end tokens not among it."""
+        from lmformatenforcer import TokenEnforcer
+
+        found = self._masks.get(place.stacks)
+        if found is None:
+            found = np.zeros(self.backend.vocabulary.mask_words, dtype=np.uint32)
+            allowed = TokenEnforcer(self.backend.data, place).get_allowed_tokens([])
+            ids = np.array(allowed.allowed_tokens, dtype=np.int64)
+            np.bitwise_or.at(found, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+            if len(self._masks) >= MAX_MASKS:
+                self._masks.pop(next(iter(self._masks)))
+            self._masks[place.stacks] = found
+        return found
+
+
+def _is_in(letter: str, ranges: Ranges) -> bool:
+    return any(first <= ord(letter) <= last for first, last in ranges)
+
+
+class Place:
+    """A place in a text, as the library's CharacterLevelParser: which characters may follow it."""
+
+    def __init__(self, loaded: _Loaded, stacks: frozenset[Stack]) -> None:
+        self.loaded = loaded
+        self.stacks = stacks
+        self.config: Any = None
+        self._following: dict[str, Place] = {}
+
+    def add_character(self, letter: str) -> Place:
+        """Return the place behind a character."""
+        found = self._following.get(letter)
+        if found is None:
+            ranges = self.loaded.ranges
+            heads = [s[1] for s in self.stacks if s and _is_in(letter, ranges(s[0]))]
+            found = self._following[letter] = _place(self.loaded, frozenset(heads))
+        return found
+
+    @cached_property
+    def _letters(self) -> str:
+        sets = {self.loaded.ranges(stack[0]) for stack in self.stacks if stack}
+        return "".join(map(self.loaded.letters_of, sets))
+
+    def get_allowed_characters(self) -> str:
+        """Return the characters that may follow."""
+        return self._letters
+
+    def can_end(self) -> bool:
+        """Return whether the text may end here."""
+        return None in self.stacks
+
+    def shortcut_key(self) -> None:
+        """Return nothing: no list of tokens made beforehand fits."""
+
+    def cache_key(self) -> Hashable:
+        """Return what tells equal places."""
+        return self.stacks
+
+
+def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
+    """Return the place where one of these stacks is next, unfolded down to single characters."""
+    pending, seen, found = list(stacks), set(stacks), set()
+    while pending:
+        stack = pending.pop()
+        if stack is None or isinstance(loaded.nodes[stack[0][0]], Chars):
+            found.add(stack)
+            continue
+        for more in _unfolded(stack[0], stack[1], loaded):
+            if more not in seen:
+                seen.add(more)
+                pending.append(more)
+        if len(seen) > MAX_PLACES:
+            raise InvalidConstraint("the constraint can be read in too many ways at once")
+    if len(loaded.places) > MAX_PLACES_KEPT:
+        loaded.places.clear()
+    return loaded.places.setdefault(frozenset(found), Place(loaded, frozenset(found)))
+
+
+def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:
+    """Return what may stand for a part, before the rest."""
+    number, least, most = frame
+    match loaded.nodes[number]:
+        case Rule(name):
+            return [(loaded.frame(loaded.rules[name]), rest)]
+        case Or(parts):
+            return [(loaded.frame(part), rest) for part in parts]
+        case Cat(parts):
+            for part in reversed(parts):
+                rest = (loaded.frame(part), rest)
+            return [rest]
+        case Many(part):
+            if most == 0:
+                return [rest]
+            again = (number, max(0, least - 1), None if most is None else most - 1)
+            once: Stack = (loaded.frame(part), (again, rest))
+            return [once] if least else [once, rest]
+    raise InvalidConstraint("an anchor is out of place")
+
+
+class _Matcher:
+    def __init__(self, loaded: _Loaded) -> None:
+        self._loaded = loaded
+        self._places = [loaded.start]
+        self._eos_ids = loaded.backend.vocabulary.eos_ids
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token, if the constraint allows it."""
+        place = self._places[-1]
+        if token_id in self._eos_ids:
+            return place.can_end()
+        text = self._loaded.backend.texts.get(token_id, "")
+        for letter in text:
+            place = place.add_character(letter)
+        if not text or not place.stacks:
+            return False
+        self._places.append(place)
+        return True
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set the bits of tokens that may follow. Mutates: mask"""
+        mask |= self._loaded.mask(self._places[-1])
+        if self._places[-1].can_end():
+            for token_id in self._eos_ids:
+                mask[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
+
+    def is_complete(self) -> bool:
+        """Return whether nothing but the end may follow."""
+        return self._places[-1].stacks == {None}
+
+    def forced(self) -> Sequence[int]:
+        """Return nothing: what must follow is not looked for."""
+        return ()
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by accepted tokens."""
+        del self._places[len(self._places) - num_tokens :]

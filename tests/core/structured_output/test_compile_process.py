@@ -1,0 +1,80 @@
+"""The process that compiles constraints, as its parent sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.rules.selections import select
+from dovetail.interfaces.constraint import Literal
+from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.structured_output.compiler import ConstraintCompiler
+from support.impostors import make_impostors
+from support.orphans import kill_parent, survivors
+
+pytest.importorskip("dovetail_plugins")
+
+
+def spec() -> StructuredOutputSpec:
+    """Return a spec over the demo model's vocabulary."""
+    return StructuredOutputSpec(
+        tokenizer=select("tokenizer", "hf"),
+        tokenizer_path=str(DEMO_PATH),
+        eos_ids=(2041,),
+        vocab_size=2048,
+        backends=(select("structured_output_backend", "guidance"),),
+    )
+
+
+def test_it_runs_no_code_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = make_impostors(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+
+    async def body() -> None:
+        compiler = ConstraintCompiler(spec())
+        try:
+            assert (await compiler.compile(Literal("x"), where="f")).artifact
+        finally:
+            await compiler.close()
+            assert note.read_text() == ""
+
+    asyncio.run(body())
+
+
+PARENT = """
+import asyncio, sys
+import msgspec, psutil
+from dovetail.structured_output.compiler import ConstraintCompiler
+from dovetail.interfaces.constraint import JsonSchema, Literal
+from dovetail.interfaces.spec import StructuredOutputSpec
+
+SLOW = {"type": "object", "properties": {str(i): {"enum": list(range(i, 900))} for i in range(40)}}
+
+async def main(spec):
+    compiler = ConstraintCompiler(spec)
+    await compiler.compile(Literal("x"), where="f")
+    worker, jobs = psutil.Process(compiler._process.pid), []
+    if sys.argv[2] == "busy":
+        asyncio.ensure_future(compiler.compile(JsonSchema(SLOW), where="f"))
+        while not (jobs := worker.children()):
+            await asyncio.sleep(0)
+    print(worker.pid, *[job.pid for job in jobs], flush=True)
+    print("ready", file=sys.stderr, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main(msgspec.json.decode(sys.argv[1], type=StructuredOutputSpec)))
+"""
+
+
+@pytest.mark.parametrize("stage", ["idle", "busy"])
+def test_it_ends_within_a_second_of_its_parent(stage: str) -> None:
+    text = msgspec.json.encode(spec()).decode()
+    children = kill_parent(PARENT, text, stage, ready="ready")
+    assert len(children) == (2 if stage == "busy" else 1)
+    assert survivors(children, 1.0) == []
