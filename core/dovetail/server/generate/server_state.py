@@ -123,35 +123,35 @@ class ServerState:
         return self.engine.spec.run.structured_output
 
     async def compile_constraint(
-        self, constraint: ConstraintRequest, plan: SessionPlan, tail: str
+        self, request: ConstraintRequest, plan: SessionPlan, tail: str
     ) -> CompiledConstraint:
         """Return the compiled constraint of an answer. `tail` is the end of the rendered prompt.
 
         The constraint counts from behind the reasoning, if there is any. Raises: RequestError
         """
-        self.check_structured_output(constraint.where)
+        self.check_structured_output(request.where)
         compiler = self.engine.constraint_compiler
         assert compiler is not None
-        if constraint.constraint is None:
+        if request.constraint is None:
             thinking = plan.reasoning
             return await compiler.triggered(
-                constraint.tags,
-                where=constraint.where,
-                backend=constraint.backend,
+                request.tags,
+                where=request.where,
+                backend=request.backend,
                 reasoning_markers=(thinking.start, thinking.end) if thinking else (),
                 starts_in_reasoning=plan.starts_inside,
             )
-        constraint, starts_after = constraint.constraint, ""
+        constraint, starts_after = request.constraint, ""
         if plan.reasoning is not None and plan.starts_inside:
             constraint, starts_after = concat(BLANKS, constraint), plan.reasoning.end
         elif plan.reasoning is not None and not tail.rstrip().endswith(plan.reasoning.end):
             constraint = after_reasoning(constraint, plan.reasoning)
         return await compiler.compile(
             constraint,
-            where=constraint.where,
-            backend=constraint.backend,
+            where=request.where,
+            backend=request.backend,
             starts_after=starts_after,
-            closes=constraint.closes,
+            closes=request.closes,
         )
 
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:

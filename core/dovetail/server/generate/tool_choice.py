@@ -66,8 +66,8 @@ def tool_use(
         raise RequestError("names no tool of this request.", where="tool_choice")
     is_named = choice != "required"
     most = 1 if is_named or body.parallel_tool_calls is False else None
-    constraint = calls_constraint(parser, tool_values(offered), most, where="tool_choice")
-    constraint = ConstraintRequest(where="tool_choice", constraint=constraint)
+    calls = calls_constraint(parser, tool_values(offered), most, where="tool_choice")
+    constraint = ConstraintRequest(where="tool_choice", constraint=calls)
     return ToolUse(tools=body.tools, parser=parser, constraint=constraint, is_named=is_named)
 
 
