@@ -25,7 +25,11 @@ from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
-from dovetail.structured_output.cache import ConstraintCache, open_constraint_cache
+from dovetail.structured_output.cache import (
+    ConstraintCache,
+    compile_in_process,
+    open_constraint_cache,
+)
 
 ChatMessages = Sequence[Mapping[str, Any]]
 Prompts = Prompt | Mapping[str, Any] | Sequence[Prompt | Mapping[str, Any]]
@@ -72,16 +76,12 @@ class LLM(AbstractContextManager["LLM"]):
     def compile_constraint(
         self, constraint: Constraint, *, backend: str | None = None, starts_after: str = ""
     ) -> CompiledConstraint:
-        """Return what constrains an answer, for SamplingParams(constraint=...).
+        """Return a constraint of whole answers, for SamplingParams(constraint=...).
 
-        With `starts_after` the constraint counts from behind that text, the end of the reasoning,
-        say. The constraint is compiled in this process, in whatever time it takes.
-        Raises: RequestError for a part of the constraint that no backend enforces or can read.
+        With `starts_after` it applies from behind that text, for example the end of the reasoning.
+        It is compiled in this process, without a time limit.
+        Raises: RequestError for a part that no backend enforces or can read.
         """
-        from dovetail.structured_output.here import (
-            compile_in_process,  # only constrained answers need it
-        )
-
         if self._constraint_cache is None:
             self._constraint_cache = open_constraint_cache(self.spec)
         return compile_in_process(

@@ -1,8 +1,8 @@
-"""Constraint: what a text must look like, as a small tree that every structured-output backend
+"""Constraint: what an answer must look like, as a small tree that every structured-output backend
 reads.
 
-Tool parsers say the constraint of their calls with it, requests become it, backends compile it.
-Knows no tokenizer and no library's grammar language.
+Requests become constraints, tool parsers describe their calls as constraints, backends compile
+them. Independent of tokenizers and of any library's grammar language.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Literal(msgspec.Struct, frozen=True, tag=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag=True):
-    """A JSON value that meets a schema; {} is any value, {"type": "object"} any object.
+    """A JSON value that is valid under a schema; {} is any value, {"type": "object"} any object.
 
-    `whitespace` is the pattern of white space between its parts; empty: none at all.
+    `whitespace` is a regular expression for the white space between tokens of JSON; empty: none.
     """
 
     schema: dict[str, Any] = {}
@@ -30,9 +30,9 @@ class JsonSchema(msgspec.Struct, frozen=True, tag=True):
 
 
 class Regex(msgspec.Struct, frozen=True, tag=True):
-    """Text that a regular expression matches whole."""
+    """Text that a regular expression matches as a whole."""
 
-    regex: str
+    pattern: str
 
 
 class Grammar(msgspec.Struct, frozen=True, tag=True):
@@ -43,13 +43,13 @@ class Grammar(msgspec.Struct, frozen=True, tag=True):
 
 
 class FreeText(msgspec.Struct, frozen=True, tag=True):
-    """Any text without these words in it, so that what follows is seen when it begins."""
+    """Any text that contains none of these words, so that the part after it can be recognised."""
 
     without: tuple[str, ...] = ()
 
 
 class Concat(msgspec.Struct, frozen=True, tag=True):
-    """One part after the other."""
+    """The parts, one after the other."""
 
     parts: tuple[Constraint, ...]
 
@@ -61,7 +61,7 @@ class Choice(msgspec.Struct, frozen=True, tag=True):
 
 
 class Repeat(msgspec.Struct, frozen=True, tag=True):
-    """A part several times, `most` None without limit."""
+    """A part, repeated `least` to `most` times; None: no limit."""
 
     part: Constraint
     least: int = 0
@@ -72,22 +72,22 @@ Constraint = Literal | JsonSchema | Regex | Grammar | FreeText | Concat | Choice
 
 
 def concat(*parts: Constraint | str) -> Constraint:
-    """Return parts one after the other; text stands for itself."""
-    made = tuple(Literal(part) if isinstance(part, str) else part for part in parts)
-    return made[0] if len(made) == 1 else Concat(made)
+    """Return the parts one after the other; a string is a literal."""
+    items = tuple(Literal(part) if isinstance(part, str) else part for part in parts)
+    return items[0] if len(items) == 1 else Concat(items)
 
 
 def choice_of(parts: Iterable[Constraint]) -> Constraint:
     """Return one of several parts, at least one; a single one stands for itself."""
-    made = tuple(parts)
-    return made[0] if len(made) == 1 else Choice(made)
+    items = tuple(parts)
+    return items[0] if len(items) == 1 else Choice(items)
 
 
-def separated(part: Constraint, between: str, most: int | None) -> Constraint:
-    """Return a part once to `most` times, with a text between any two."""
+def separated(part: Constraint, separator: str, most: int | None) -> Constraint:
+    """Return a part once to `most` times, with a separator between any two."""
     if most == 1:
         return part
-    more = Repeat(concat(between, part), 0, None if most is None else most - 1)
+    more = Repeat(concat(separator, part), 0, None if most is None else most - 1)
     return Concat((part, more))
 
 
@@ -97,8 +97,8 @@ def optional(part: Constraint) -> Repeat:
 
 
 def encode_constraint(constraint: Constraint) -> bytes:
-    """Return a constraint as JSON bytes. The members of schemas keep their order: answers have it
-    too."""
+    """Return a constraint as JSON bytes. Members of schemas keep their order, which is that of the
+    answers."""
     return msgspec.json.encode(constraint)
 
 

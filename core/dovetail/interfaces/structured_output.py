@@ -1,9 +1,9 @@
-"""StructuredOutputBackend: constrains answers, by saying which tokens may come next.
+"""StructuredOutputBackend: compiles constraints and says which tokens may come next.
 
-A backend lives in three places: its `refusals` in the API process, `compile` in a process that may
-be killed, `load` and the matchers in the engine's. What crosses between them is a
-CompiledConstraint. The one that compiles is forked from one that made the backend: no thread that
-was started there is left.
+A backend lives in three processes: its `refuses` is called in the API process, `compile` in a
+process that may be killed, `load` and the matchers in the engine process. A CompiledConstraint
+crosses between them. The process that compiles is forked from one that constructed the backend:
+threads started in the constructor do not exist there.
 """
 
 from __future__ import annotations
@@ -22,29 +22,41 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled constraint on its way to the engine.
+class AnswerConstraint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A compiled constraint of a whole answer.
 
-    `backend` names the plugin, `artifact` is what its `compile` returned, `key` tells equal
-    compiled constraints. The constraint counts from the beginning of the answer, or, with
-    `starts_after`, from behind the first place where that text was written (the end of the
-    reasoning). With `triggers` text is free until one of them was written; then the constraint that
-    follows it holds until it is complete, and text is free again. `triggers` pairs up with
-    `artifacts`. Triggers inside the reasoning are ignored: `thinking` holds its opening and closing
-    texts (empty: the model has no reasoning), and `starts_in_reasoning` says that the prompt has
-    already opened it.
-    `closes`: near max_tokens only what leads to the end is allowed.
+    `backend` is the plugin's name, `artifact` what its `compile` returned; equal constraints have
+    equal keys. It applies from the beginning of the answer or, with `starts_after`, from where that
+    text was first written (the end of the reasoning). `closes`: near max_tokens only tokens that
+    lead to the end are allowed.
     """
 
     backend: str
     key: str
-    artifact: bytes = b""
+    artifact: bytes
     starts_after: str = ""
-    triggers: tuple[str, ...] = ()
-    artifacts: tuple[bytes, ...] = ()
+    closes: bool = False
+
+
+class TriggeredConstraints(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Compiled constraints within free text.
+
+    Once a trigger was written its artifact's constraint applies, until it is complete; then text is
+    free again. `triggers` pairs up with `artifacts`. Triggers inside the reasoning section are
+    ignored. `reasoning_markers` are its (start, end) texts, empty for a model without reasoning;
+    `starts_in_reasoning`: the prompt already opened it.
+    """
+
+    backend: str
+    key: str
+    triggers: tuple[str, ...]
+    artifacts: tuple[bytes, ...]
     reasoning_markers: tuple[str, ...] = ()
     starts_in_reasoning: bool = False
-    closes: bool = False
+
+
+CompiledConstraint = AnswerConstraint | TriggeredConstraints
+"""What crosses to the engine."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -53,7 +65,7 @@ def words(text: str) -> frozenset[str]:
 
 
 class InvalidConstraint(ValueError):
-    """A constraint that cannot be compiled. `pointer` is the JSON Pointer of the part at fault."""
+    """A constraint cannot be compiled. `pointer` is the JSON Pointer of the faulty part."""
 
     def __init__(self, what: str, pointer: str = "") -> None:
         super().__init__(what)
@@ -62,8 +74,7 @@ class InvalidConstraint(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedPart:
-    """A part of a constraint that a backend does not enforce. `pointer` leads to it in the
-    schema."""
+    """A part of a constraint that a backend does not enforce, and its JSON Pointer."""
 
     pointer: str
     what: str
@@ -73,10 +84,9 @@ class UnsupportedPart:
 class Vocabulary:
     """The tokens that a model may write.
 
-    `tokens[i]` are the bytes that token i writes, empty for special tokens and for ids of the
-    model without a token. `special` maps the texts of special tokens to their ids: only where a
-    constraint has such a text literally may the token stand. `size` is the length of a row of
-    logits.
+    `tokens[i]` are the bytes of token i, empty for special tokens and for ids without a token.
+    `special` maps the texts of special tokens to their ids: such a token is allowed only where a
+    constraint contains its text literally. `size` is the length of a row of logits.
     """
 
     tokens: Sequence[bytes]
@@ -87,60 +97,61 @@ class Vocabulary:
 
     @property
     def mask_words(self) -> int:
-        """Return the 32-bit words of a mask row."""
+        """Return the number of 32-bit words of a mask row."""
         return -(-self.size // 32)
 
 
 class Matcher(Protocol):
-    """One answer's place in a constraint. One thread calls it."""
+    """The state of one answer within a constraint. Called by one thread at a time."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; return False, and stay, where the constraint does not allow it."""
+        """Advance by a token; return False, without advancing, if the constraint forbids it."""
 
     def fill(self, mask: np.ndarray) -> None:
         """Set bit i of the mask (uint32 words, zero before) for every token i that may follow.
 
-        The end tokens' bits are set exactly where the answer may end. Mutates: mask
+        The bits of end tokens are set exactly where the answer may end. Mutates: mask
         """
 
     def is_complete(self) -> bool:
         """Return whether nothing but the end may follow."""
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that must follow, one way of writing a text that leaves no choice."""
+        """Return the tokens of a text that must follow; empty where there is a choice."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by accepted tokens."""
+        """Take back the last accepted tokens."""
 
 
 class LoadedConstraint(Protocol):
-    """A loaded constraint. Shared by all answers that must match it."""
+    """A constraint ready for matching. Shared by all answers that it constrains."""
 
     num_bytes: int
 
     def matcher(self) -> Matcher:
-        """Return a matcher at the beginning."""
+        """Return a matcher at the beginning of an answer."""
 
 
 class StructuredOutputBackend(Plugin):
-    """Made once per process and vocabulary; called by one thread at a time."""
+    """Constructed once per process and vocabulary; called by one thread at a time."""
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "json": "JSON that matches a schema",
+        "json": "JSON that is valid under a schema",
         "choice": "one of several texts",
-        "regex": "text that matches a regular expression, or one of several texts",
+        "regex": "text that matches a regular expression; one of several texts, too",
         "grammar": "text of a context-free grammar",
-        "concat": "sequences, choices and repeats of other constraints",
+        "concat": "concatenations, choices and repetitions of other constraints",
         "free_text": "free text up to a word",
-        "forced": "knows tokens that must follow",
-        "special": "special tokens where a literal has their text",
+        "forced": "reports tokens that must follow",
+        "special": "special tokens where a literal contains their text",
         "whitespace": "white space within JSON by any pattern",
     }
     languages: ClassVar[tuple[str, ...]] = ()
     """Grammar languages that it reads."""
     keywords: ClassVar[frozenset[str]] = frozenset()
-    """Keywords of JSON schemas that it enforces wherever they stand; `refuses` says more."""
+    """Keywords of JSON schemas that it enforces wherever they occur, but for what `refuses` says.
+    """
 
     @abstractmethod
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
@@ -153,11 +164,11 @@ class StructuredOutputBackend(Plugin):
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> bytes:
-        """Return what `load` needs, as if for the first time: whatever it keeps is lost.
+        """Return what `load` needs. State changes made here are lost: it runs in a forked child.
 
-        May run long: it is killed. Raises: InvalidConstraint
+        May take long: it is killed at a limit. Raises: InvalidConstraint
         """
 
     @abstractmethod
     def load(self, artifact: bytes) -> LoadedConstraint:
-        """Return the constraint that was compiled."""
+        """Return the compiled constraint, ready for matching."""

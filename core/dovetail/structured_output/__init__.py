@@ -1,4 +1,5 @@
-"""Structured outputs: compiling in processes that may be killed, masks beside the forward pass.
+"""Structured output: constraints are compiled in processes that may be killed, and become masks
+over the vocabulary that are filled during the forward pass.
 
-Backends are plugins of the kind structured_output_backend; this package owns their lives.
+Backends are plugins of the kind structured_output_backend; this package owns their lifecycle.
 """

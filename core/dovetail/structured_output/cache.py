@@ -1,56 +1,68 @@
-"""ConstraintCache: the constraints that one runner has loaded, bounded in bytes; the oldest unused
-ones go.
+"""ConstraintCache: backends and loaded constraints of one process, bounded in bytes; the least
+recently used ones are dropped.
 
 `prepare` may be called by any thread, long before the first step that needs the constraint.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from dovetail import registry
 from dovetail.errors import RequestError
+from dovetail.interfaces.constraint import Constraint
 from dovetail.interfaces.spec import EngineSpec, Selection, StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
+    AnswerConstraint,
     CompiledConstraint,
     InvalidConstraint,
     LoadedConstraint,
     StructuredOutputBackend,
+    TriggeredConstraints,
     Vocabulary,
 )
 from dovetail.structured_output.early_close import EarlyClose
-from dovetail.structured_output.select_backend import none_installed
+from dovetail.structured_output.select_backend import check_backend, none_installed, select_backend
 from dovetail.structured_output.trigger import Trigger
 from dovetail.structured_output.vocabulary import load_vocabulary
 
+WHERE = "constraint"
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CachedConstraint:
-    """A compiled constraint whose parts are in place. `calls_constraint` pairs up with `markers`;
-    without triggers there is one constraint, and a marker only if it starts after a text."""
+    """A compiled constraint, ready for rows.
 
-    def __init__(
-        self,
-        compiled: CompiledConstraint,
-        constraints: list[LoadedConstraint],
-        markers: list[Trigger],
-    ) -> None:
-        self.compiled = compiled
-        self.constraints = constraints
-        self.markers = markers
-        self.num_bytes = sum(constraint.num_bytes for constraint in constraints)
+    `constraints` pairs up with `triggers`; without triggers the only constraint applies from the
+    first token. `repeats`: when a constraint is complete, text is free up to the next trigger.
+    """
+
+    constraints: Sequence[LoadedConstraint]
+    triggers: Sequence[Trigger] = ()
+    repeats: bool = False
+    closes: bool = False
+    reasoning_markers: tuple[bytes, ...] = ()
+    starts_in_reasoning: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that the backend's objects take."""
+        return sum(constraint.num_bytes for constraint in self.constraints)
 
 
 class ConstraintCache:
-    """Backends, the vocabulary and loaded compiled constraints of one process."""
+    """Backends, the vocabulary and loaded constraints of one process."""
 
     def __init__(self, spec: StructuredOutputSpec) -> None:
         self.spec = spec
         self._selections: Mapping[str, Selection] = {s.name: s for s in spec.backends}
         self._backends: dict[str, StructuredOutputBackend] = {}
         self._vocabulary: Vocabulary | None = None
-        self._closing: EarlyClose | None = None
+        self._early_close: EarlyClose | None = None
         self._loaded: OrderedDict[str, CachedConstraint] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -65,62 +77,104 @@ class ConstraintCache:
         return self._vocabulary
 
     def backend(self, name: str) -> StructuredOutputBackend:
-        """Return a backend, made at its first use. Raises: RequestError"""
+        """Return a backend, constructed at its first use. Raises: RequestError"""
         if name not in self._backends:
             if name not in self._selections:
-                raise RequestError(f'there is no backend "{name}" here.', where="backend")
+                raise RequestError(f'backend "{name}" is not loaded.', where="backend")
             selection = self._selections[name]
-            made = registry.load_selection(selection)(
+            self._backends[name] = registry.load_selection(selection)(
                 registry.build_options(selection), self.vocabulary
             )
-            self._backends[name] = made
         return self._backends[name]
 
     @property
-    def closing(self) -> EarlyClose:
-        """Return the ways to an answer's end in this vocabulary."""
-        if self._closing is None:
-            self._closing = EarlyClose(self.vocabulary)
-        return self._closing
+    def early_close(self) -> EarlyClose:
+        """Return the search for short ways to an answer's end in this vocabulary."""
+        if self._early_close is None:
+            self._early_close = EarlyClose(self.vocabulary)
+        return self._early_close
 
     def prepare(self, compiled: CompiledConstraint) -> CachedConstraint:
-        """Return the compiled constraint with everything loaded. Raises: RequestError. Mutates:
-        self"""
+        """Return the constraint, loaded if it is not. Raises: RequestError. Mutates: self"""
         with self._lock:
-            found = self._loaded.get(compiled.key)
-            if found is not None:
+            cached = self._loaded.get(compiled.key)
+            if cached is not None:
                 self._loaded.move_to_end(compiled.key)
-                return found
-            loaded = self._load(compiled)
-            if compiled.closes:
-                _ = self.closing  # made here, beside the steps
-            self._loaded[compiled.key] = loaded
+                return cached
+            cached = self._load(compiled)
+            if cached.closes:
+                _ = self.early_close  # constructed here, beside the steps
+            self._loaded[compiled.key] = cached
             self._trim()
-            return loaded
+            return cached
 
     def _load(self, compiled: CompiledConstraint) -> CachedConstraint:
-        backend = self.backend(compiled.backend)
-        artifacts = compiled.artifacts if compiled.triggers else (compiled.artifact,)
-        texts = compiled.triggers or ((compiled.starts_after,) if compiled.starts_after else ())
+        match compiled:
+            case AnswerConstraint(artifact=artifact, starts_after=text):
+                return CachedConstraint(
+                    constraints=self._parts(compiled.backend, (artifact,)),
+                    triggers=self._triggers((text,) if text else (), may_be_blank=True),
+                    closes=compiled.closes,
+                )
+            case TriggeredConstraints():
+                markers = tuple(text.encode() for text in compiled.reasoning_markers)
+                return CachedConstraint(
+                    constraints=self._parts(compiled.backend, compiled.artifacts),
+                    triggers=self._triggers(compiled.triggers, may_be_blank=False),
+                    repeats=True,
+                    reasoning_markers=markers,
+                    starts_in_reasoning=compiled.starts_in_reasoning,
+                )
+
+    def _parts(self, name: str, artifacts: Sequence[bytes]) -> list[LoadedConstraint]:
+        backend = self.backend(name)
         try:
-            constraints = [backend.load(artifact) for artifact in artifacts]
+            return [backend.load(artifact) for artifact in artifacts]
         except InvalidConstraint as error:
             raise RequestError(f"the constraint could not be loaded: {error}") from error
-        may_be_blank = not compiled.triggers
-        markers = [Trigger(text, self.vocabulary, may_be_blank=may_be_blank) for text in texts]
-        return CachedConstraint(compiled, constraints, markers)
+
+    def _triggers(self, texts: Sequence[str], *, may_be_blank: bool) -> list[Trigger]:
+        return [Trigger(text, self.vocabulary, may_be_blank=may_be_blank) for text in texts]
 
     def _trim(self) -> None:
-        """Forget the compiled constraints used longest ago until the rest fits; the newest
-        stays."""
-        total = sum(loaded.num_bytes for loaded in self._loaded.values())
+        """Drop the least recently used constraints until the rest fits; the newest stays."""
+        total = sum(cached.num_bytes for cached in self._loaded.values())
         while total > self.spec.cache_bytes and len(self._loaded) > 1:
-            _, gone = self._loaded.popitem(last=False)
-            total -= gone.num_bytes
+            _, dropped = self._loaded.popitem(last=False)
+            total -= dropped.num_bytes
 
 
 def open_constraint_cache(spec: EngineSpec) -> ConstraintCache:
-    """Return the table of an engine. Raises: RequestError where no backend is installed."""
+    """Return an engine's cache, empty. Raises: RequestError where no backend is installed."""
     if spec.run.structured_output is None:
         raise none_installed()
     return ConstraintCache(spec.run.structured_output)
+
+
+def compile_in_process(
+    cache: ConstraintCache,
+    constraint: Constraint,
+    *,
+    backend: str | None = None,
+    starts_after: str = "",
+) -> AnswerConstraint:
+    """Return a compiled constraint of a whole answer, without a time limit: for callers who wrote
+    the constraint themselves. Raises: RequestError"""
+    if backend and cache.spec.backends:
+        check_backend(cache.spec, backend, "backend")
+    name = select_backend(cache.spec, [constraint], backend, WHERE)
+    try:
+        artifact = cache.backend(name).compile(constraint)
+    except InvalidConstraint as error:
+        raise RequestError(f"{error}.", where=WHERE + error.pointer) from error
+    key = constraint_key(name, artifact, starts_after.encode(), str(False))
+    return AnswerConstraint(backend=name, key=key, artifact=artifact, starts_after=starts_after)
+
+
+def constraint_key(*parts: bytes | str) -> str:
+    """Return a digest that is equal for equal parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

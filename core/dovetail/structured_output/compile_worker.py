@@ -1,8 +1,9 @@
-"""The process that compiles constraints: reads one, answers, reads the next.
+"""The process that compiles constraints, one after the other.
 
-Its boot message is a StructuredOutputSpec; jobs and answers are length-prefixed msgpack on its
+Its boot message is a StructuredOutputSpec; jobs and results are length-prefixed msgpack on its
 channel. It holds the vocabulary and the backends and forks a child for every constraint: the child
-is killed at the limit, the system bounds its memory, and the next constraint finds all as it was.
+is killed at the time limit, the system limits its memory, and the next constraint starts from the
+same state.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ PIECE_BYTES = 1 << 20
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint to compile, as `encode_constraint` writes it; no constraint: only make the
-    backend ready."""
+    """A constraint to compile, as `encode_constraint` writes it; empty: only load the backend."""
 
     backend: str
     constraint: bytes
@@ -43,7 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
     """The artifact, or what is wrong and where in the constraint.
 
-    `is_too_complex`: it took what a constraint may take, and would again.
+    `is_too_complex`: the constraint reached the limits, and would reach them again.
     """
 
     artifact: bytes = b""
@@ -73,23 +73,23 @@ def main() -> int:
     spec = process.read_boot(StructuredOutputSpec)
     channel = process.open_channel()
     incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
-    os.nice(10)  # streams that run come first
-    table = ConstraintCache(spec)
-    probe = FirstTokenProbe(table.vocabulary)
-    write(outgoing, CompileResult(artifact=str(table.vocabulary.size).encode()))
+    os.nice(10)  # running streams come first
+    cache = ConstraintCache(spec)
+    probe = FirstTokenProbe(cache.vocabulary)
+    write(outgoing, CompileResult(artifact=str(cache.vocabulary.size).encode()))
     while (data := read(incoming)) is not None:
         job = msgspec.msgpack.decode(data, type=Job)
         if job.constraint:
-            write(outgoing, _in_child(table, probe, job))
+            write(outgoing, _in_child(cache, probe, job))
         else:
-            write(outgoing, _made_ready(table, job.backend))
+            write(outgoing, _load_backend(cache, job.backend))
     return 0
 
 
-def _made_ready(table: ConstraintCache, backend: str) -> CompileResult:
-    """Make a backend here, where every constraint's child finds it."""
+def _load_backend(cache: ConstraintCache, backend: str) -> CompileResult:
+    """Construct a backend here, where the child of every constraint inherits it."""
     try:
-        table.backend(backend)
+        cache.backend(backend)
     except DovetailError as error:
         return CompileResult(fault=error.what)
     except Exception as error:
@@ -99,13 +99,13 @@ def _made_ready(table: ConstraintCache, backend: str) -> CompileResult:
     return CompileResult()
 
 
-def _in_child(table: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
-    """Return what a child answers, or that it had to be killed or ended by itself."""
-    limit_s = table.spec.compile_limit_s
+def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
+    """Return the result of a child, or that it was killed or ended early."""
+    limit_s = cache.spec.compile_limit_s
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _child(table, probe, job, writer)
+        _child(cache, probe, job, writer)
     os.close(writer)
     try:
         data = _received(reader, time.monotonic() + limit_s)
@@ -118,23 +118,23 @@ def _in_child(table: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compi
     try:
         return msgspec.msgpack.decode(data, type=CompileResult)
     except msgspec.DecodeError:  # nothing, or not all of it
-        what = "cannot be compiled: it ended the process that tried"
+        what = "cannot be compiled: the process that compiled it ended"
         return CompileResult(fault=what, is_too_complex=True)
 
 
-def _child(table: ConstraintCache, probe: FirstTokenProbe, job: Job, writer: int) -> NoReturn:
-    """Compile, write the answer and end, whatever happens."""
+def _child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job, writer: int) -> NoReturn:
+    """Compile, write the result and exit, whatever happens."""
     try:
         process.kill_with_parent()
-        _limit(table.spec.compile_memory_bytes, table.spec.compile_limit_s)
+        _limit(cache.spec.compile_memory_bytes, cache.spec.compile_limit_s)
         with os.fdopen(writer, "wb") as stream:
-            stream.write(msgspec.msgpack.encode(_answer(table, probe, job)))
+            stream.write(msgspec.msgpack.encode(_compile(cache, probe, job)))
     finally:
         os._exit(0)
 
 
 def _received(reader: int, until_s: float) -> bytes | None:
-    """Return what is written until the other side closes, or None when the time comes first."""
+    """Return all data up to the end of the stream, or None at the time limit."""
     pieces: list[bytes] = []
     while True:
         left_s = max(0.0, until_s - time.monotonic())
@@ -147,19 +147,18 @@ def _received(reader: int, until_s: float) -> bytes | None:
 
 
 def _limit(more_bytes: int, most_s: float) -> None:
-    """Let this process map so many bytes more than it has mapped now, and compute so long, should
-    nobody be there to kill it."""
+    """Limit the memory that this process may map beyond what it maps now, and its processor time,
+    in case nobody is left to kill it."""
     most_bytes = psutil.Process().memory_info().vms + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.RLIM_INFINITY))
     most_cpu_s = math.ceil(most_s) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (most_cpu_s, most_cpu_s))
 
 
-def _answer(table: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
-    """Return what compiling a constraint brings: whatever goes wrong is the constraint's fault
-    here."""
+def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
+    """Return the result of compiling; any error is reported as a fault of the constraint."""
     try:
-        backend = table.backend(job.backend)
+        backend = cache.backend(job.backend)
         artifact = backend.compile(decode_constraint(job.constraint))
         return CompileResult(artifact=artifact, fault=probe.fault(backend.load(artifact)))
     except TooSlow as error:
@@ -167,7 +166,7 @@ def _answer(table: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compile
     except InvalidConstraint as error:
         return CompileResult(fault=str(error), pointer=error.pointer)
     except MemoryError:
-        return CompileResult(fault="it takes too much memory")
+        return CompileResult(fault="compiling it takes too much memory")
     except DovetailError as error:
         return CompileResult(fault=error.what)
     except RecursionError:

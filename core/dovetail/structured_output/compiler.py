@@ -1,16 +1,15 @@
-"""ConstraintCompiler: a constraint becomes a CompiledConstraint, or an error that says why, within
-a bounded time.
+"""ConstraintCompiler: turns constraints into CompiledConstraints, or into errors that say why not,
+within a bounded time.
 
-Compiling runs in a process of its own, started at the first need, which bounds every constraint
-(compile_worker). Artifacts are kept, bounded in bytes; equal constraints that come together are
-compiled once.
+Compiling runs in a separate process (compile_worker), started at the first use, which limits time
+and memory of every constraint. Artifacts are cached, bounded in bytes; equal constraints that
+arrive together are compiled once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Self
@@ -20,18 +19,19 @@ import msgspec
 from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.constraint import Constraint, encode_constraint
 from dovetail.interfaces.spec import StructuredOutputSpec
-from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredConstraints
 from dovetail.process import Child, spawn
+from dovetail.structured_output.cache import constraint_key
 from dovetail.structured_output.compile_worker import LENGTH, CompileResult, Job
 from dovetail.structured_output.select_backend import select_backends
 
 START_LIMIT_S = 60.0
 SLACK_S = 10.0
-"""The process keeps the limit of a constraint itself; so much later it is taken for stuck."""
+"""The process enforces the limit itself; this much later it is considered stuck."""
 MAX_CONSTRAINT_BYTES = 512 << 10
 SHORT_CONSTRAINT_BYTES = 16 << 10
 MAX_WAITING = 64
-"""So many constraints may wait to be compiled; beyond it requests are refused at once."""
+"""Constraints that may wait to be compiled; beyond it requests are rejected at once."""
 MAX_WAIT_S = 45.0
 MAX_REFUSED = 256
 _LASTING = ("grammar_too_complex", "invalid_grammar")
@@ -59,16 +59,14 @@ class ConstraintCompiler:
         backend: str | None = None,
         starts_after: str = "",
         closes: bool = False,
-    ) -> CompiledConstraint:
-        """Return the compiled constraint of an answer that meets this constraint, after the text
-        `starts_after`.
+    ) -> AnswerConstraint:
+        """Return a compiled constraint of the whole answer, or of what follows `starts_after`.
 
-        `closes`: near max_tokens it is led to its end.
-
-        `where` is the request's field, for errors. Raises: RequestError, Overloaded
+        `closes`: near max_tokens only tokens that lead to the end are allowed. `where` is the
+        request's field, for errors. Raises: RequestError, Overloaded
         """
         name, (artifact,) = await self._chosen([constraint], backend, where)
-        return CompiledConstraint(
+        return AnswerConstraint(
             backend=name,
             key=constraint_key(name, artifact, starts_after.encode(), str(closes)),
             artifact=artifact,
@@ -84,9 +82,9 @@ class ConstraintCompiler:
         backend: str | None = None,
         reasoning_markers: tuple[str, ...] = (),
         starts_in_reasoning: bool = False,
-    ) -> CompiledConstraint:
-        """Return the compiled constraint of free text in which each of the texts is followed by its
-        constraint, but not in thinking, which the two texts `thinking` open and close.
+    ) -> TriggeredConstraints:
+        """Return compiled constraints within free text: after each of these triggers its
+        constraint applies, but not inside the reasoning section.
 
         Raises: RequestError, Overloaded
         """
@@ -94,7 +92,7 @@ class ConstraintCompiler:
         name, artifacts = await self._chosen(constraints, backend, where)
         triggers = tuple(text for text, _ in parts)
         texts = (*triggers, *reasoning_markers, str(starts_in_reasoning))
-        return CompiledConstraint(
+        return TriggeredConstraints(
             backend=name,
             key=constraint_key(name, *artifacts, *(text.encode() for text in texts)),
             triggers=triggers,
@@ -106,10 +104,10 @@ class ConstraintCompiler:
     async def _chosen(
         self, constraints: Sequence[Constraint], backend: str | None, where: str
     ) -> tuple[str, tuple[bytes, ...]]:
-        """Return the first backend that can enforce these constraints, and what it made of them.
+        """Return the first backend that can enforce these constraints, and its artifacts.
 
-        What only compiling tells (two patterns that cannot be met at once, say) sends a constraint
-        on to the next. Raises: RequestError, the first one
+        A fault that only compiling finds (two patterns that exclude each other, for example) lets
+        the next backend try. Raises: RequestError, that of the first backend
         """
         first: RequestError | None = None
         written = [_written(constraint, where) for constraint in constraints]
@@ -125,7 +123,7 @@ class ConstraintCompiler:
         raise first
 
     async def close(self) -> None:
-        """End the process, whatever it is at."""
+        """End the process, whatever it is doing."""
         if self._task is not None:
             self._task.cancel()
         await self._kill()
@@ -142,8 +140,8 @@ class ConstraintCompiler:
             raise Overloaded("constraints before this one take too long to compile.") from error
         finally:
             self._num_waiting -= 1
-        # Whoever goes away meanwhile leaves the turn to this task: an answer that nobody reads
-        # would be taken for the next constraint's.
+        # A caller that is cancelled leaves the turn to this task: a result that nobody reads would
+        # be taken for that of the next constraint.
         self._task = asyncio.ensure_future(
             self._with_turn(Job(backend=backend, constraint=data), where)
         )
@@ -151,7 +149,7 @@ class ConstraintCompiler:
         return await asyncio.shield(self._task)
 
     async def _with_turn(self, job: Job, where: str) -> bytes:
-        """Return an artifact, kept or compiled, and give the turn back."""
+        """Return an artifact, cached or compiled, and release the turn."""
         key = (job.backend, job.constraint)
         try:
             if key in self._refused:
@@ -167,7 +165,7 @@ class ConstraintCompiler:
             self._turn.release()
 
     def _remember(self, key: tuple[str, bytes], error: RequestError) -> None:
-        """Keep what a constraint that cannot be compiled brought, so that it costs that once."""
+        """Remember why a constraint cannot be compiled, so that it costs the time only once."""
         if error.code in _LASTING:
             self._refused[key] = error
             while len(self._refused) > MAX_REFUSED:
@@ -181,52 +179,53 @@ class ConstraintCompiler:
             self._num_bytes -= len(gone[1]) + len(old)
 
     async def _compiled(self, job: Job, where: str) -> bytes:
-        """Return the artifact. Raises: RequestError, for a constraint that takes too long too"""
+        """Return the artifact. Raises: RequestError, also for a constraint that takes too long"""
         process = await self._started(job.backend)
         try:
-            answer = await asyncio.wait_for(process.ask(job), self.spec.compile_limit_s + SLACK_S)
+            limit_s = self.spec.compile_limit_s + SLACK_S
+            result = await asyncio.wait_for(process.compile(job), limit_s)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
-            what = "the process that compiles constraints ended or does not answer."
+            what = "the process that compiles constraints ended or does not respond."
             raise RequestError(what, status=500) from error
-        if answer.fault is None:
-            return answer.artifact
-        if answer.is_too_complex:
+        if result.fault is None:
+            return result.artifact
+        if result.is_too_complex:
             raise RequestError(
-                answer.fault,
+                result.fault,
                 where=where,
-                fix="make it smaller or less nested.",
+                fix="make the constraint smaller or less nested.",
                 code="grammar_too_complex",
             )
-        place = f"{where}{answer.pointer}"
-        raise RequestError(answer.fault, where=place, code="invalid_grammar")
+        place = f"{where}{result.pointer}"
+        raise RequestError(result.fault, where=place, code="invalid_grammar")
 
     async def _started(self, backend: str) -> _Worker:
         """Return the process with this backend ready, started if there is none.
 
-        Neither counts as compiling: a vocabulary may take seconds.
+        Neither counts towards the compile limit: a vocabulary may take seconds.
         """
         if self._process is not None and self._process.has_ended:
             await self._kill()
         if self._process is None:
             self._ready.clear()
             self._process = await _Worker.start(self.spec)
-            await self._made_ready(self._process.answer())  # it has read the vocabulary
+            await self._until_ready(self._process.result())  # it has read the vocabulary
         if backend not in self._ready:
-            await self._made_ready(self._process.ask(Job(backend=backend, constraint=b"")))
+            await self._until_ready(self._process.compile(Job(backend=backend, constraint=b"")))
             self._ready.add(backend)
         return self._process
 
-    async def _made_ready(self, coming: Coroutine[Any, Any, CompileResult]) -> None:
-        """Wait for an answer that comes before the first constraint. Raises: RequestError"""
+    async def _until_ready(self, pending: Coroutine[Any, Any, CompileResult]) -> None:
+        """Wait for a result that precedes the first constraint. Raises: RequestError"""
         try:
-            answer = await asyncio.wait_for(coming, START_LIMIT_S)
+            result = await asyncio.wait_for(pending, START_LIMIT_S)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
-            what = "the process that compiles constraints could not be made ready."
+            what = "the process that compiles constraints could not be started."
             raise RequestError(what, status=500) from error
-        if answer.fault is not None:
-            raise RequestError(f"the backend could not be made: {answer.fault}", status=500)
+        if result.fault is not None:
+            raise RequestError(f"the backend could not be loaded: {result.fault}", status=500)
 
     async def _kill(self) -> None:
         worker, self._process = self._process, None
@@ -247,30 +246,30 @@ class _Worker:
 
     @classmethod
     async def start(cls, spec: StructuredOutputSpec) -> Self:
-        """Return a started process. Its first answer comes when it has read the vocabulary."""
+        """Return a started process. Its first result comes when it has read the vocabulary."""
         child = spawn("dovetail.structured_output.compile_worker", spec, has_channel=True)
         reader, writer = await asyncio.open_unix_connection(sock=child.channel)
         return cls(child, reader, writer)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process is gone."""
+        """Return whether the process has ended."""
         return self._child.status is not None
 
-    async def ask(self, job: Job) -> CompileResult:
-        """Send a job and return the answer."""
+    async def compile(self, job: Job) -> CompileResult:
+        """Send a job and return its result."""
         data = msgspec.msgpack.encode(job)
         self._writer.write(LENGTH.pack(len(data)) + data)
         await self._writer.drain()
-        return await self.answer()
+        return await self.result()
 
-    async def answer(self) -> CompileResult:
-        """Return the next answer. Raises: IncompleteReadError, OSError when the process ends"""
+    async def result(self) -> CompileResult:
+        """Return the next result. Raises: IncompleteReadError, OSError when the process ends"""
         (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         return msgspec.msgpack.decode(await self._reader.readexactly(size), type=CompileResult)
 
     async def kill(self) -> None:
-        """End the process, whatever it is at."""
+        """End the process, whatever it is doing."""
         self._writer.transport.abort()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
@@ -281,23 +280,13 @@ def _written(constraint: Constraint, where: str) -> bytes:
     """Return a constraint as bytes. Raises: RequestError for one that is too long"""
     data = encode_constraint(constraint)
     if len(data) > MAX_CONSTRAINT_BYTES:
-        what = f"has {len(data)} bytes; at most {MAX_CONSTRAINT_BYTES} are taken."
+        what = f"has {len(data)} bytes; at most {MAX_CONSTRAINT_BYTES} are allowed."
         raise RequestError(what, where=where, code="grammar_too_complex")
     return data
 
 
 async def _next(names: Iterator[str], num_bytes: int) -> str | None:
-    """Return the next name, or None. Looking through a long constraint is done beside the event
-    loop."""
+    """Return the next name, or None. A long constraint is examined outside the event loop."""
     if num_bytes <= SHORT_CONSTRAINT_BYTES:
         return next(names, None)
     return await asyncio.get_running_loop().run_in_executor(None, next, names, None)
-
-
-def constraint_key(*parts: bytes | str) -> str:
-    """Return a name for what a compiled constraint is made of, equal for equal parts."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()

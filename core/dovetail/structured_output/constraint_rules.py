@@ -55,7 +55,7 @@ class _Maker:
         match constraint:
             case Literal(text):
                 if any(word in text for word in self._special):
-                    raise InvalidConstraint(f"{text[:80]!r} has special tokens in it")
+                    raise InvalidConstraint(f"{text[:80]!r} contains special tokens")
                 return literal(text)
             case Regex(regex):
                 return whole(regex)
@@ -64,7 +64,7 @@ class _Maker:
                 return self._added(made)
             case FreeText(without):
                 if self._depth is not None:
-                    raise InvalidConstraint("free text is not a regular expression here")
+                    raise InvalidConstraint("free text is not supported")
                 return self._added(free_rules(without))
             case Concat(parts):
                 return Cat(tuple(map(self.node, parts)))
@@ -72,7 +72,7 @@ class _Maker:
                 return Or(tuple(map(self.node, parts)))
             case Repeat(part, least, most):
                 return Many(self.node(part), least, most)
-        raise InvalidConstraint("grammars are not taken")
+        raise InvalidConstraint("grammars are not supported")
 
     def _added(self, rules: dict[str, Node]) -> Node:
         """Take in rules under names of their own; return the whole of them."""

@@ -1,9 +1,8 @@
-"""Trial: what the first tokens of answers of a constraint cost, found out where taking long does no
-harm.
+"""FirstTokenProbe: tries the first tokens of some answers under a constraint, where a slow token
+does no harm.
 
-Matchers of an engine cannot be killed, and a constraint that was compiled in no time may take
-minutes a token. So some answers are begun in the process that compiles, which is killed at the
-limit.
+Matchers in the engine cannot be killed, and a constraint that compiles in no time may take minutes
+per token. So some answers are begun in the compile process, which is killed at the time limit.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from dovetail.interfaces.structured_output import LoadedConstraint, Matcher, Voc
 
 NUM_TOKENS = 12
 SLOW_S = 3.0
-"""Processor time of a token that no engine may spend. lm-format-enforcer's first mask in a string
-takes half of it at 128,000 tokens."""
+"""Processor time that one token may take. lm-format-enforcer's first mask in a string takes half of
+it at 128,000 tokens."""
 SPEND_S = 0.1
-"""Processor time after which no further token is tried, but for the first of the first answer."""
+"""Processor time after which no further token is tried, except the first of the first answer."""
 FIRST_TOKENS = 3
-NOTHING = "nothing that this model can write meets this constraint"
+NOTHING = "no text that this model can write meets this constraint"
 
 
 class TooSlow(Exception):
-    """A token takes so long that no engine may be asked."""
+    """A token takes too long for the engine."""
 
 
 class FirstTokenProbe:
-    """Begins answers over one vocabulary: of its last tokens, of its longest, and drawn ones."""
+    """Begins answers over one vocabulary: by the last allowed tokens, the longest, random ones."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lengths = np.array([len(text) for text in vocabulary.tokens])
 
-    def fault(self, compiled: LoadedConstraint) -> str | None:
-        """Return why no answer can begin, or None. Raises: TooSlow, what the library raises"""
+    def fault(self, loaded: LoadedConstraint) -> str | None:
+        """Return why no answer can begin, or None. Raises: TooSlow, and what the library raises"""
         chance = random.Random(0)
         ways: Sequence[Callable[[np.ndarray], int]] = (
             lambda ids: int(ids[-1]),
@@ -47,7 +46,7 @@ class FirstTokenProbe:
         )
         begun_s = time.process_time()
         for number, way in enumerate(ways):
-            matcher = compiled.matcher()
+            matcher = loaded.matcher()
             for position in range(NUM_TOKENS):
                 must = number == 0 and position < FIRST_TOKENS
                 if not must and time.process_time() - begun_s > SPEND_S:
@@ -62,7 +61,7 @@ class FirstTokenProbe:
     def _step(
         self, matcher: Matcher, way: Callable[[np.ndarray], int], *, is_first: bool
     ) -> tuple[bool, str | None]:
-        """Go on by a token; return whether more may follow, and what is wrong."""
+        """Advance by a token; return whether more may follow, and what is wrong."""
         begun_s = time.process_time()
         mask = np.zeros(self._vocabulary.mask_words, dtype=np.uint32)
         matcher.fill(mask)
@@ -71,8 +70,8 @@ class FirstTokenProbe:
         if not len(ids):
             return False, NOTHING
         if len(going) and not matcher.accept(way(going)):
-            return False, "it allows what it does not take"
+            return False, "the backend forbids a token that its own mask allows"
         took_s = time.process_time() - begun_s
         if took_s > SLOW_S and not is_first:
-            raise TooSlow(f"takes {took_s:.1f} s a token to hold an answer to")
+            raise TooSlow(f"takes {took_s:.1f} s per token to enforce")
         return bool(len(going)), None

@@ -80,7 +80,9 @@ class JsonGrammar:
         try:
             self.rules[ROOT] = self._value(schema, depth)
         except RecursionError as error:
-            raise InvalidConstraint("the schema is nested too deep, or refers to itself") from error
+            raise InvalidConstraint(
+                "the schema is nested too deeply, or refers to itself"
+            ) from error
         if self.rules[ROOT] == _NOTHING:
             raise InvalidConstraint("no value meets the schema")
 
@@ -108,7 +110,9 @@ class JsonGrammar:
 
     def _unfolded(self, key: str, merged: dict[str, Any], depth: int | None) -> Node:
         if key in self._open:
-            raise InvalidConstraint("the schema refers to itself, which no regular expression can")
+            raise InvalidConstraint(
+                "a recursive schema is not supported: regular expressions cannot recurse"
+            )
         self._open.add(key)
         made = self._branches(merged, depth)
         self._open.remove(key)
@@ -122,9 +126,7 @@ class JsonGrammar:
             rest = {k: v for k, v in schema.items() if k != keyword}
             parts = [_merged(self._schema, p) for p in schema[keyword] if p is not False]
             if keyword == "oneOf" and not _are_apart(parts):
-                raise InvalidConstraint(
-                    "the branches of oneOf are not told apart by type or constant"
-                )
+                raise InvalidConstraint("the branches of oneOf must differ by type or constant")
             return _either([self._branches(_both(rest, part), depth) for part in parts])
         if "enum" in schema:
             return self._constants(schema)
@@ -139,7 +141,9 @@ class JsonGrammar:
         values = schema["enum"]
         others = set(schema) - {"enum", "type"}
         if others:
-            raise InvalidConstraint(f"constants beside {', '.join(sorted(others))} are not taken")
+            raise InvalidConstraint(
+                f"constants beside {', '.join(sorted(others))} are not supported"
+            )
         if "type" in schema:
             kinds = schema["type"]
             kinds = {kinds} if isinstance(kinds, str) else set(kinds)
@@ -280,7 +284,7 @@ def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, 
         made["enum"] = [v for v in made.get("enum", [constant]) if _same(v, constant)]
     if reference is not None:
         if reference in through:
-            raise InvalidConstraint(f"{reference} leads to itself")
+            raise InvalidConstraint(f"{reference} refers to itself")
         parts = [resolved(root, reference), *parts]
         through = (*through, reference)
     for part in parts:
@@ -321,7 +325,7 @@ def _types_of(value: Any) -> set[str]:
 
 def _string(schema: dict[str, Any]) -> Node:
     if "format" in schema and "pattern" in schema:
-        raise InvalidConstraint("a pattern beside a format is not taken")
+        raise InvalidConstraint("a pattern beside a format is not supported")
     if "format" in schema:
         inner: Node = quoted(parse(FORMATS[schema["format"]]))
     elif "pattern" in schema:
@@ -333,7 +337,7 @@ def _string(schema: dict[str, Any]) -> Node:
             return _NOTHING
         return Cat((literal('"'), Many(_CHARACTER, least, most), literal('"')))
     if "minLength" in schema or "maxLength" in schema:
-        raise InvalidConstraint("a length beside a pattern or a format is not taken")
+        raise InvalidConstraint("a length beside a pattern or a format is not supported")
     if inner == _NOTHING:
         return _NOTHING
     return Cat((literal('"'), inner, literal('"')))
@@ -371,7 +375,9 @@ def _fraction(value: int | float) -> Fraction:
 def _name_outside(named: Mapping[str, Any]) -> Node:
     """Return a string that is none of these names."""
     if any(ord(c) < 32 for name in named for c in name):
-        raise InvalidConstraint("names with control characters leave no room for others")
+        raise InvalidConstraint(
+            "names with control characters beside other names are not supported"
+        )
     return Cat((literal('"'), _text_outside(sorted(named)), literal('"')))
 
 
@@ -398,16 +404,16 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         elif keyword in _JOINED:
             made[keyword] = _JOINED[keyword](made[keyword], value)
         else:
-            raise InvalidConstraint(f'two values of "{keyword}" cannot be met at once')
+            raise InvalidConstraint(f'two values of "{keyword}" exclude each other')
     if "additionalProperties" in made and "properties" in made:
         for part in (one, other):
             if "additionalProperties" in part and set(part.get("properties", ())) != set(
                 made["properties"]
             ):
-                raise InvalidConstraint("additionalProperties of parts are not taken together")
+                raise InvalidConstraint("additionalProperties in several parts is not supported")
     for part in (one, other):
         if "items" in part and part.get("prefixItems") != made.get("prefixItems"):
-            raise InvalidConstraint("items and prefixItems of parts are not taken together")
+            raise InvalidConstraint("items and prefixItems in several parts are not supported")
     return made
 
 

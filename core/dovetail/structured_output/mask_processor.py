@@ -1,8 +1,8 @@
-"""ConstraintProcessor: the logits processor that leaves each constrained row the tokens its
-constraint allows.
+"""ConstraintProcessor: the logits processor that allows each constrained row only the tokens that
+its constraint allows.
 
-A row's matcher follows the tokens drawn. Masks are filled in a thread of their own while the
-forward pass runs; what a mask costs is hidden as long as it takes less than the pass.
+A row's matcher follows the sampled tokens. Masks are filled in a thread of their own during the
+forward pass, so a mask costs nothing as long as it takes less time than the pass.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 ALL = np.uint32(0xFFFFFFFF)
 MIN_THREAD_S = 1e-4
-"""Masks that take longer together are filled beside the forward pass."""
+"""Masks that take longer together are filled during the forward pass."""
 
 
 @cache
 def _forbidding(device_type: str, dtype: torch.dtype) -> Callable[..., None]:
-    """Return what applies masks of bits to logits there."""
+    """Return the kernel that applies bit masks to logits on this device."""
     return OP.pick(device_type, dtype)
 
 
 class ConstraintViolation(Exception):
-    """A row drew a token that its constraint does not allow: a fault of the backend."""
+    """A row sampled a token that its constraint forbids: a fault of the backend."""
 
 
 class _Row:
-    """Where one answer stands: waiting for a marker, or within a constraint.
+    """The state of one answer: waiting for a trigger, or within a constraint.
 
-    `mask` says what may follow the first `filled_tokens` tokens, unless `fault` was raised instead.
+    `mask` holds what may follow the first `filled_tokens` tokens, unless `fault` was raised.
     """
 
-    def __init__(self, tokens: RowTokens, loaded: CachedConstraint, table: ConstraintCache) -> None:
-        vocabulary = table.vocabulary
-        self._closing = table.closing
+    def __init__(self, tokens: RowTokens, cached: CachedConstraint, cache: ConstraintCache) -> None:
+        vocabulary = cache.vocabulary
+        self._early_close = cache.early_close
         self.output_ids = tokens.output_ids
         self.may_force = _may_force(tokens.params)
         self.max_tokens = tokens.params.max_tokens
@@ -58,22 +58,22 @@ class _Row:
         self.mask = np.zeros(vocabulary.mask_words, dtype=np.uint32)
         self.filled_tokens = -1
         self.fault: Exception | None = None
-        self._loaded = loaded
+        self._cached = cached
         self._vocabulary = vocabulary
         self._tail = b""
-        self._thinking = tuple(text.encode() for text in loaded.compiled.reasoning_markers)
-        self._is_thinking = loaded.compiled.starts_in_reasoning
-        self._head: bytes | None = b"" if self._thinking else None
+        self._reasoning_markers = cached.reasoning_markers
+        self._is_reasoning = cached.starts_in_reasoning
+        self._head: bytes | None = b"" if self._reasoning_markers else None
         self._eos_ids = frozenset(vocabulary.eos_ids)
-        self._matcher: Matcher | None = None if loaded.markers else loaded.constraints[0].matcher()
+        self._matcher: Matcher | None = None if cached.triggers else cached.constraints[0].matcher()
 
     @property
-    def is_held(self) -> bool:
-        """Return whether the constraint holds here; else text is free."""
+    def is_constrained(self) -> bool:
+        """Return whether a constraint applies to the next token; otherwise text is free."""
         return self._matcher is not None
 
     def advance(self) -> int:
-        """Follow the tokens drawn since; return how many there are. Raises: ConstraintViolation
+        """Follow the tokens sampled since; return how many there are. Raises: ConstraintViolation
 
         Mutates: self
         """
@@ -86,58 +86,58 @@ class _Row:
 
     def _take(self, token_id: int) -> None:
         if self._matcher is None:
-            self._look_for_marker(token_id)
+            self._look_for_trigger(token_id)
             return
         if token_id in self._eos_ids:
-            return  # the request ends here, or goes on by its own will
+            return  # the request ends here, or ignores end tokens
         if not self._matcher.accept(token_id):
             raise ConstraintViolation(f"token {token_id} is not allowed by the constraint")
-        if self._loaded.compiled.triggers and self._matcher.is_complete():
+        if self._cached.repeats and self._matcher.is_complete():
             self._matcher, self._tail = None, b""
-            self._head = b"" if self._thinking else None
+            self._head = b"" if self._reasoning_markers else None
 
-    def _look_for_marker(self, token_id: int) -> None:
-        markers = self._loaded.markers
-        written = markers[0].bytes_of(token_id)
-        if self._is_thinking:
-            self._think(written)
+    def _look_for_trigger(self, token_id: int) -> None:
+        triggers = self._cached.triggers
+        written = triggers[0].bytes_of(token_id)
+        if self._is_reasoning:
+            self._reason(written)
             return
         self._tail += written
         if self._head is not None:
-            self._look_for_thinking(written)
-        if self._is_thinking:
+            self._look_for_reasoning(written)
+        if self._is_reasoning:
             return
-        for which, marker in enumerate(markers):
-            if marker.is_in(self._tail):
-                self._matcher, self._tail = self._loaded.constraints[which].matcher(), b""
+        for trigger, constraint in zip(triggers, self._cached.constraints, strict=True):
+            if trigger.is_in(self._tail):
+                self._matcher, self._tail = constraint.matcher(), b""
                 return
-        self._tail = max((marker.kept(self._tail) for marker in markers), key=len)
+        self._tail = max((trigger.kept(self._tail) for trigger in triggers), key=len)
 
-    def _think(self, written: bytes) -> None:
-        """Take a token of the thinking; behind its end words begin, or more thinking."""
-        end = self._thinking[1]
+    def _reason(self, written: bytes) -> None:
+        """Take a token of the reasoning; after its end comes text, or more reasoning."""
+        end = self._reasoning_markers[1]
         self._tail += written
         if end not in self._tail:
             self._tail = self._tail[-len(end) :]
             return
-        self._is_thinking, self._head = False, b""
+        self._is_reasoning, self._head = False, b""
         self._tail = self._tail.partition(end)[2]
-        self._look_for_thinking(self._tail)
+        self._look_for_reasoning(self._tail)
 
-    def _look_for_thinking(self, written: bytes) -> None:
-        """Take text of which only blanks precede: it may open the thinking."""
+    def _look_for_reasoning(self, written: bytes) -> None:
+        """Take text before which there is only white space: it may open the reasoning."""
         assert self._head is not None
         self._head = (self._head + written).lstrip(BLANKS)
-        start = self._thinking[0]
+        start = self._reasoning_markers[0]
         if self._head.startswith(start):
-            self._is_thinking, self._tail = True, self._head[len(start) :]
+            self._is_reasoning, self._tail = True, self._head[len(start) :]
         elif not start.startswith(self._head):
             self._head = None
 
     def fill(self) -> None:
-        """Follow the tokens drawn since and make the mask of what may follow. Mutates: self
+        """Follow the tokens sampled since and fill the mask of what may follow. Mutates: self
 
-        What a backend raises is kept: it is told where the row is looked at, and costs the row.
+        What a backend raises is kept, and raised in `apply`: it ends this row alone.
         """
         self.fault = None
         try:
@@ -147,11 +147,11 @@ class _Row:
             self.fail(error)
 
     def fail(self, fault: Exception) -> None:
-        """Let a fault stand in place of a mask. Mutates: self"""
+        """Store a fault in place of a mask. Mutates: self"""
         self.fault, self.filled_tokens = fault, len(self.output_ids)
 
     def is_stale(self) -> bool:
-        """Return whether the mask is not that of the tokens there are."""
+        """Return whether the mask is that of fewer tokens than there are."""
         return self.filled_tokens != len(self.output_ids)
 
     def _fill(self) -> None:
@@ -159,27 +159,27 @@ class _Row:
         if self._matcher is not None:
             mask[:] = 0
             self._matcher.fill(mask)
-            if self._loaded.compiled.closes:
+            if self._cached.closes:
                 self._close(self._matcher, mask)
             return
         mask[:] = ALL
-        for marker in () if self._is_thinking else self._loaded.markers:
-            over = marker.forbidden(self._tail)
+        for trigger in () if self._is_reasoning else self._cached.triggers:
+            over = trigger.forbidden(self._tail)
             np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
 
     def _close(self, matcher: Matcher, mask: np.ndarray) -> None:
-        """Leave only what lets the answer end in time, once its limit is near. Mutates: mask"""
+        """Near max_tokens, keep only tokens that let the answer end in time. Mutates: mask"""
         left = (self.max_tokens or 0) - len(self.output_ids)
         if left > WINDOW_TOKENS:
             return
-        self._closing.keep_closable(matcher, mask, left)
+        self._early_close.keep_closable(matcher, mask, left)
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that must follow what was drawn, the end included. Mutates: self"""
+        """Return the tokens that must come next, the end included. Mutates: self"""
         known = self.advance()
         if self._matcher is None or not self.may_force:
             return ()
-        if self._matcher.is_complete() and not self._loaded.compiled.triggers:
+        if self._matcher.is_complete() and not self._cached.repeats:
             token_ids: Sequence[int] = self._vocabulary.eos_ids[:1]
         else:
             token_ids = self._matcher.forced()
@@ -187,9 +187,9 @@ class _Row:
 
 
 def _may_force(params: SamplingParams) -> bool:
-    """Return whether a token without an alternative need not be drawn: nothing else has a say in
-    it, and nobody wants its logprob."""
-    with_a_say = (
+    """Return whether a token without an alternative may skip sampling: no other option of the
+    request affects the choice, and its logprob is not requested."""
+    other_options = (
         params.allowed_token_ids,
         params.bad_words_token_ids,
         params.logit_bias,
@@ -198,7 +198,7 @@ def _may_force(params: SamplingParams) -> bool:
         params.ignore_eos,
         params.thinking,
     )
-    return not any(with_a_say) and params.logprobs is None
+    return not any(other_options) and params.logprobs is None
 
 
 class ConstraintProcessor(LogitsProcessor):
@@ -206,9 +206,9 @@ class ConstraintProcessor(LogitsProcessor):
 
     stage = "allow"
 
-    def __init__(self, table: ConstraintCache, vocab_size: int) -> None:
+    def __init__(self, cache: ConstraintCache, vocab_size: int) -> None:
         super().__init__(None, vocab_size)
-        self._table = table
+        self._cache = cache
         self._rows: dict[int, _Row] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dovetail-masks")
         self._pending: Future[None] | None = None
@@ -220,10 +220,10 @@ class ConstraintProcessor(LogitsProcessor):
         return params.constraint is not None
 
     def add_row(self, tokens: RowTokens) -> None:
-        """Start a row; tokens that it has already are followed. Mutates: self"""
+        """Start a row; tokens that it already has are followed. Mutates: self"""
         assert tokens.params.constraint is not None
-        loaded = self._table.prepare(tokens.params.constraint)
-        self._rows[tokens.row] = _Row(tokens, loaded, self._table)
+        cached = self._cache.prepare(tokens.params.constraint)
+        self._rows[tokens.row] = _Row(tokens, cached, self._cache)
 
     def remove_row(self, row: int) -> None:
         """Forget a row. Mutates: self"""
@@ -231,9 +231,9 @@ class ConstraintProcessor(LogitsProcessor):
         self._rows.pop(row, None)
 
     def begin(self, rows: Sequence[int]) -> None:
-        """Start to fill the masks of the constrained ones of these rows. Mutates: self"""
+        """Start to fill the masks of those of these rows that have a constraint. Mutates: self"""
         constrained = [self._rows[row] for row in rows if row in self._rows]
-        # Handing over to a thread costs more than short fills do: those are left to `apply`.
+        # Handing over to a thread costs more than a short fill does; `apply` does those.
         if len(constrained) * self._fill_s > MIN_THREAD_S:
             self._wait()
             self._pending = self._thread.submit(self._fill_all, constrained)
@@ -252,9 +252,10 @@ class ConstraintProcessor(LogitsProcessor):
             self._fill_s = max(last_s, 0.9 * self._fill_s)
 
     def forced(self, rows: Sequence[int]) -> dict[int, Sequence[int]]:
-        """Return, by row, the tokens that its constraint leaves no choice about after those drawn.
+        """Return, by row, the tokens that must come next because the constraint leaves no choice.
 
-        None where a backend fails: the row's next mask tells. Mutates: self
+        Rows whose backend fails are left out; the fault is raised with their next mask.
+        Mutates: self
         """
         self._wait()
         found = {}
@@ -272,7 +273,7 @@ class ConstraintProcessor(LogitsProcessor):
         return found
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Forbid what the rows' constraints do not allow. Raises: what a backend raised for a row
+        """Mask the tokens that constraints forbid. Raises: what a backend raised for a row
 
         Shapes: logits [S, V]
         Mutates: logits

@@ -8,7 +8,7 @@ from fractions import Fraction
 from dovetail.structured_output.regex import DIGITS, Cat, Chars, Many, Node, Or, literal
 
 MAX_DIGITS = 40
-"""Bounds with more digits are not taken."""
+"""Bounds with more digits are not supported."""
 _ABOVE_ZERO = ((49, 57),)
 MINUS, ZERO = literal("-"), literal("0")
 _FRACTION = Cat((literal("."), Many(Chars(DIGITS), 1, 15)))

@@ -264,7 +264,7 @@ class _Parser:
             self.is_dot_all |= flag == "s"
             self.is_folded |= flag == "i"
         if flag not in ":)":
-            raise self.fault(f'has a group of a kind that is not taken, "(?{flag}"')
+            raise self.fault(f'has a group of a kind that is not supported, "(?{flag}"')
 
     def escape(self) -> Node:
         letter = self.peek()
@@ -291,7 +291,7 @@ class _Parser:
                 raise self.fault("has an escape without a character")
             self.at += size
         elif letter.isalnum() and letter.isascii():
-            raise self.fault(f'has "\\{letter}", which is not taken')
+            raise self.fault(f'has "\\{letter}", which is not supported')
         else:
             code = ord(letter)
         return ((code, code),)
@@ -460,7 +460,7 @@ def written(node: Node) -> str:
             whole = inner if isinstance(part, Chars) else f"(?:{inner})"
             return whole + _count_text(least, most)
         case Rule(name):
-            raise InvalidConstraint(f"what refers to itself ({name}) is not a regular expression")
+            raise InvalidConstraint(f"a recursive rule ({name}) is not a regular expression")
     raise InvalidConstraint("the expression has an anchor in the middle")
 
 

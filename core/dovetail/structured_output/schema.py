@@ -102,7 +102,9 @@ def unsupported_keywords(
     for pointer, node in nodes(schema):
         if pointer.count("/") > 2 * MAX_DEPTH:
             return [
-                UnsupportedPart(pointer, f"schemas nested more than {MAX_DEPTH} deep are not taken")
+                UnsupportedPart(
+                    pointer, f"schemas nested more than {MAX_DEPTH} deep are not supported"
+                )
             ]
         for keyword in node:
             said = _refusal(backend, node, keyword) or _misplaced(schema, node, keyword)
@@ -130,7 +132,7 @@ def _refusal(
 
 def _misplaced(schema: Any, node: Mapping[str, Any], keyword: str) -> str | None:
     if keyword == "$id" and node is not schema:
-        return "schemas with an address of their own are not taken within others"
+        return "schemas with an address of their own are not supported within others"
     if keyword == "$ref" and not isinstance(resolved(schema, node[keyword]), bool | Mapping):
         return "references lead to a schema within the same one, by #/ and a JSON Pointer"
     return None
@@ -198,7 +200,7 @@ def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) ->
     """Return a schema without keywords that have no effect, in which formats are patterns and
     patterns are plain expressions for a whole text, as `as_pattern` writes them.
 
-    Raises: InvalidConstraint, with the pointer of a pattern that is not taken
+    Raises: InvalidConstraint, with the pointer of a pattern that is not supported
     """
     made: dict[str, Any] = copy.deepcopy(dict(schema))
     for pointer, node in list(nodes(made)):

@@ -1,7 +1,7 @@
-"""select_backend(constraint): which backend enforces all of a constraint, and what to say when none
-does.
+"""select_backend(constraint): the backend that enforces all of a constraint, or an error that says
+what none enforces.
 
-Looks at classes only: nothing is compiled and no vocabulary is needed.
+Looks at backend classes only: nothing is compiled and no vocabulary is needed.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ NAMES_SHOWN = 3
 
 
 def select_backend(
-    spec: StructuredOutputSpec, constraints: Sequence[Constraint], asked: str | None, where: str
+    spec: StructuredOutputSpec, constraints: Sequence[Constraint], requested: str | None, where: str
 ) -> str:
     """Return the name of the backend to use. Raises: RequestError, as `select_backends` does"""
-    return next(select_backends(spec, constraints, asked, where))
+    return next(select_backends(spec, constraints, requested, where))
 
 
 def select_backends(
-    spec: StructuredOutputSpec, constraints: Sequence[Constraint], asked: str | None, where: str
+    spec: StructuredOutputSpec, constraints: Sequence[Constraint], requested: str | None, where: str
 ) -> Iterator[str]:
-    """Yield the names of the backends to try, best first. `asked` is the request's own wish.
+    """Yield the names of the backends to try, best first. `requested` is the one that the
+    request names.
 
-    Raises: RequestError that points at what is not enforced.
+    Raises: RequestError that points to what is not enforced.
     """
     classes = {s.name: backend_class(s.name) for s in spec.backends}
     if not classes:
         raise none_installed(where)
-    wish = asked or spec.backend
-    check_backend(spec, wish, where)
-    if wish != "auto":
-        found = _refusals(classes[wish], constraints)
-        is_final = bool(asked) or not spec.falls_back
+    preferred = requested or spec.backend
+    check_backend(spec, preferred, where)
+    if preferred != "auto":
+        found = _unsupported(classes[preferred], constraints)
+        is_final = bool(requested) or not spec.falls_back
         if found and is_final:
-            raise _refused(wish, found, where)
+            raise _refused(preferred, found, where)
         if is_final:
-            yield wish
+            yield preferred
             return
-    ranked = sorted(classes, key=lambda name: (name != wish, -classes[name].auto_rank, name))
+    ranked = sorted(classes, key=lambda name: (name != preferred, -classes[name].auto_rank, name))
     answers = {}
     for name in ranked:
-        found = _refusals(classes[name], constraints)
+        found = _unsupported(classes[name], constraints)
         if found:
             answers[name] = found
         else:
@@ -69,7 +70,7 @@ def select_backends(
 
 
 def none_installed(where: str | None = None) -> RequestError:
-    """Return the error for structured output where no backend is installed."""
+    """Return the error for a constraint where no backend is installed."""
     return RequestError(
         "no backend for structured output is installed.",
         where=where,
@@ -107,18 +108,16 @@ def _refused(name: str, found: Sequence[UnsupportedPart], where: str) -> Request
     )
 
 
-def _refusals(
+def _unsupported(
     backend: type[StructuredOutputBackend], constraints: Sequence[Constraint]
 ) -> list[UnsupportedPart]:
-    return [
-        refusal for constraint in constraints for refusal in unsupported_parts(backend, constraint)
-    ]
+    return [part for constraint in constraints for part in unsupported_parts(backend, constraint)]
 
 
 def unsupported_parts(
     backend: type[StructuredOutputBackend], constraint: Constraint
 ) -> list[UnsupportedPart]:
-    """Return what of a constraint the backend does not enforce."""
+    """Return the parts of a constraint that the backend does not enforce."""
     match constraint:
         case JsonSchema(schema, whitespace):
             missing = _needs(backend, "json") or unsupported_keywords(backend, schema)
@@ -132,7 +131,7 @@ def unsupported_parts(
         case Grammar(_, language):
             missing = _needs(backend, "grammar")
             if not missing and language not in backend.languages:
-                return [UnsupportedPart("", f"grammars in {language} cannot be read")]
+                return [UnsupportedPart("", f"grammars in {language} are not supported")]
             return missing
         case FreeText():
             return _needs(backend, "free_text")
@@ -149,15 +148,15 @@ def unsupported_parts(
             return []
 
 
-_SAID = {
-    "json": "JSON cannot be enforced",
-    "regex": "regular expressions and choices cannot be enforced",
-    "grammar": "grammars cannot be enforced",
-    "concat": "constraints of several parts cannot be enforced",
-    "free_text": "free text before a constraint cannot be enforced",
-    "whitespace": "white space by a pattern cannot be enforced",
+_MISSING = {
+    "json": "JSON schemas are not supported",
+    "regex": "regular expressions and choices are not supported",
+    "grammar": "grammars are not supported",
+    "concat": "constraints of several parts are not supported",
+    "free_text": "free text before a constraint is not supported",
+    "whitespace": "a pattern for white space is not supported",
 }
 
 
 def _needs(backend: type[StructuredOutputBackend], capability: str) -> list[UnsupportedPart]:
-    return [] if capability in backend.capabilities else [UnsupportedPart("", _SAID[capability])]
+    return [] if capability in backend.capabilities else [UnsupportedPart("", _MISSING[capability])]

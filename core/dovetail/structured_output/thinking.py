@@ -1,7 +1,8 @@
-"""ReasoningBudget: the logits processor that ends a row's thinking when its tokens are used up.
+"""ReasoningBudget: the logits processor that ends a row's reasoning when its budget of
+tokens is used up.
 
-Finds the markers in the text that tokens write, however it was cut into tokens, and then lets
-nothing through but the tokens of the end marker. Only the first region of an answer is bounded.
+It finds the markers in the text of the tokens, however the text was split into tokens, and then
+allows only the tokens of the end marker. Only the first reasoning section of an answer is bounded.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ MOST_BYTES_PER_CHAR = 4
 
 
 class ReasoningBudget(LogitsProcessor):
-    """All rows of a runner that have a budget for thinking."""
+    """All rows of a runner that have a reasoning budget."""
 
     stage = "allow"
 
-    def __init__(self, table: ConstraintCache, vocab_size: int) -> None:
+    def __init__(self, cache: ConstraintCache, vocab_size: int) -> None:
         super().__init__(None, vocab_size)
-        self._table = table
+        self._cache = cache
         self._rows: dict[int, _Row] = {}
 
     @classmethod
     def wants(cls, params: SamplingParams) -> bool:
-        """Return whether the request bounds its thinking."""
+        """Return whether the request bounds its reasoning."""
         return params.thinking is not None
 
     def add_row(self, tokens: RowTokens) -> None:
-        """Start a row; tokens that it has already are followed. Mutates: self"""
+        """Start a row; tokens that it already has are followed. Mutates: self"""
         assert tokens.params.thinking is not None
-        vocabulary = self._table.vocabulary
+        vocabulary = self._cache.vocabulary
         self._rows[tokens.row] = _Row(tokens.output_ids, tokens.params.thinking, vocabulary)
 
     def remove_row(self, row: int) -> None:
@@ -46,7 +47,7 @@ class ReasoningBudget(LogitsProcessor):
         self._rows.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Leave the next token of the end marker alone to rows whose budget is used up.
+        """Allow rows whose budget is used up only the next token of the end marker.
 
         Shapes: logits [S, V]
         Mutates: logits
@@ -59,7 +60,7 @@ class ReasoningBudget(LogitsProcessor):
 
 
 class _Row:
-    """Where one answer stands: before its thinking, within it, ending it, or behind it."""
+    """The state of one answer: before its reasoning, within it, ending it, or behind it."""
 
     def __init__(
         self, output_ids: Sequence[int], budget: ThinkingBudget, vocabulary: Vocabulary
@@ -84,7 +85,7 @@ class _Row:
         return self._end_ids[min(self._num_forced, len(self._end_ids) - 1)]
 
     def _must_end(self) -> bool:
-        """Return whether the budget is used up; a character that has begun is first finished."""
+        """Return whether the budget is used up; a character already begun is finished first."""
         if self._phase != "within" or self._num_thought < self._most:
             return False
         is_late = self._num_thought >= self._most + MOST_BYTES_PER_CHAR
@@ -106,7 +107,7 @@ class _Row:
             self._text = self._text[-max(len(self._end), MOST_BYTES_PER_CHAR) :]
 
     def _look_for_start(self) -> None:
-        """Go within, or behind where the answer does not begin with thinking. Mutates: self"""
+        """Enter the reasoning, or go behind it if the answer begins without. Mutates: self"""
         begun = self._text.lstrip()
         if begun.startswith(self._start):
             self._phase, self._text = "within", begun[len(self._start) :]

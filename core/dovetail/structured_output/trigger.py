@@ -1,7 +1,7 @@
-"""Marker: sees in a row's tokens that a text was written, and keeps tokens from running over it.
+"""Trigger: finds a text in the tokens of a row, and keeps tokens from extending beyond its end.
 
-A token that holds the end of the marker and the beginning of what follows would bring text that no
-matcher sees; such tokens are forbidden where they would complete the marker.
+A token that contains the end of a trigger and the beginning of what follows would write text that
+no matcher sees; such tokens are forbidden where they would complete the trigger.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ BLANKS = b" \t\r\n"
 
 
 class Trigger:
-    """One text. `may_be_blank`: white space behind it in the same token does no harm."""
+    """One text. `may_be_blank`: white space after it, in the same token, is allowed."""
 
     def __init__(self, text: str, vocabulary: Vocabulary, *, may_be_blank: bool) -> None:
         self.text = text.encode()
         self._special = {i: word.encode() for word, i in vocabulary.special.items()}
         self._tokens = vocabulary.tokens
-        self._over = self._running_over(may_be_blank)
+        self._extending_ids = self._extending(may_be_blank)
 
-    def _running_over(self, may_be_blank: bool) -> dict[int, np.ndarray]:
-        """Return, by the number of the marker's bytes that a token brings, the ids of tokens that
-        go on behind its end."""
+    def _extending(self, may_be_blank: bool) -> dict[int, np.ndarray]:
+        """Return the ids of tokens that extend beyond the trigger's end, by the number of its bytes
+        that they contain."""
         found: dict[int, list[int]] = {}
         for size in range(1, len(self.text) + 1):
             tail = self.text[-size:]
@@ -45,22 +45,22 @@ class Trigger:
         return {size: np.array(ids, dtype=np.int64) for size, ids in found.items() if ids}
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token writes, the text of a special token included."""
+        """Return the bytes of a token; those of its text for a special token."""
         return self._special.get(token_id) or self._tokens[token_id]
 
     def is_in(self, tail: bytes) -> bool:
-        """Return whether the marker stands in the end of the text."""
+        """Return whether the end of the text contains the trigger."""
         return self.text in tail
 
     def kept(self, tail: bytes) -> bytes:
-        """Return as much of the text's end as may be the beginning of the marker."""
+        """Return the end of the text that may be the beginning of the trigger."""
         return tail[-(len(self.text) - 1) :] if len(self.text) > 1 else b""
 
     def forbidden(self, tail: bytes) -> np.ndarray:
-        """Return the ids that would run over the marker after a text with this end."""
+        """Return the ids that would extend beyond the trigger after a text with this end."""
         ids = [
             found
-            for size, found in self._over.items()
+            for size, found in self._extending_ids.items()
             if tail.endswith(self.text[: len(self.text) - size])
         ]
         return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)

@@ -1,1 +1,1 @@
-"""structured-output backends: one file per library."""
+"""Structured-output backends, one file per library."""

@@ -1,8 +1,7 @@
-"""Structured output by llguidance: every constraint, by an Earley parser over a derivative-based
-lexer.
+"""Structured output with llguidance: an Earley parser over a derivative-based lexer.
 
-A constraint becomes one Lark grammar in llguidance's dialect, which is what crosses between
-processes: compiling it again takes milliseconds. Source: https://github.com/guidance-ai/llguidance
+It enforces constraints of every type. A constraint becomes one Lark grammar in llguidance's
+dialect, which is what crosses between processes: compiling it again takes milliseconds. Source: https://github.com/guidance-ai/llguidance
 (docs/syntax.md, docs/json_schema.md).
 """
 
@@ -41,14 +40,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 NUM_BYTES_PER_CONSTRAINT = 1 << 20
-"""What a loaded grammar is taken to hold; the library does not tell."""
+"""The assumed size of a loaded grammar; the library does not report it."""
 NEVER_WRITTEN = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that the library leaves out of JSON strings without escapes by number."""
 _IS_NEVER_WRITTEN = re.compile("[\0-\7\13\16-\37\177]")
 
 
 class Guidance(StructuredOutputBackend):
-    """One LLTokenizer; a constraint is a grammar text."""
+    """Holds one LLTokenizer; an artifact is the text of a grammar."""
 
     info = Info(
         summary="llguidance: JSON schemas, regular expressions, grammars, free text",
@@ -102,7 +101,7 @@ class Guidance(StructuredOutputBackend):
         return text.encode()
 
     def load(self, artifact: bytes) -> LoadedConstraint:
-        """Return the grammar, to be made into a matcher for each answer."""
+        """Return the grammar, copied into a matcher for each answer."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, artifact.decode(), log_level=0)
@@ -158,7 +157,7 @@ class _Matcher:
         self._eos_ids = frozenset(vocabulary.eos_ids)
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token, if the constraint allows it. Raises: InvalidConstraint at a limit"""
+        """Advance by a token if the constraint allows it. Raises: InvalidConstraint at a limit"""
         if token_id in self._eos_ids:
             return bool(self._matcher.is_accepting())
         is_taken = bool(self._matcher.try_consume_tokens([token_id]))
@@ -313,7 +312,7 @@ def _plain_words(said: str) -> str:
     if "oneOf constraints" in said:
         return "the branches of oneOf are not told apart by type or constant"
     if said.startswith("NoExtensionBias"):
-        return "nothing that this model can write meets this constraint"
+        return "no text that this model can write meets this constraint"
     if "are not disjoint" in said:
         return "two of patternProperties may fit the same name"
     told = re.split(r"\n(?:<state>|<grammar>| *\d+ \|)", said)[0]

@@ -1,9 +1,8 @@
-"""Structured output by lm-format-enforcer: a parser of characters, walked along a tree of the
-tokens.
+"""Structured output with lm-format-enforcer: a character parser, walked along a tree of the tokens.
 
-The tree and the walk are the library's, the parser is ours: the library's own reading of schemas
-lets through what breaks them. All of it is Python: slower than the others, and easy to step
-through. Source: https://github.com/noamgat/lm-format-enforcer.
+The tree and the walk are the library's, the parser is ours: the library's own schema parser allows
+answers that break the schema. All of it is Python: slower than the others, and easy to debug.
+Source: https://github.com/noamgat/lm-format-enforcer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dovetail.structured_output.regex import Cat, Chars, Many, Node, Or, Ranges,
 
 MAX_MASKS = 256
 MAX_PLACES = 5_000
-"""Ways in which one text may be read at the same time; more are refused."""
+"""Parses of one text that may be open at the same time; more are refused."""
 MAX_PLACES_KEPT = 10_000
 
 _LETTERS = "".join(map(chr, range(256)))
@@ -41,7 +40,7 @@ rest. Numbers, since a tree takes long to compare."""
 
 
 class LmFormatEnforcer(StructuredOutputBackend):
-    """One tree of tokens; a constraint is its own text, made into rules where it is loaded."""
+    """One tree of tokens; an artifact is the constraint itself, which `load` turns into rules."""
 
     info = Info(
         summary="lm-format-enforcer: JSON schemas, regular expressions, free text",
@@ -67,8 +66,7 @@ class LmFormatEnforcer(StructuredOutputBackend):
         return json_grammar.refuses(node, keyword)
 
     def compile(self, constraint: Constraint) -> bytes:
-        """Return the constraint, once it has proved to have a beginning. Raises:
-        InvalidConstraint"""
+        """Return the encoded constraint if an answer can begin. Raises: InvalidConstraint"""
         artifact = encode_constraint(constraint)
         self.load(artifact)
         return artifact
@@ -191,7 +189,7 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
                 seen.add(more)
                 pending.append(more)
         if len(seen) > MAX_PLACES:
-            raise InvalidConstraint("the constraint can be read in too many ways at once")
+            raise InvalidConstraint("the constraint is too ambiguous")
     if len(loaded.places) > MAX_PLACES_KEPT:
         loaded.places.clear()
     return loaded.places.setdefault(frozenset(found), Place(loaded, frozenset(found)))
@@ -225,7 +223,7 @@ class _Matcher:
         self._eos_ids = loaded.backend.vocabulary.eos_ids
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token, if the constraint allows it."""
+        """Advance by a token if the constraint allows it."""
         place = self._places[-1]
         if token_id in self._eos_ids:
             return place.can_end()

@@ -1,9 +1,9 @@
-"""Structured output by outlines-core: every constraint becomes one regular expression, that an
+"""Structured output with outlines-core: a constraint becomes one regular expression, and that an
 index over the vocabulary.
 
 The index is compiled in the killable process and crosses as the library's own bytes. A regular
-expression does not nest without end: a schema that refers to itself is refused, and values that no
-schema describes nest to MAX_DEPTH. Source: https://github.com/dottxt-ai/outlines-core.
+expression cannot nest without limit: a recursive schema is refused, and values that no schema
+describes nest to MAX_DEPTH. Source: https://github.com/dottxt-ai/outlines-core.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MARKS = ((0x100000, 0x10FFFF),)
 
 
 class Outlines(StructuredOutputBackend):
-    """One library vocabulary; a constraint is an index."""
+    """Holds the library's vocabulary; an artifact is an index."""
 
     info = Info(
         summary="outlines-core: JSON schemas without recursion, regular expressions",
@@ -80,20 +80,20 @@ class Outlines(StructuredOutputBackend):
         try:
             index = Index(f"{START}(?:{regex}){END}", self._words)
         except (ValueError, RuntimeError) as error:
-            raise InvalidConstraint(f"no index can be made: {str(error)[:300]}") from error
+            raise InvalidConstraint(f"no index can be compiled: {str(error)[:300]}") from error
         # The library hands its bytes out here; nothing is pickled.
         _, (data,) = index.__reduce__()
         return bytes(data)
 
     def load(self, artifact: bytes) -> LoadedConstraint:
-        """Return the index as it was."""
+        """Return the compiled index."""
         from outlines_core import Index
 
         return _Loaded(Index.from_binary(artifact), len(artifact), self.vocabulary)
 
 
 class _Loaded:
-    """An index, and the masks of the states that answers have come to."""
+    """An index, and the masks of the states that answers have reached."""
 
     def __init__(self, index: Any, num_bytes: int, vocabulary: Vocabulary) -> None:
         self.index = index
@@ -131,7 +131,7 @@ class _Matcher:
         self._states = [loaded.first]
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token, if the constraint allows it."""
+        """Advance by a token if the constraint allows it."""
         following = self._loaded.index.get_next_state(self._states[-1], token_id)
         if following is None:
             return False

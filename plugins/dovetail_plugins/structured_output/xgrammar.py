@@ -1,9 +1,8 @@
-"""Structured output by xgrammar: every constraint, by a pushdown automaton with masks made
-beforehand.
+"""Structured output with xgrammar: a pushdown automaton with precomputed masks.
 
-A constraint becomes a structural tag, is compiled in the killable process, and crosses as the
-library's own JSON of the compiled grammar. Schemas and expressions reach it as grammars of ours:
-its own reading of them lets through what breaks them.
+It enforces constraints of every type. A constraint becomes a structural tag, is compiled in the
+killable process, and crosses as the library's own JSON of the compiled grammar. Schemas and regular
+expressions are handed over as grammars of ours: its own parsers allow answers that break them.
 Source: https://github.com/mlc-ai/xgrammar (structural tags, GrammarCompiler, GrammarMatcher).
 """
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class XGrammar(StructuredOutputBackend):
-    """One TokenizerInfo and one compiler; a constraint is a compiled grammar."""
+    """Holds one TokenizerInfo and one compiler; an artifact is a compiled grammar."""
 
     info = Info(
         summary="xgrammar: JSON schemas, regular expressions, grammars, free text",
@@ -117,7 +116,7 @@ class _Matcher:
         self._words = vocabulary.mask_words
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token, if the constraint allows it."""
+        """Advance by a token if the constraint allows it."""
         if token_id in self._eos_ids:
             return bool(self._matcher.is_completed())
         return bool(self._matcher.accept_token(token_id))

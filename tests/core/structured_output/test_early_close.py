@@ -16,6 +16,7 @@ from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import Selection, StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
+    AnswerConstraint,
     CompiledConstraint,
     InvalidConstraint,
     StructuredOutputBackend,
@@ -123,7 +124,7 @@ def constraint_of(name: str, schema: Any, *, closes: bool) -> CompiledConstraint
         artifact = made.compile(JsonSchema(schema))
     except InvalidConstraint:
         return None
-    return CompiledConstraint(backend=name, key=repr(schema), artifact=artifact, closes=closes)
+    return AnswerConstraint(backend=name, key=repr(schema), artifact=artifact, closes=closes)
 
 
 def schemas(count: int, seed: int) -> Sequence[Any]:
@@ -148,7 +149,10 @@ def closed_share(name: str, count: int, seed: int) -> tuple[int, int, list[Any]]
         if compiled is None:
             continue
         most = chance.randrange(4, 160)
-        if table.closing.path(table.prepare(compiled).constraints[0].matcher(), most - 1) is None:
+        if (
+            table.early_close.path(table.prepare(compiled).constraints[0].matcher(), most - 1)
+            is None
+        ):
             continue  # the shortest answer that is found is longer
         num_tried += 1
         ids = answer(table, compiled, chance, max_tokens=most, is_forced=chance.random() < 0.5)

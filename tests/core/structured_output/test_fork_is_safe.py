@@ -23,7 +23,7 @@ spec = resolve(Config.from_fields({})).run.structured_output
 table = ConstraintCache(spec)
 FirstTokenProbe(table.vocabulary)
 for backend in spec.backends:
-    worker._made_ready(table, backend.name)
+    worker._load_backend(table, backend.name)
 status = Path("/proc/self/status").read_text()
 print(len(spec.backends), status.partition("Threads:")[2].split()[0])
 """

@@ -18,7 +18,6 @@ from dovetail.interfaces.constraint import Regex
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.sampling_params import SamplingParams, ThinkingBudget
 from dovetail.interfaces.structured_output import (
-    CompiledConstraint,
     StructuredOutputBackend,
     Vocabulary,
 )
@@ -168,7 +167,7 @@ class Exclaimed:
 
 @pytest.mark.parametrize("is_spelled", [False, True])
 @pytest.mark.parametrize(
-    ("starts_in_reasoning", "text", "is_held"),
+    ("starts_in_reasoning", "text", "is_constrained"),
     [
         (False, "<tool_call>", True),
         (False, "<think>a <tool_call>b", False),
@@ -182,21 +181,22 @@ class Exclaimed:
     ],
 )
 def test_tags_do_not_count_in_thinking(
-    starts_in_reasoning: bool, text: str, is_held: bool, is_spelled: bool, vocabulary: Vocabulary
+    starts_in_reasoning: bool,
+    text: str,
+    is_constrained: bool,
+    is_spelled: bool,
+    vocabulary: Vocabulary,
 ) -> None:
-    compiled = CompiledConstraint(
-        backend="",
-        key="",
-        triggers=("<tool_call>",),
-        artifacts=(b"",),
-        reasoning_markers=(MARKERS.start, MARKERS.end),
-        starts_in_reasoning=starts_in_reasoning,
-    )
     ids = {text: i for i, text in enumerate(vocabulary.tokens) if text}
     constraint = Exclaimed()
     constraint.end_id = ids[b"!"]
-    marker = Trigger("<tool_call>", vocabulary, may_be_blank=False)
-    loaded = CachedConstraint(compiled, [constraint], [marker])  # type: ignore[list-item]
+    cached = CachedConstraint(
+        constraints=[constraint],  # type: ignore[list-item]
+        triggers=[Trigger("<tool_call>", vocabulary, may_be_blank=False)],
+        repeats=True,
+        reasoning_markers=(MARKERS.start.encode(), MARKERS.end.encode()),
+        starts_in_reasoning=starts_in_reasoning,
+    )
     parts = re.split(r"(</?think>|<tool_call>)", text)
     words = [p for p in parts if p.encode() in ids and not is_spelled and len(p) > 1]
     output: list[int] = []
@@ -206,6 +206,6 @@ def test_tags_do_not_count_in_thinking(
         )
     params = SamplingParams(max_tokens=500)
     tokens = RowTokens(row=0, params=params, prompt_ids=(), output_ids=np.array(output))
-    row = _Row(tokens, loaded, SimpleNamespace(vocabulary=vocabulary, closing=None))  # type: ignore[arg-type]
+    row = _Row(tokens, cached, SimpleNamespace(vocabulary=vocabulary, early_close=None))  # type: ignore[arg-type]
     row.advance()
-    assert row.is_held is is_held
+    assert row.is_constrained is is_constrained
