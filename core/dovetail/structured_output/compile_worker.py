@@ -118,7 +118,7 @@ def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compi
     try:
         return msgspec.msgpack.decode(data, type=CompileResult)
     except msgspec.DecodeError:  # nothing, or not all of it
-        what = "cannot be compiled: the process that compiled it ended"
+        what = "cannot be compiled: compiling it ended the process"
         return CompileResult(fault=what, is_too_complex=True)
 
 

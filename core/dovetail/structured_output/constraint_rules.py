@@ -1,5 +1,7 @@
-"""rules_of(constraint): any constraint but a grammar as rules of characters, for backends without a
-language of their own. Special tokens are none of the characters: constraints with them are refused.
+"""rules_of(constraint): a constraint as rules over characters, for backends that read no
+grammar language.
+
+Grammars are refused, and so are constraints with special tokens, which are not characters.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def rules_of(
 ) -> dict[str, Node]:
     """Return the rules of a constraint; `rules[ROOT]` is the whole. Raises: InvalidConstraint
 
-    With a depth there is no rule but the whole, and values nested deeper are left out.
+    With a depth there is only the rule ROOT, and values nested deeper are left out.
     """
     maker = _Maker(tuple(special), depth)
     made = maker.node(constraint)
@@ -75,7 +77,7 @@ class _Maker:
         raise InvalidConstraint("grammars are not supported")
 
     def _added(self, rules: dict[str, Node]) -> Node:
-        """Take in rules under names of their own; return the whole of them."""
+        """Add rules under unique names; return their root."""
         prefix = f"p{self._num_parts}"
         self._num_parts += 1
         if self._depth is not None:
@@ -98,7 +100,7 @@ def _renamed(node: Node, prefix: str) -> Node:
 
 
 def free_rules(without: tuple[str, ...]) -> dict[str, Node]:
-    """Return text without these words: a rule for each beginning of one that was just written."""
+    """Return text without these words: one rule for every prefix of a word, as in an automaton."""
     heads = sorted({word[:size] for word in without for size in range(len(word))} | {""})
     names = {head: f"f{index}" for index, head in enumerate(heads)}
     letters = sorted({letter for word in without for letter in word})

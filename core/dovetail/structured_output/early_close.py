@@ -1,7 +1,7 @@
-"""Closing: a short way from within a JSON text to its end, found by trying with a matcher.
+"""EarlyClose: finds a short way from inside a JSON text to its end, by trying tokens on a matcher.
 
-Used near max_tokens, so that an answer is cut short as a whole JSON value and not in the middle of
-one. Greedy: closing characters first, then the shortest values.
+Used near max_tokens, so that an answer that is cut short is complete JSON. Greedy: closing
+characters first, then the shortest values. Independent of schemas.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 from dovetail.interfaces.structured_output import Matcher, Vocabulary
 
 WINDOW_TOKENS = 128
-"""How far from max_tokens a way to the end is looked for; longer ways are not found."""
+"""Tokens before max_tokens from which on a way to the end is looked for; longer ones are missed."""
 SPARE_TOKENS = 8
-"""So many tokens before it must, an answer begins to close: one plain token may need some more."""
+"""Tokens by which an answer begins to close early: one more plain token may need several others."""
 MAX_TRIED = 24
 _PLAIN = frozenset(range(256)) - frozenset(b'"[{,:')
 _CLOSERS = frozenset(b'"]}')
@@ -21,7 +21,7 @@ _SHORT = (b"0", b"1", b"null", b"true", b"false", b'""', b"[", b"{", b":", b",",
 
 
 class EarlyClose:
-    """The order in which a vocabulary's tokens are tried. Made once, for all rows."""
+    """The order in which the tokens of a vocabulary are tried; shared by all rows."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -39,8 +39,8 @@ class EarlyClose:
         self._order_in_text = np.array([*quotes, *self._order], dtype=np.int64)
         self._num_in_text = len(tokens) // 4
         self._ends = np.array(vocabulary.eos_ids, dtype=np.int64)
-        # Plain tokens make the way to the end longer by a few tokens at most; those that may open
-        # something are tried first, the short ones before the long ones.
+        # Plain tokens make the way to the end longer by a few tokens at most. Tokens that may open
+        # something are tried one by one, short ones first.
         opening = [i for i in self._order.tolist() if not _PLAIN.issuperset(tokens[i])]
         self._opening = np.array(list(dict.fromkeys(opening)), dtype=np.int64)
         plain = np.array([bool(t) and _PLAIN.issuperset(t) for t in tokens], dtype=bool)
@@ -52,7 +52,7 @@ class EarlyClose:
     def path(self, matcher: Matcher, most: int) -> list[int] | None:
         """Return at most `most` tokens after which the answer may end, or None.
 
-        The matcher is where it was afterwards.
+        The matcher's state is unchanged afterwards.
         """
         taken: list[int] = []
         mask = np.zeros(self._vocabulary.mask_words, dtype=np.uint32)
@@ -81,9 +81,9 @@ class EarlyClose:
                 matcher.rollback(len(taken))
 
     def keep_closable(self, matcher: Matcher, mask: np.ndarray, left: int) -> None:
-        """Leave of a mask what still lets the answer end within `left` tokens, the end included.
+        """Keep of a mask the tokens that let the answer end within `left` tokens, end included.
 
-        Nothing changes where no way that short is found. Mutates: mask
+        If no way is that short the mask stays as it is. Mutates: mask
         """
         path = self.path(matcher, left - 1)
         if path is None:
@@ -100,7 +100,7 @@ class EarlyClose:
         mask[:] = safe
 
     def _leads_on(self, matcher: Matcher, token_id: int, left: int) -> bool:
-        """Return whether the answer can end within so many tokens after this one."""
+        """Return whether the answer can end within `left` tokens after this one."""
         if not matcher.accept(token_id):
             return False
         try:
@@ -109,8 +109,8 @@ class EarlyClose:
             matcher.rollback(1)
 
     def _order_for(self, mask: np.ndarray) -> np.ndarray:
-        """Return the order to try. Where much is allowed, free text is being written: brackets
-        would only be more of it, so its quotation mark comes first."""
+        """Return the order to try. A mask that allows many tokens is inside a string, where
+        brackets are only more text: there the quotation mark comes first."""
         num_allowed = int(np.unpackbits(mask.view(np.uint8)).sum())
         return self._order_in_text if num_allowed > self._num_in_text else self._order
 

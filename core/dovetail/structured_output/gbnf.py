@@ -1,4 +1,4 @@
-"""Rules of characters written as GBNF, the grammar language of llama.cpp."""
+"""Writes rules over characters as GBNF, the grammar language of llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def as_gbnf(rules: Mapping[str, Node]) -> str:
 
 
 class _Writer:
-    """Writes trees. What repeats without end becomes a rule that ends in itself: readers make
-    their masks beforehand for such, not for groups with a star."""
+    """Writes trees. A repetition without limit becomes a rule that ends in itself: libraries
+    precompute masks for such rules, but not for groups with a star."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -41,8 +41,8 @@ class _Writer:
         raise InvalidConstraint("a grammar has no anchors")
 
     def _in_order(self, parts: list[Node]) -> str:
-        """Return parts one after the other. What follows an endless repeat is its rule's way out:
-        so the reader knows beforehand what else may come."""
+        """Return parts one after the other. What follows a repetition without limit becomes part
+        of its rule, so that its masks can be precomputed too."""
         texts: list[str] = []
         for part in reversed(parts):
             match part:

@@ -1,9 +1,9 @@
 """The values of the schema keyword "format" that are enforced, each as a regular expression.
 
-Every text that one matches is valid by the format's RFC; the rare forms that an expression cannot
-tell from wrong ones (leap seconds, quoted mail addresses) are left out. Libraries have patterns of
-their own; these are used instead, so that a format means the same in all of them.
-Integers have formats by OpenAPI, which are bounds.
+Every text that one matches is valid by the format's RFC; rare spellings that an expression cannot
+tell from invalid ones (leap seconds, quoted mail addresses) are left out. Libraries have patterns
+of their own; these replace them, so that a format means the same in every backend.
+OpenAPI's formats of integers are bounds.
 Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs); the
 format registry of OpenAPI (integers).
 """

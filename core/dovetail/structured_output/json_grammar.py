@@ -1,8 +1,8 @@
-"""JSON schemas as grammars: rules of characters, for libraries that know automata but whose own
-reading of schemas lets values through that break them.
+"""JSON schemas as grammars over characters, for libraries whose automata are good but whose own
+schema parsers allow values that break the schema.
 
-Members come in the order of `properties`; strings have no escapes by number, so that a name can be
-written in one way only. What cannot be said this way is refused. Source:
+Members come in the order of `properties`; strings contain no \\u escapes, so that a name has only
+one spelling. What cannot be expressed this way is refused. Source:
 https://json-schema.org/draft/2020-12.
 """
 
@@ -89,7 +89,7 @@ class JsonGrammar:
     # Every method returns _NOTHING where no value fits.
 
     def _value(self, schema: Any, depth: int | None) -> Node:
-        """Return the values of a schema, as a rule of its own if rules may be."""
+        """Return the values of a schema, as a separate rule if rules are allowed."""
         if schema is False:
             return _NOTHING
         merged = _merged(self._schema, schema)
@@ -137,7 +137,7 @@ class JsonGrammar:
         return _either([self._of_type(kind, schema, depth) for kind in kinds])
 
     def _constants(self, schema: dict[str, Any]) -> Node:
-        """Return the constants of a schema that has no other keyword but their type."""
+        """Return the constants of a schema that has no keyword beside them but their type."""
         values = schema["enum"]
         others = set(schema) - {"enum", "type"}
         if others:
@@ -210,7 +210,7 @@ class JsonGrammar:
         return self._value(True, depth - 1) if depth else _NOTHING
 
     def _shared(self, node: Node) -> Node:
-        """Return a part as a rule where rules may be, so that the whole stays short."""
+        """Return a part as a rule if rules are allowed, which keeps the whole short."""
         if self._depth is not None:
             return node
         if len(self.rules) > MAX_RULES:
@@ -272,7 +272,7 @@ class JsonGrammar:
 
 
 def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a schema with its references and allOf folded in. Raises: InvalidConstraint"""
+    """Return a schema with its references and allOf merged in. Raises: InvalidConstraint"""
     schema = {} if schema is True else schema
     made = bounded({k: v for k, v in schema.items() if k in KEYWORDS})
     for keyword in ("$defs", "definitions"):
@@ -396,7 +396,7 @@ def _text_outside(names: list[str]) -> Node:
 
 
 def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that asks for what both ask for. Raises: InvalidConstraint"""
+    """Return a schema for the values that are valid under both. Raises: InvalidConstraint"""
     made = dict(one)
     for keyword, value in other.items():
         if keyword not in made or made[keyword] == value:

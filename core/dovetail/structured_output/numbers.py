@@ -1,4 +1,4 @@
-"""Numbers between bounds as expressions: integer_range(3, 120), decimal_range(None, 2.5)."""
+"""Expressions for numbers within bounds: integer_range(3, 120), decimal_range(None, 2.5)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Regular expressions in one meaning for every backend: read into a tree, written in plain words.
+"""Regular expressions with one meaning for every backend: parsed into a tree, written without
+shorthands.
 
-Libraries differ in what \\d, ., anchors and flags mean, and some pass over what they cannot do.
-Here the common part of ECMA-262 and Python is read, with ASCII \\d and \\w, and written as sets,
-groups and counts alone, to match a whole text. Anything else (looking around, back references, word
-boundaries) is refused. White space is ASCII where it must stand, Unicode's where it must not.
+Libraries differ in what \\d, ., anchors and flags mean, and some ignore what they do not support.
+The common part of ECMA-262 and Python is read here, with ASCII \\d and \\w, and written as sets,
+groups and counts that match a whole text. Lookaround, back references and word boundaries are
+refused. \\s is ASCII white space, \\S excludes that of Unicode.
 """
 
 from __future__ import annotations
@@ -118,8 +119,7 @@ ANYTHING = Many(Chars(ANY), 0, None)
 
 
 def whole_text(regex: str) -> str:
-    """Return a plain expression for the texts that this one matches whole. Raises:
-    InvalidConstraint"""
+    """Return an equivalent expression for a whole text. Raises: InvalidConstraint"""
     return written(whole(regex))
 
 
@@ -442,8 +442,7 @@ def without(node: Node, gone: Ranges = ()) -> Node:
 
 
 def written(node: Node) -> str:
-    """Return the text of a tree: sets, groups (?: ), | and counts only. Raises:
-    InvalidConstraint"""
+    """Return the expression of a tree: sets, (?: ), | and counts. Raises: InvalidConstraint"""
     match node:
         case Chars(found):
             return _set_text(found)

@@ -1,6 +1,6 @@
-"""JSON schemas looked at keyword by keyword: what a backend would not enforce, and where it stands.
+"""The keywords of a JSON schema that a backend would not enforce, and where they are.
 
-Source: https://json-schema.org/draft/2020-12 (keywords), RFC 6901 (pointers). Compiles nothing.
+Source: https://json-schema.org/draft/2020-12 (keywords), RFC 6901 (pointers).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WITHOUT_EFFECT = words(
     "deprecated readOnly writeOnly contentMediaType contentEncoding contentSchema "
     "strict name discriminator xml externalDocs"
 )
-"""Keywords that never make a value right or wrong."""
+"""Keywords that never make a value valid or invalid."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _OF_ONE = (
@@ -71,7 +71,7 @@ def _is_schema_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
 
 
-_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+_VALUE_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         words("minLength maxLength minItems maxItems minProperties maxProperties"),
         (_is_count, "a whole number, not negative"),
@@ -91,7 +91,7 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_OF_LISTS, (_is_schema_list, "a list of schemas")),
     **dict.fromkeys(_OF_ONE, (_is_schema, "a schema")),
 }
-"""Keyword -> whether a value is one that it takes, and what it takes in words."""
+"""Keyword -> whether its value has the right type, and that type in words."""
 
 
 def unsupported_keywords(
@@ -107,20 +107,20 @@ def unsupported_keywords(
                 )
             ]
         for keyword in node:
-            said = _refusal(backend, node, keyword) or _misplaced(schema, node, keyword)
+            said = _why_not(backend, node, keyword) or _misplaced(schema, node, keyword)
             if said is not None:
                 found.append(UnsupportedPart(f"{pointer}/{escaped(keyword)}", said))
     return found
 
 
-def _refusal(
+def _why_not(
     backend: type[StructuredOutputBackend], node: Mapping[str, Any], keyword: str
 ) -> str | None:
     if keyword in WITHOUT_EFFECT or keyword.startswith("x-"):
         return None
-    fits, shape = _SHAPES.get(keyword, (None, ""))
+    fits, value_type = _VALUE_TYPES.get(keyword, (None, ""))
     if fits is not None and not fits(node[keyword]):
-        return f'the keyword "{keyword}" takes {shape}'
+        return f'the keyword "{keyword}" takes {value_type}'
     if keyword not in backend.keywords:
         return f'the keyword "{keyword}" is not enforced'
     if keyword == "format" and node[keyword] not in FORMATS and not is_bound(node):
@@ -132,9 +132,9 @@ def _refusal(
 
 def _misplaced(schema: Any, node: Mapping[str, Any], keyword: str) -> str | None:
     if keyword == "$id" and node is not schema:
-        return "schemas with an address of their own are not supported within others"
+        return "nested schemas with an $id are not supported"
     if keyword == "$ref" and not isinstance(resolved(schema, node[keyword]), bool | Mapping):
-        return "references lead to a schema within the same one, by #/ and a JSON Pointer"
+        return "a reference must be # or #/ with a JSON Pointer to a schema within this one"
     return None
 
 
@@ -167,7 +167,7 @@ def _children(at: str, keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def resolved(schema: Any, reference: Any) -> Any:
-    """Return what a reference within a schema leads to, None if that is nothing."""
+    """Return the target of a reference within a schema, None if there is none."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     found = schema
@@ -183,12 +183,12 @@ def resolved(schema: Any, reference: Any) -> Any:
 
 
 def escaped(key: str) -> str:
-    """Return a key as it stands in a JSON Pointer."""
+    """Return a key, escaped for a JSON Pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema in which objects with properties have no others, unless it says so."""
+    """Return a schema whose objects have only the listed properties, unless it allows others."""
     made: dict[str, Any] = copy.deepcopy(dict(schema))
     for _, node in nodes(made):
         if isinstance(node.get("properties"), dict) and isinstance(node, dict):

@@ -1,9 +1,9 @@
-"""vocabulary_of(tokenizer): what the tokens of a model write, as backends need it."""
+"""vocabulary_of(tokenizer): the bytes of a model's tokens, as backends need them."""
 
 from __future__ import annotations
 
 from dovetail import registry
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer
 
@@ -29,9 +29,3 @@ def load_vocabulary(
     """Return the vocabulary of a tokenizer plugin and folder."""
     made: Tokenizer = registry.load_selection(tokenizer)(registry.build_options(tokenizer), path)
     return vocabulary_of(made, eos_ids, size)
-
-
-def vocabulary_facts(spec: EngineSpec) -> tuple[Selection, str, tuple[int, ...], int]:
-    """Return the arguments of `load_vocabulary` for an engine."""
-    model = spec.run.model
-    return spec.tokenizer, spec.tokenizer_path, tuple(model.eos_token_ids), model.vocab_size
