@@ -51,9 +51,9 @@ class Executor(Plugin):
         """Hand a step to every rank."""
 
     def prepare(self, compiled: CompiledConstraint) -> Future[None]:
-        """Load a constraint on every rank, beside the steps. The future raises RequestError.
+        """Load a constraint on every rank, during the steps. The future raises RequestError.
 
-        The default: no worker of this executor constrains an answer.
+        The default: this executor does not support structured output.
         """
         refused: Future[None] = Future()
         refused.set_exception(RequestError("this executor does not support structured outputs."))

@@ -40,8 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
     for the n most likely tokens beside the drawn one (-1: the whole vocabulary).
     `kept_special_ids` are special tokens that are written though the others are skipped.
-    `logits_processors` maps a registered processor's name to its JSON options. `constraint` holds
-    the answer to a constraint, `thinking` bounds the reasoning before it.
+    `logits_processors` maps a registered processor's name to its JSON options. `constraint` is
+    enforced on the answer, `thinking` limits the reasoning before it.
     """
 
     n: int = 1

@@ -62,12 +62,12 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How structured outputs are enforced: the backends that may be, and the bounds of compiling.
+    """How answers are constrained: the backends that requests may use, and the limits of compiling.
 
-    `backend` is the one to use where a request names none, "auto" for the best that enforces all
-    of its constraint; `falls_back` lets others try what that one cannot. `whitespace` is the
-    pattern of white space within JSON. `closes_objects` forbids members that a schema does not
-    name.
+    `backend` is used where a request names none; "auto" is the best one that enforces the whole
+    constraint. `falls_back` lets other backends try what that one does not enforce. `whitespace`
+    is the pattern of white space within JSON. `closes_objects` forbids members that a schema does
+    not name.
     """
 
     tokenizer: Selection

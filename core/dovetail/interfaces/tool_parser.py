@@ -37,9 +37,9 @@ class ToolParser(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "parallel_calls": "one answer can contain several calls",
-        "streams": "arguments are streamed while the model writes them",
-        "constrains_calls": "calls can be constrained by the tools' schemas",
+        "parallel_calls": "several calls may follow each other",
+        "streams": "arguments are passed on while the model still writes them",
+        "constrains_calls": "calls can be constrained to the tools' schemas",
     }
     markers: ClassVar[tuple[Markers, ...]]
     layout: ClassVar[tuple[str, ...]] = ()
@@ -94,14 +94,13 @@ class ToolParser(Plugin):
         return None
 
     def constraint(self, tool: Tool) -> Constraint | None:
-        """Return the text of one call of this tool, without what several calls share
-        (`calls_constraint`).
+        """Return the constraint of one call of this tool, without the text around all calls, which
+        `calls_constraint` adds.
 
-        None where the syntax cannot be held to a schema; then no call can be required.
+        None where the syntax cannot be constrained to a schema; then calls cannot be required.
         """
         return None
 
     def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
-        """Return the whole text, markers included, of one to `most` calls in the constraint
-        `call`."""
+        """Return the constraint of one to `most` calls, markers included, each of them a `call`."""
         return call if most == 1 else Repeat(call, 1, most)

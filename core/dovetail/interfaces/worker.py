@@ -64,8 +64,7 @@ class Worker(Plugin):
         return done
 
     def prepare(self, compiled: CompiledConstraint) -> None:
-        """Load a constraint before a row needs it. May be called by a thread of its own, beside a
-        step.
+        """Load a constraint before a row needs it. May be called by another thread, during a step.
 
         Raises: RequestError. The default: this worker does not support structured outputs.
         """
