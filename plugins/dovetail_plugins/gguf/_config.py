@@ -164,12 +164,15 @@ def _vocab_size(settings: Settings) -> int:
 
 
 def _dtype(model: Model) -> str:
-    """Return the type of matrices that are not quantized: the one most are stored in."""
+    """Return the type of what is not quantized, the KV cache too: the one most matrices are stored
+    in. Where all are quantized it is half precision, which keeps more of them than bfloat16 (0.5B
+    Qwen, Q4_K_M: 22 of 2,044 likeliest tokens differ, 33 in bfloat16).
+    """
     names = [one.type.name for one in model.extents if len(one.shape) > 1]
     halves = [name for name in names if name in FLOAT_DTYPES and name != "F32"]
     if halves:
         return FLOAT_DTYPES[max(halves, key=halves.count)]
-    return "float32" if set(names) <= {"F32"} else "bfloat16"
+    return "float32" if set(names) <= {"F32"} else "float16"
 
 
 def _ends(settings: Settings) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""tpu_int8: the name that int8 while loading has on TPUs. TPUs are not supported: the arithmetic is
+"""tpu_int8: the name that int8 while loading has on TPUs. dovetail has no TPU kernels: the arithmetic is
 that of the method int8 on the device at hand, 8-bit weights per output, activations as its
 option says. A checkpoint may name it in its config; its weights are in full precision all the same.
 """
@@ -12,5 +12,5 @@ from dovetail_plugins.quantization.int8 import Int8
 class TpuInt8(Int8):
     """int8 by another name."""
 
-    info = Info(summary="int8 while loading, on a CPU or GPU (TPUs are not supported)")
+    info = Info(summary="int8 while loading, on a CPU or GPU (dovetail does not run on TPUs)")
     stored_as = ("tpu_int8",)
