@@ -29,5 +29,5 @@ def test_every_spelling_is_taken(prompts: Any, listed: list[Any]) -> None:
     "wrong", [{}, {"text": "a"}, {"prompt": "a", "prompt_token_ids": [1]}, [{"prompts": "a"}]]
 )
 def test_other_keys_are_named(wrong: Any) -> None:
-    with pytest.raises(RequestError, match="is not taken"):
+    with pytest.raises(RequestError, match="is not supported"):
         _listed(wrong)

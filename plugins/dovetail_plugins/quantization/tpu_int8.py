@@ -1,4 +1,4 @@
-"""tpu_int8: the name that int8 while loading has on TPUs. dovetail has no TPU kernels: the arithmetic is
+"""tpu_int8: the name of int8 while loading on TPUs. dovetail has no TPU kernels: the arithmetic is
 that of the method int8 on the device at hand, 8-bit weights per output, activations as its
 option says. A checkpoint may name it in its config; its weights are in full precision all the same.
 """

@@ -60,6 +60,7 @@ def test_serve_hands_its_config_over(launched: list[Config]) -> None:
 
 
 def test_serve_without_a_model_takes_the_demos_parsers(launched: list[Config]) -> None:
+    pytest.importorskip("dovetail_plugins")
     assert main(["serve", "--reasoning-parser", "deepseek_r1"]) == 7
     frontend = launched[0].frontend
     assert frontend.enable_auto_tool_choice
@@ -89,7 +90,7 @@ def test_errors_end_with_cause_and_fix(
 ) -> None:
     fail_with(error, monkeypatch)
     monkeypatch.delenv("DOVETAIL_VERBOSE", raising=False)
-    assert main(["serve"]) == status
+    assert main(["serve", "some/model"]) == status
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("dovetail: error: ")
@@ -106,7 +107,7 @@ def test_verbose_shows_the_traceback_before_the_cause(
     fail_with(ConfigError("it is wrong.", fix="mend it."), monkeypatch)
     if way == "variable":
         monkeypatch.setenv("DOVETAIL_VERBOSE", "1")
-    assert main(["serve", *(["--verbose"] if way == "flag" else [])]) == 2
+    assert main(["serve", "some/model", *(["--verbose"] if way == "flag" else [])]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
     assert lines[-1] == "fix: mend it."
@@ -114,7 +115,7 @@ def test_verbose_shows_the_traceback_before_the_cause(
 
 def test_interruption_is_130(launched: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(KeyboardInterrupt(), monkeypatch)
-    assert main(["serve"]) == 130
+    assert main(["serve", "some/model"]) == 130
 
 
 def test_faults_of_flags_are_found_before_the_server_is_loaded(

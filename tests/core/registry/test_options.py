@@ -35,7 +35,7 @@ def test_values(given: dict[str, Any], field: str, value: Any) -> None:
     ("given", "text"),
     [
         ({"weigth": 1}, "--plugin-options.scheduling_policy.weigth: .* did you mean weight"),
-        ({"weight": "heavy"}, "scheduling_policy.weight: 'heavy' does not fit"),
+        ({"weight": "heavy"}, "scheduling_policy.weight: 'heavy' is not a valid value"),
         ({"weight": 11}, "weight: 11.0 is above 10"),
         ({"weight": -1}, "weight: -1.0 is below 0"),
         ({"limit": "many"}, "limit.*give int or None"),

@@ -76,7 +76,7 @@ def test_a_device_without_room_is_asked_again() -> None:
     assert isinstance(offloaded, OffloadedStorages)
     storage, size = offloaded._missing[0]
     offloaded._missing[0] = (Full(), size)  # type: ignore[assignment]
-    with pytest.raises(RequestError, match="no room") as caught:
+    with pytest.raises(RequestError, match="no free memory") as caught:
         offloaded.restore()
     assert caught.value.status == 503
     assert torch.equal(tensors[0], wanted[0])
