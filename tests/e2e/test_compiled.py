@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, logging, sys
 from dovetail import LLM, SamplingParams
-from dovetail.runner import compiled, trial
+from dovetail.runner import compiled, timing_passes
 
 logging.basicConfig(level="INFO")
-trial.FEW_TOKENS = ()  # one graph is enough
+timing_passes.FEW_TOKENS = ()  # one graph is enough
 compiled.LEAST_GAIN = 0.0  # whatever the clock says
 if sys.argv[1] == "traced":
     def run_traced(self, module, inputs):

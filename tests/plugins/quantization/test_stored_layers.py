@@ -262,7 +262,9 @@ def test_dynamic_changes_layers() -> None:
 )
 def test_parts_of_a_layer_must_be_alike(cls: Any, config: dict[str, Any]) -> None:
     made = method(cls, **config)
-    with pytest.raises(ConfigError, match=r"config\.json: a\.q_proj, a\.k_proj, a\.v_proj are st"):
+    with pytest.raises(
+        ConfigError, match=r"config\.json: a\.q_proj, a\.k_proj, a\.v_proj have different formats"
+    ):
         made.linear(linear_spec("a.qkv_proj", 64, 64, 32, 32))
 
 

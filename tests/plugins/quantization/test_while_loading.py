@@ -87,9 +87,21 @@ def differences(
 @pytest.mark.parametrize(
     ("quantization", "options", "message"),
     [
-        ("int4", {"group": 48}, r"quantization\.group: 48 is not possible\. Fix: use one of 32"),
-        ("int4", {"head": "foo"}, r"quantization\.head: 'foo' is not possible\. Fix: use one"),
-        ("int4", {"activations": "int16"}, r"quantization\.activations: 'int16' is not possible"),
+        (
+            "int4",
+            {"group": 48},
+            r"quantization\.group: 48 is not a valid choice\. Fix: use one of 32",
+        ),
+        (
+            "int4",
+            {"head": "foo"},
+            r"quantization\.head: 'foo' is not a valid choice\. Fix: use one",
+        ),
+        (
+            "int4",
+            {"activations": "int16"},
+            r"quantization\.activations: 'int16' is not a valid choice",
+        ),
         (
             "int8",
             {"symmetric": False},
