@@ -20,6 +20,7 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.runner.loader import load_model
 from dovetail.testing.tiny_models import write_tiny_tokenizer
+from dovetail_kernels.cpu.library import library
 from support.dequantized import found_logprobs
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "quantized"
@@ -103,10 +104,12 @@ def test_hf_quant_config_alone_names_the_method(tmp_path: Path) -> None:
 
 
 def test_int8_activations_of_bitsandbytes(tmp_path: Path) -> None:
-    """Rounded per token: 1e-2 of the range was seen."""
+    """Bytes: 1e-2 of the range was seen. AVX2 has 16-bit integers, which lose nothing to speak of."""
     options = {"quantization": {"activations": "int8"}}
     found = error(copied("bitsandbytes_int8", tmp_path / "model"), plugin_options=options)
-    assert BOUND < found <= 3e-2
+    native = library()
+    is_word = native is not None and native.isa == "avx2"
+    assert found <= BOUND if is_word else BOUND < found <= 3e-2
 
 
 @pytest.mark.parametrize(
