@@ -104,7 +104,7 @@ def test_hf_quant_config_alone_names_the_method(tmp_path: Path) -> None:
 
 
 def test_int8_activations_of_bitsandbytes(tmp_path: Path) -> None:
-    """Bytes: 1e-2 of the range was seen. AVX2 has 16-bit integers, which lose nothing to speak of."""
+    """Bytes: 1e-2 of the range was seen. AVX2 has 16-bit integers, which lose next to nothing."""
     options = {"quantization": {"activations": "int8"}}
     found = error(copied("bitsandbytes_int8", tmp_path / "model"), plugin_options=options)
     native = library()
