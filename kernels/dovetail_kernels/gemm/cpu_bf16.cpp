@@ -14,7 +14,6 @@ using namespace dt::DT_ISA;
 
 namespace {
 
-constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose rounded copy is held at once
 constexpr int64_t kDepth = 256;                 // inputs of a panel that are pairs at a time
 constexpr int kGroupedRows = kTileRows < 6 ? kTileRows : 6;  // of a tile that keeps sums of groups and totals
 constexpr int32_t kHighHalf = static_cast<int32_t>(0xffff0000);
@@ -409,22 +408,21 @@ int multiply(const GemmArgs& args) {
   rows.num_pairs = divide_up(args.in_size, Weight::step) * Weight::step / 2;
   rows.num_groups = Weight::is_scaled ? divide_up(args.in_size, args.group) : 1;
   const int64_t bytes = Weight::panel_bytes(args);
-  for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
-    const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
+  return each_block(args.rows, [&](int64_t row0, int64_t count) {
     const Tiling tiling(count, rows.num_groups > 1 ? kGroupedRows : kTileRows);
     if (!round_rows<Weight>(args, row0, tiling, count, rows)) return 1;
     if (count > 1) {
       each_panel(args, bytes, count, [&](int64_t panel) {
         panel_of_tiles<Weight>(args, row0, tiling, rows, panel);
       });
-      continue;
+      return 0;
     }
     each_panels(args, Weight::beside, bytes, 1, [&](int64_t panel, int64_t beside) {
       if (beside == Weight::beside) return panels_of_row<Weight::beside, Weight>(args, rows, row0, panel);
       for (int64_t p = panel; p < panel + beside; ++p) panels_of_row<1, Weight>(args, rows, row0, p);
     });
-  }
-  return 0;
+    return 0;
+  });
 }
 
 int multiply_any(const GemmArgs& args) {

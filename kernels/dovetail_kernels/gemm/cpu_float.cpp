@@ -12,7 +12,6 @@ using namespace dt::DT_ISA;
 
 namespace {
 
-constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose packed copy is held at once
 constexpr int64_t kDepth = kBeside == 1 ? 128 : 64;  // inputs of a panel that few tiles multiply at once
 constexpr int64_t kWideDepth = kBeside == 1 ? 128 : 256;  // the same of many, and of those held as floats
 constexpr int64_t kWide = (kWideDepth + 16) * kPanel;  // floats of a panel's piece, and of a raw load more
@@ -323,16 +322,14 @@ void panels_of_row(const GemmArgs& args, const float* x, int64_t row0, int64_t p
 template <class Weight>
 int multiply(const GemmArgs& args) {
   const int64_t bytes = Weight::panel_bytes(args);
-  const int64_t block = block_rows(args.rows, kBlockRows);
-  for (int64_t row0 = 0; row0 < args.rows; row0 += block) {
-    const int64_t rows = args.rows - row0 < block ? args.rows - row0 : block;
+  return each_block(args.rows, [&](int64_t row0, int64_t rows) {
     if (rows == 1) {
       const float* x = args.x + row0 * args.x_stride;
       each_panels(args, Weight::beside, bytes, 1, [&](int64_t panel, int64_t count) {
         if (count == Weight::beside) return panels_of_row<Weight::beside, Weight>(args, x, row0, panel);
         for (int64_t p = panel; p < panel + count; ++p) panels_of_row<1, Weight>(args, x, row0, p);
       });
-      continue;
+      return 0;
     }
     const Tiling tiling(rows);
     float* a = static_cast<float*>(scratch(0, rows * args.in_size * sizeof(float)));
@@ -343,8 +340,8 @@ int multiply(const GemmArgs& args) {
       if (count == some) return panels_of_tiles<some, Weight>(args, row0, tiling, a, panel);
       for (int64_t p = panel; p < panel + count; ++p) panels_of_tiles<1, Weight>(args, row0, tiling, a, p);
     });
-  }
-  return 0;
+    return 0;
+  });
 }
 
 int multiply_any(const GemmArgs& args) {

@@ -13,7 +13,6 @@ using namespace dt::DT_ISA;
 
 namespace {
 
-constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose rounded copy is held at once
 
 // A format says how a piece of a panel is multiplied by a tile: [R, kPanel] of 32 bits each, begun with
 // the first piece and added to with the next ones; and what is done to a finished row. Grouped is one, too.
@@ -149,8 +148,7 @@ DT_INLINE void panels_of_row(const GemmArgs& args, const Rows& rows, int64_t row
 
 template <class Weight>
 int multiply(const GemmArgs& args) {
-  for (int64_t row0 = 0; row0 < args.rows; row0 += kBlockRows) {
-    const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
+  return each_block(args.rows, [&](int64_t row0, int64_t count) {
     const Tiling tiling(count, Weight::kRows);
     Rows rows;
     if (!round_rows<typename Weight::Kind>(args, row0, count, tiling, Weight::kStart, rows))
@@ -162,8 +160,8 @@ int multiply(const GemmArgs& args) {
       for (int64_t panel = first; panel < first + some; ++panel)
         multiply_panel<Weight>(args, rows, row0, tiling, panel);
     });
-  }
-  return 0;
+    return 0;
+  });
 }
 
 // An output has one scale. Where a row has, too, a product is one sum.

@@ -11,7 +11,6 @@ using namespace dt::DT_ISA;
 
 namespace {
 
-constexpr int64_t kBlockRows = 40 * kTileRows;  // rows whose sums are held at once
 constexpr int64_t kByteUnits = 8, kFloatUnits = 2;  // units of a piece
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kIntegerRows = 6;  // sums of a segment and totals, two registers each
@@ -130,17 +129,6 @@ DT_INLINE void float_tile(const GemmArgs& args, int64_t row, int64_t k0, int64_t
     for (int j = 0; j < 2; ++j) store(kept + i * kPanel + j * kLanes, totals[i][j]);
 }
 
-// Calls body(row0, tiling) for blocks of rows; stops at the first that fails.
-template <int kRows, class Body>
-int each_block(const GemmArgs& args, const Body& body) {
-  int failed = 0;
-  for (int64_t row0 = 0; row0 < args.rows && !failed; row0 += kBlockRows) {
-    const int64_t count = args.rows - row0 < kBlockRows ? args.rows - row0 : kBlockRows;
-    failed = body(row0, Tiling(count, kRows));
-  }
-  return failed;
-}
-
 // Calls piece(unit0, units, wide) for the pieces of a panel, in order.
 template <class T, class Body>
 DT_INLINE void each_piece(const GemmArgs& args, int64_t depth, const Body& piece) {
@@ -157,8 +145,8 @@ DT_INLINE float* kept_sums() {
 DT_INLINE void scale(float* at, Vec by) { store(at, mul(load(at), by)); }
 
 int multiply_integers(const GemmArgs& args) {
-  return each_block<kIntegerRows>(args, [&](int64_t row0, const Tiling& tiling) {
-    const int64_t count = tiling.first_row(tiling.count);
+  return each_block(args.rows, [&](int64_t row0, int64_t count) {
+    const Tiling tiling(count, kIntegerRows);
     Rows rows;
     if (!round_rows<Bytes>(args, row0, count, tiling, zero_of(args.format), rows)) return 1;
     each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
@@ -182,8 +170,8 @@ int multiply_integers(const GemmArgs& args) {
 }
 
 int multiply_floats(const GemmArgs& args) {
-  return each_block<kTileRows>(args, [&](int64_t row0, const Tiling& tiling) {
-    const int64_t count = tiling.first_row(tiling.count);
+  return each_block(args.rows, [&](int64_t row0, int64_t count) {
+    const Tiling tiling(count);
     each_panel(args, num_units(args.in_size) * kUnitBytes, count, [&](int64_t panel) {
       float* kept = kept_sums();
       each_piece<float>(args, kFloatUnits, [&](int64_t unit, int64_t units, float* wide) {

@@ -78,9 +78,20 @@ struct Tiling {
   DT_INLINE int rows(int64_t tile) const { return static_cast<int>(small + (tile < num_large)); }
 };
 
-// Rows of a block where there are several of at most `most`: blocks are even, and of whole tiles.
-DT_INLINE int64_t block_rows(int64_t rows, int64_t most) {
-  return rows <= most ? rows : divide_up(divide_up(rows, divide_up(rows, most)), kTileRows) * kTileRows;
+// Rows whose packed or rounded copy, and whose sums, are held at once.
+constexpr int64_t kBlockRows = 40 * kTileRows;
+
+// Calls body(row0, rows) for blocks of rows, as even as whole tiles allow; returns the first result that
+// is not 0, then stops.
+template <class Body>
+int each_block(int64_t rows, const Body& body) {
+  int64_t most = rows;
+  if (rows > kBlockRows)
+    most = divide_up(divide_up(rows, divide_up(rows, kBlockRows)), kTileRows) * kTileRows;
+  int failed = 0;
+  for (int64_t row0 = 0; row0 < rows && !failed; row0 += most)
+    failed = body(row0, rows - row0 < most ? rows - row0 : most);
+  return failed;
 }
 
 // Floats kept in one of the float formats, or small integers.
