@@ -1,6 +1,6 @@
 """MarkedToolParser: the functions of families whose regions hold one call with marked strings.
 
-Knows no family: a parser adds its markers, the mark and samples.
+A parser adds its markers, the mark and how its samples write keys.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from dovetail.interfaces.constraint import Constraint
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.syntax.marked_calls import MarkedCalls
 
@@ -32,3 +32,33 @@ class MarkedToolParser(ToolParser):
         """Return the text of one call."""
         region = self.markers[0]
         return self.calls.constraint(tool, before=region.start, after=region.end)
+
+
+def marked_samples(region: Markers, mark: str, *, inner_key: str) -> tuple[Sample, ...]:
+    """Return the samples of a family. `inner_key`: how it writes the key "a" of an object in an
+    argument."""
+    start, end = region.start, region.end
+    return (
+        Sample(
+            text=f"{start}call:weather{{city:{mark}Paris{mark},days:2}}{end}",
+            calls=(ToolCall(name="weather", arguments='{"city": "Paris", "days": 2}'),),
+        ),
+        Sample(
+            text=f'I look it up.{start}call:now{{}}{end}{start}call:find{{q:{mark}"x" \\ }} {end} '
+            f"☃{mark},o:{{{inner_key}:[1.50,true,{mark}b{mark}]}}}}{end}",
+            content="I look it up.",
+            calls=(
+                ToolCall(name="now", arguments="{}"),
+                ToolCall(
+                    name="find",
+                    arguments=f'{{"q": "\\"x\\" \\\\ }} {end} ☃", '
+                    '"o": {"a": [1.50, true, "b"]}}',
+                ),
+            ),
+        ),
+        Sample(text=f"{start}none{end} and on", content=f"{start}none{end} and on"),
+        Sample(
+            text=f"{start}call:weather{{days:2,city:{mark}Pa",
+            calls=(ToolCall(name="weather", arguments='{"days": 2'),),
+        ),
+    )
