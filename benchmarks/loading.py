@@ -28,8 +28,6 @@ FORMATS = (
     *("gguf", "tensorizer", "fastsafetensors", "runai_streamer", "runai_streamer_sharded"),
 )
 """A format, with a reading behind a colon."""
-NEEDS = {"tensorizer": "tensorizer"}
-"""Packages that writing takes."""
 READ_BYTES = 8 * 2**20
 HIDDEN = 2048
 

@@ -35,7 +35,7 @@ FLAGS = [
     *("--logits-processors", NAME),
     "--no-use-tqdm-on-load",
 ]
-"""Beside a row's own: bounds of memory, and the processor, which no request uses by itself."""
+"""Flags that every row gets: bounds of memory, and the processor that follows the text."""
 Sink = Callable[["torch.Tensor"], None]
 
 

@@ -58,7 +58,7 @@ class XmlTags:
 
     @property
     def has_pair(self) -> bool:
-        """Return whether a parameter's name has a tag of its own: no text is taken for that."""
+        """Return whether a parameter's name stands in its own tag: plain text is not taken for one."""
         return self.key.count(">") > 1
 
     @property

@@ -91,7 +91,7 @@ class UniExecutor(Executor):
         self._call(lambda: worker.wake_up(tags))
 
     def prepare(self, compiled: CompiledConstraint) -> Future[None]:
-        """Load a constraint in a thread of its own."""
+        """Load a constraint on another thread."""
         return self._loader.submit(self.worker.prepare, compiled)
 
     def check(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -190,11 +189,6 @@ def build_server(
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),
     )
-
-
-def new_id(given: str | None = None) -> str:
-    """Return a request id: the client's own, or a random one."""
-    return given or secrets.token_hex(16)
 
 
 def _fingerprint(engine: AsyncEngine) -> str:
