@@ -15,17 +15,20 @@ import msgspec
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import PROMPT, verify_text
 from dovetail.engine.client.no_tokenizer import text_refused
-from dovetail.errors import EngineDead, NotFound, RequestError
+from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.constraint import concat
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
+from dovetail.server.generate.named_parsers import named_parser
 from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
-from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
+from dovetail.server.generate.template.switches import Switch
 from dovetail.server.http.admission import Admission
 from dovetail.structured_output.select_backend import none_installed
 from dovetail.version import __version__
@@ -55,7 +58,8 @@ class Parsers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """One application's parts."""
+    """One application's parts. `structured_output_spec` says how answers are constrained; None
+    where no backend is installed."""
 
     engine: AsyncEngine
     frontend: FrontendConfig
@@ -66,6 +70,7 @@ class ServerState:
     threads: ThreadPoolExecutor
     created_s: int
     fingerprint: str
+    structured_output_spec: StructuredOutputSpec | None
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -91,10 +96,16 @@ class ServerState:
             code="model_not_found",
         )
 
-    def check_alive(self) -> None:
-        """Raise EngineDead when nothing can be generated any more."""
-        if not self.engine.is_alive:
-            raise EngineDead(f"the engine is gone: {self.engine.death_reason or 'unknown cause'}")
+    def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
+        """Return the server's parsers, with those that a request names. Raises: RequestError"""
+        if tool is None and reasoning is None:
+            return self.parsers
+        return Parsers(
+            tool=self.parsers.tool if tool is None else named_parser("tool_parser", tool),
+            reasoning=self.parsers.reasoning
+            if reasoning is None
+            else named_parser("reasoning_parser", reasoning),
+        )
 
     def check_text(self, where: str) -> None:
         """Raise RequestError where nobody can turn the text of a field into tokens."""
@@ -115,11 +126,6 @@ class ServerState:
         """Raise RequestError where nothing can constrain an answer."""
         if self.engine.constraint_compiler is None:
             raise none_installed(where)
-
-    @property
-    def structured_output_spec(self) -> StructuredOutputSpec | None:
-        """Return how answers are constrained; None where no backend is installed."""
-        return self.engine.spec.run.structured_output
 
     async def compile_constraint(
         self, request: ConstraintRequest, plan: SessionPlan, tail: str
@@ -153,6 +159,16 @@ class ServerState:
             closes=request.closes,
         )
 
+    async def render(
+        self, body: ChatRequest, switches: Sequence[Switch] = (), *, shows_tools: bool = True
+    ) -> RenderedPrompt:
+        """Return the conversation as the model will read it. Raises: RequestError"""
+        self.check_text("messages")
+        self.check_template(body.chat_template)
+        return await self.run(
+            lambda: self.renderer.render(body, switches, shows_tools=shows_tools), text_size(body)
+        )
+
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
         """Return call(), run in a thread when the text it works on is long."""
         if num_chars <= SHORT_TEXT_CHARS:
@@ -166,6 +182,14 @@ class ServerState:
         return await self.run(
             lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
         )
+
+
+def text_size(body: ChatRequest) -> int:
+    """Return roughly how many characters the messages and tools hold; a template is long work."""
+    tools = 256 * len(body.tools or ())
+    template = LONG_WORK if body.chat_template is not None else 0
+    sizes = (len(m.content) if isinstance(m.content, str) else 1024 for m in body.messages)
+    return template + tools + sum(sizes)
 
 
 def build_server(
@@ -188,6 +212,7 @@ def build_server(
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),
+        structured_output_spec=engine.spec.run.structured_output,
     )
 
 

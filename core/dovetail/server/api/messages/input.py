@@ -19,7 +19,7 @@ from dovetail.server.api.messages.protocol import (
 )
 from dovetail.server.generate.as_chat import as_chat, check_one
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.thinking import Switch, switch
+from dovetail.server.generate.template.switches import Switch, switch
 
 NAMES = {
     "response_format.json_schema": "output_config.format",
