@@ -16,7 +16,7 @@ from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import Collected, Session, SessionPlan
-from dovetail.server.generate.tool_choice import markers_in_use, tool_constraint
+from dovetail.server.generate.tool_choice import texts_in_use, tool_constraint
 from dovetail.testing.constraint_examples import example
 from dovetail.testing.text_splits import parse_in_pieces
 
@@ -167,7 +167,7 @@ def test_texts_within_regions_are_kept_where_they_are_special_tokens() -> None:
         "mistral": "[ARGS]",
     }
     for name, text in inner.items():
-        assert text in markers_in_use(SessionPlan(tool_parser=made(name)))
+        assert text in texts_in_use(SessionPlan(tool_parser=made(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ from dovetail.server.generate.generation import Generation, generation_for, resp
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.template.switches import Switch
 from dovetail.server.generate.thinking import thinking_budget
-from dovetail.server.generate.tool_choice import answer_constraint, kept_special_ids, session_plan
+from dovetail.server.generate.tool_choice import answer_constraint, session_plan, texts_in_use
 
 
 async def prepare(
@@ -41,7 +41,7 @@ async def prepare(
         model = server.model_name(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
         plan = session_plan(body, parsers, server.frontend)
-        kept_ids = kept_special_ids(plan, server.engine.tokenizer.facts())
+        kept_ids = server.special_ids(texts_in_use(plan))
         constraint = answer_constraint(body, plan, server.structured_output_spec)
         prompt = await server.render(body, others, shows_tools=bool(plan.tools))
         ids = await server.tokenize(prompt.text, add_special_tokens=body.add_special_tokens)

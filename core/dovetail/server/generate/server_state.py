@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -42,6 +43,9 @@ STALL_S = 10.0
 SHORT_TEXT_CHARS = 4096
 """Work on texts up to this size is done in the event loop; a thread would cost more."""
 
+MAX_TEXT_SETS = 64
+"""How many parsers' texts are kept looked up among the special tokens."""
+
 LONG_WORK = SHORT_TEXT_CHARS + 1
 """The size of work that is done in a thread whatever its text."""
 
@@ -59,7 +63,8 @@ class Parsers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """One application's parts. `structured_output_spec` says how answers are constrained; None
-    where no backend is installed."""
+    where no backend is installed. `special_ids` returns the special tokens in which texts are
+    written: where a parser looks for those, they must be seen."""
 
     engine: AsyncEngine
     frontend: FrontendConfig
@@ -71,6 +76,7 @@ class ServerState:
     created_s: int
     fingerprint: str
     structured_output_spec: StructuredOutputSpec | None
+    special_ids: Callable[[frozenset[str]], tuple[int, ...]]
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -200,6 +206,7 @@ def build_server(
     max_queued_requests: int | None,
 ) -> ServerState:
     """Return the parts of one application."""
+    special = engine.tokenizer.facts().special_texts
     return ServerState(
         engine=engine,
         frontend=frontend,
@@ -213,7 +220,13 @@ def build_server(
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),
         structured_output_spec=engine.spec.run.structured_output,
+        special_ids=lru_cache(MAX_TEXT_SETS)(partial(_special_ids, special)),
     )
+
+
+def _special_ids(special: Mapping[int, str], texts: frozenset[str]) -> tuple[int, ...]:
+    ids = (i for i, part in special.items() if part and any(part in text for text in texts))
+    return tuple(sorted(ids))
 
 
 def _fingerprint(engine: AsyncEngine) -> str:

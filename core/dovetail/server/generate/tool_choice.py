@@ -22,7 +22,6 @@ from dovetail.interfaces.constraint import (
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.text import Tool
-from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
@@ -253,22 +252,16 @@ def _needed(parser: ToolParser | None) -> ToolParser:
     return parser
 
 
-def markers_in_use(plan: SessionPlan) -> set[str]:
-    """Return every text that the session or the tool parser looks for."""
-    parser, regions = plan.tool_parser, [plan.reasoning] if plan.reasoning else []
-    regions += parser.markers if parser else ()
-    inner = parser.inner if parser else ()
-    return {*inner, *(text for region in regions for text in (region.start, region.end) if text)}
-
-
 def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> tuple[str, ...]:
     """Return the texts that are never content, the longest first."""
     texts = {*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ())}
     return tuple(sorted(texts, key=lambda text: (-len(text), text)))
 
 
-def kept_special_ids(plan: SessionPlan, facts: TokenizerFacts) -> tuple[int, ...]:
-    """Return the special tokens in which markers or layout are written: they must be seen."""
-    seen = {*markers_in_use(plan), *plan.layout}
-    ids = (i for i, text in facts.special_texts.items() if text and any(text in s for s in seen))
-    return tuple(sorted(ids))
+def texts_in_use(plan: SessionPlan) -> frozenset[str]:
+    """Return every text that the session or the tool parser looks for, or takes for layout."""
+    parser, regions = plan.tool_parser, [plan.reasoning] if plan.reasoning else []
+    if parser is not None:
+        regions += parser.markers
+    markers = {text for region in regions for text in (region.start, region.end) if text}
+    return frozenset((*markers, *plan.layout, *(parser.inner if parser else ())))
