@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.client.input import PROMPT, verify_text
+from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.no_tokenizer import text_refused
+from dovetail.engine.context_length import PROMPT
 from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.constraint import concat
