@@ -24,7 +24,6 @@ from dovetail.engine.messages import (
     AnyOperation,
     AnyResult,
     Call,
-    ClientGone,
     Dead,
     EngineRequest,
     EngineStatus,
@@ -220,8 +219,6 @@ class EngineLoop:
                 self._greet(client)
             case Goodbye():
                 self._forget(client)
-            case ClientGone(name):
-                self._forget(name.encode())
             case Shutdown():
                 self._is_stopping = True
 
