@@ -1,4 +1,4 @@
-"""The server behind `dovetail run`, started by `cli.behind`.
+"""The server behind `dovetail run`, started by `cli.server_process`.
 
 Its boot message is the fields of a Config.
 """
