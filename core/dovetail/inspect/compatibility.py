@@ -15,7 +15,7 @@ from dovetail.inspect.facts import Chosen, WeightFile
 from dovetail.interfaces.spec import EngineSpec, Selection
 
 if TYPE_CHECKING:
-    from dovetail.inspect.gather import Parts
+    from dovetail.inspect.collect import Parts
 
 ROOT = "dovetail"
 _LINE = re.compile(r"(\w+) auto: (\S+?)[,:]?(?: (?:\(rank -?\d+\)(?:; )?)?(.*))?")
