@@ -78,7 +78,7 @@ class ReplayModel(nn.Module, Model):
     """
 
     info = Info(summary="test model: replays scripted tokens, faults and delays")
-    capabilities = frozenset({"no_weights", "reads_rows"})
+    capabilities = frozenset({"no_weights", "needs_host_rows"})
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         nn.Module.__init__(self)
