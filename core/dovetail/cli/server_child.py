@@ -12,7 +12,7 @@ from dovetail.cli.main import guarded
 
 
 def main() -> int:
-    """Serve as told; return the exit status."""
+    """Serve by the boot message; return the exit status."""
     return guarded(_serve)
 
 

@@ -59,7 +59,7 @@ class Parts:
 
 def inspect(config: Config) -> Inspected:
     """Return what a checkpoint holds and would take. Raises: ConfigError where there is no
-    checkpoint, or nothing to be told of it."""
+    checkpoint, or nothing is known of it."""
     with listening() as told:
         parts = _parts(config)
         headers = _headers(config, parts)

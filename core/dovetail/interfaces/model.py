@@ -86,7 +86,7 @@ class Model(Plugin):
     def __init__(self, options: Any, context: BuildContext) -> None:
         """Create all layers with empty parameters on context.device.
 
-        Raises: ConfigError when the checkpoint's config asks for something not built.
+        Raises: ConfigError when the checkpoint's config asks for something not supported.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Prompt logprobs: how likely the model found each prompt token, a few hundred at a time.
 
 On a device they are begun with the step and read with its draws. Nothing is drawn from a prompt's
-logits, so they are told as the model gave them whatever --logprobs-mode says of the stage. Knows no
-sampling; rows that do not ask cost nothing.
+logits, so they are reported as the model gave them whatever --logprobs-mode says of the stage.
+Knows no sampling; rows that do not ask cost nothing.
 """
 
 from __future__ import annotations

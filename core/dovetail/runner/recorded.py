@@ -127,7 +127,8 @@ class RecordedForward:
         return token_ids, torch.from_numpy(self._positions)[:count]
 
     def _layouts(self, count: int) -> list[BatchLayout]:
-        """Return layouts over the fixed places. Sizes told on the host are the largest possible."""
+        """Return layouts over the fixed places. Sizes known on the host are the largest
+        possible."""
         return [
             BatchLayout(
                 query_start=torch.from_numpy(self._starts)[: count + 1],

@@ -92,7 +92,7 @@ class SeenTokens:
         table.view(-1)[on_device(at, device)] = on_device(values, device)
 
     def _grow(self, more: int, vocab: int, device: torch.device) -> None:
-        """Make room for at least so many lines. Mutates: self"""
+        """Make room for at least this many lines. Mutates: self"""
         old = self._table
         size = 0 if old is None else len(old)
         larger = max(2 * size, size + more, FEWEST_LINES)

@@ -209,7 +209,7 @@ def write_replay_checkpoint(
 
     Without `cue_base`, cues are the ids after the tokenizer's own, one per script; the vocabulary
     is enlarged by them, so prompts with cues are then given as token ids.
-    Raises: ConfigError when the vocabulary cannot be told from the tokenizer's files.
+    Raises: ConfigError when the vocabulary cannot be known from the tokenizer's files.
     """
     facts = _tokenizer_facts(tokenizer_from, vocab_size, eos_token_id)
     if cue_base is None:

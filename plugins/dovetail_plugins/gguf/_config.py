@@ -304,7 +304,7 @@ def _gemma(settings: Settings) -> dict[str, Any]:
 
 
 def _query_scale(settings: Settings, largest: int) -> dict[str, Any]:
-    """Return the number whose root queries are divided by: the largest size of a generation, told
+    """Return the number whose root queries are divided by: the largest size of a generation, known
     by its layers, divides by its hidden size per head."""
     common = _common(settings)
     per_head = common["hidden_size"] // common["num_attention_heads"]

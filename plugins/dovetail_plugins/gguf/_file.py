@@ -257,7 +257,7 @@ class _Reader:
         return struct.unpack(f"<{letter}", self._take(struct.calcsize(letter)))[0]
 
     def _expect(self, count: int, least_bytes: int, what: str) -> None:
-        """Raises: ConfigError when so many entries cannot be inside what is left of the file."""
+        """Raises: ConfigError when this many entries cannot be inside what is left of the file."""
         if count > MAX_ENTRIES or count * least_bytes > self._size - self._place:
             raise self._fault(f"{count} {what} cannot be inside {self._size} bytes")
 

@@ -39,7 +39,7 @@ def is_ignored(name: str, patterns: Iterable[str]) -> bool:
 
 
 def why_no_folder(checkpoint: Checkpoint) -> str | None:
-    """Return why the checkpoint's path is no folder, or None."""
+    """Return why the checkpoint's path is not a folder, or None."""
     folder = Path(checkpoint.path)
     if folder.is_dir():
         return None

@@ -66,7 +66,8 @@ def cache_folder(checkpoint: Checkpoint) -> Path:
 
 
 def _entries(folder: Path) -> dict[str, Any]:
-    """Return name -> entry of the manifest. Raises: ConfigError when one is no entry of ours."""
+    """Return name -> entry of the manifest. Raises: ConfigError when one is not an entry of
+    ours."""
     path = folder / MANIFEST
     tensors = read_json(path).get("tensors")
     entries = tensors if isinstance(tensors, dict) else {"tensors": None}

@@ -89,7 +89,7 @@ def stored_type(path: str | Path) -> str | None:
 
 
 def _check(params: Mapping[str, Any], where: str) -> None:
-    """Raises: ConfigError for keys that are missing, or mean something that is not built."""
+    """Raises: ConfigError for keys that are missing, or mean something that is not supported."""
     missing = [key for key in _NEEDED if key not in params]
     if missing:
         raise ConfigError(

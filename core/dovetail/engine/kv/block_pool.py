@@ -85,7 +85,7 @@ class BlockPool:
             self._key_of[block] = (group, prefix_hash)
 
     def forget(self, block: int) -> None:
-        """Make a block unfindable, whoever owns it."""
+        """Make a block unfindable, even if it is in use."""
         key = self._key_of[block]
         if key is not None:
             del self._index[key[0]][key[1]]

@@ -394,7 +394,7 @@ def _known(given: Any, names: Sequence[str]) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool of the request as it is told back."""
+    """Return a tool of the request as the response repeats it."""
     if tool.get("type") == "mcp":
         return dict(_known(tool, MCP_FIELDS))
     return {"strict": None, **_known(tool, TOOL_FIELDS)}
@@ -449,5 +449,6 @@ def framed(event: dict[str, Any]) -> bytes:
 
 
 def framing(answer: Answer) -> Framing:
-    """Return how a response's stream is framed: an error ends the response, and is told as that."""
+    """Return how a response's stream is framed: an error ends the response, and is sent as its
+    end."""
     return Framing(frame=bytes, end=b"", error=lambda found: framed(answer.fail(found)))

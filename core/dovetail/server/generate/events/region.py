@@ -155,9 +155,9 @@ class Region:
     ) -> list[Event]:
         """Return the events for what is new in the calls so far. Mutates: self
 
-        Arguments are told as far as they are JSON: from the beginning once they are whole or too
-        long to wait for, or, with `may_be_cut`, where the text ends in the last of them.
-        `num_calls` were told before this region; calls beyond `most` are left out.
+        Arguments are passed on as far as they are JSON: from the beginning once they are whole or
+        too long to wait for, or, with `may_be_cut`, where the text ends in the last of them.
+        `num_calls` were passed on before this region; calls beyond `most` are left out.
         """
         events: list[Event] = []
         for position, call in enumerate(calls):

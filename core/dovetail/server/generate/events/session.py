@@ -123,7 +123,7 @@ class Session:
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self
 
-        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
+        `is_cut`: the text was cut off, so a call that is not closed stays open.
         """
         self._is_cut = is_cut
         events = self._run(is_final=True)
