@@ -56,8 +56,8 @@ class Worker(Plugin):
     def begin(self, plan: StepPlan) -> PendingStep:
         """Hand a step to the device. The default runs it.
 
-        With `run.async_steps` a worker with the capability "overlapped_steps" gets a step before the
-        result of the one before it was read; results are read in the order of the steps.
+        With `run.async_steps` a worker with the capability "overlapped_steps" gets a step before
+        the result of the one before it was read; results are read in the order of the steps.
         """
         done: Future[StepResult] = Future()
         done.set_result(self.step(plan))
