@@ -26,6 +26,6 @@ def run(args: argparse.Namespace) -> int:
     from dovetail.inspect.facts import as_json
     from dovetail.inspect.render import render
 
-    found = inspect(parse_config(args))
-    print(json.dumps(as_json(found), indent=2, ensure_ascii=False) if args.json else render(found))
+    facts = inspect(parse_config(args))
+    print(json.dumps(as_json(facts), indent=2, ensure_ascii=False) if args.json else render(facts))
     return 0

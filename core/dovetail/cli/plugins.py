@@ -60,12 +60,12 @@ def chosen_entries(words: Sequence[str]) -> list[Entry]:
 
     Raises: ConfigError for an unknown kind or name.
     """
-    found: list[Entry] = []
+    chosen: list[Entry] = []
     for word in words or list(registry.KINDS):
         kind, _, spec = word.partition(":")
         registry.kind_named(kind)
-        found += [registry.find(kind, spec)] if spec else registry.entries(kind)
-    return found
+        chosen += [registry.find(kind, spec)] if spec else registry.entries(kind)
+    return chosen
 
 
 def _list(words: Sequence[str], *, as_json: bool, with_status: bool) -> int:

@@ -200,9 +200,9 @@ def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
     )
     with _tried(parts, is_once=True):
         plugin = registry.load_selection(parts.load_format)
-        found = plugin(registry.build_options(parts.load_format)).headers(checkpoint)
-        if found is not None:
-            return list(found)
+        headers = plugin(registry.build_options(parts.load_format)).headers(checkpoint)
+        if headers is not None:
+            return list(headers)
         parts.warnings.append(
             f'load format "{parts.load_format.name}": these files tell their tensors only when '
             "they are loaded; sizes of layers and memory are left out."

@@ -85,13 +85,13 @@ class RecordedForward:
         """Return what the program makes of its first new inputs if it is what the model makes."""
         token_ids, positions = self._inputs(count)
         wanted = self._forward(token_ids, positions, self._layouts(count)).clone()
-        found = program.run()
-        if not torch.equal(found.nan_to_num(), wanted.nan_to_num()):
+        output = program.run()
+        if not torch.equal(output.nan_to_num(), wanted.nan_to_num()):
             self._reason = "a repeated step differed from the model's own"
             log.warning("steps are not recorded: %s", self._reason)
             return wanted
         self._proven.add(count)
-        return found
+        return output
 
     def _fill(self, inputs: StepInputs, count: int) -> None:
         """Write a step's inputs where the programs read them. Mutates: self"""

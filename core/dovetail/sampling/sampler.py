@@ -352,14 +352,14 @@ class Sampler:
         """Fill in the logprobs of rows that want them, from their logits. Mutates: draws"""
         wants = _wants(step)
         indices = wants.tolist()
-        found = token_logprobs(
+        logprobs = token_logprobs(
             told,
             [draws.token_ids[i] for i in indices],
             self._params.num_logprobs[step.rows[wants]].tolist(),
             uses_kernels=self._native is not None,
             tells_logits=self._tells_logits,
         )
-        self._take_logprobs(draws, indices, found)
+        self._take_logprobs(draws, indices, logprobs)
 
     @staticmethod
     def _take_logprobs(draws: Draws, indices: list[int], found: list[TokenLogprobs]) -> None:

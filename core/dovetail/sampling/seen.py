@@ -84,10 +84,10 @@ class SeenTokens:
         for row in rows:
             self._line[row] = self._free.pop()
         lines = self._line[rows]
-        found = [self._penalties.seen(row) for row in rows]
-        sizes = [len(ids) for ids, _ in found]
-        at = np.repeat(lines * vocab, sizes) + np.concatenate([ids for ids, _ in found])
-        values = np.concatenate([counts for _, counts in found]).astype(np.int32) + 1
+        tokens = [self._penalties.seen(row) for row in rows]
+        sizes = [len(ids) for ids, _ in tokens]
+        at = np.repeat(lines * vocab, sizes) + np.concatenate([ids for ids, _ in tokens])
+        values = np.concatenate([counts for _, counts in tokens]).astype(np.int32) + 1
         table.index_fill_(0, on_device(lines, device), 0)
         table.view(-1)[on_device(at, device)] = on_device(values, device)
 
