@@ -95,7 +95,7 @@ def _no_route(url: str) -> BadLine:
 
 
 def _json(status: int, body: bytes) -> msgspec.Raw:
-    """Return an answer's body in one line. Raises: BadLine for a body that is not JSON."""
+    """Return an answer's body in one line. Raises: BadLine for a body that is no JSON."""
     if not body:
         return msgspec.Raw(b"null")
     try:

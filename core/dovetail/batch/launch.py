@@ -93,16 +93,16 @@ def _prepare(
     sock = bind(flags.url, flags.port) if flags.enable_metrics else None
     if sock is not None:
         owned.callback(sock.close)
-    lines = scan(path, frontend.max_body_bytes + ROOM_BYTES, results.answered, results.failed)
-    if lines.num_answered:
-        logger.info("%d of %d lines are answered already", lines.num_answered, lines.num_lines)
+    found = scan(path, frontend.max_body_bytes + ROOM_BYTES, results.answered, results.failed)
+    if found.num_answered:
+        logger.info("%d of %d lines are answered already", found.num_answered, found.num_lines)
     return Job(
         config=config,
         frontend=frontend,
         apis=apis,
         input=path,
         results=results,
-        found=lines,
+        found=found,
         metrics_socket=sock,
     )
 

@@ -60,12 +60,12 @@ def chosen_entries(words: Sequence[str]) -> list[Entry]:
 
     Raises: ConfigError for an unknown kind or name.
     """
-    chosen: list[Entry] = []
+    found: list[Entry] = []
     for word in words or list(registry.KINDS):
         kind, _, spec = word.partition(":")
         registry.kind_named(kind)
-        chosen += [registry.find(kind, spec)] if spec else registry.entries(kind)
-    return chosen
+        found += [registry.find(kind, spec)] if spec else registry.entries(kind)
+    return found
 
 
 def _list(words: Sequence[str], *, as_json: bool, with_status: bool) -> int:

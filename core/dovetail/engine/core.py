@@ -139,7 +139,7 @@ class EngineCore:
         return self._scheduler.counts()
 
     def add(self, message: EngineRequest) -> None:
-        """Queue a request. One that cannot run ends with an error, which the next step reports.
+        """Queue a request. One that cannot run ends with an error, told by the next step.
 
         A request that has a constraint waits until the constraint is loaded; others pass it.
         """

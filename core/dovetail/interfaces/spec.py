@@ -194,7 +194,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     An engine in a step longer than `step_timeout_s` counts as dead; `reply_timeout_s` is how long
     an API process waits for an answer that needs no step. The socket lies in `socket_dir`.
     `times_steps` adds up what each request's steps have cost. `can_sleep` says that the engine may
-    be asked to give its memory back while it runs.
+    be told to give its memory back while it runs.
     """
 
     run: RunSpec

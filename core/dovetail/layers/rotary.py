@@ -91,19 +91,19 @@ def rope_settings(
 
 def rope_values(config: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
     """Return the rope numbers of a config as one flat dict, whichever spelling it uses."""
-    values = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if kind is not None and isinstance(values.get(kind), Mapping):
-        values = dict(values[kind])
+    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if kind is not None and isinstance(found.get(kind), Mapping):
+        found = dict(found[kind])
     for key in ("rope_theta", "partial_rotary_factor"):
-        if values.get(key) is None and config.get(key) is not None:
-            values[key] = config[key]
+        if found.get(key) is None and config.get(key) is not None:
+            found[key] = config[key]
     # Phi-3 keeps the length it was trained on outside the rope settings, and that one counts.
     trained = config.get("original_max_position_embeddings")
     if trained is not None:
-        values["original_max_position_embeddings"] = trained
-    values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    values.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
-    return values
+        found["original_max_position_embeddings"] = trained
+    found.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    found.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
+    return found
 
 
 def _default(settings: RopeSettings) -> Frequencies:

@@ -22,7 +22,7 @@ class Kind:
 
     `interface` is the "module:Class" every plugin of the kind derives from. `default` is the
     choice where none is made (None: no plugin). `auto` says in words how "auto" decides among
-    all entries; empty where "auto" is not a choice, or is an entry of its own. `is_open` says that
+    all entries; empty where "auto" is no choice, or is an entry of its own. `is_open` says that
     other words than registered names have a meaning to core (a folder, say). `has_named_options`
     says that several plugins of the kind are used at once, so that options stand under their names.
     """

@@ -57,7 +57,7 @@ from dovetail.structured_output.thinking import ReasoningBudget
 @dataclass(slots=True, kw_only=True)
 class _Computed:
     """What the model made of a step. `drawn_after` picks the tokens after which is drawn (None:
-    all); `drawn_rows` are their rows, given where there are steps ahead.
+    all); `drawn_rows` are their rows, told where there are steps ahead.
 
     Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
     """

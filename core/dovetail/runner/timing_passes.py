@@ -41,7 +41,7 @@ def timing_passes(
 def _pass(
     forward: Forward, tables: Sequence[BlockTable], device: torch.device, counts: list[int]
 ) -> Callable[[], torch.Tensor]:
-    """Return the pass of rows of this many tokens each, all of them in the null block."""
+    """Return the pass of rows of so many tokens each, all of them in the null block."""
     num_tokens, most = sum(counts), max(counts)
     starts = torch.tensor([0, *counts]).cumsum(0)
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)

@@ -1,6 +1,6 @@
 """Sampler: the logits of a step's rows become one token per row, in the fixed order.
 
-Raw logits are kept for logprobs where those are wanted, then: allowed ids, bans, biases, penalties;
+Raw logits are kept for logprobs where those are told, then: allowed ids, bans, biases, penalties;
 greedy rows take their best token and leave; temperature, filter processors, min-p, top-k and top-p,
 the draw; logprobs of what was drawn, from the raw logits or from those drawn from. What no row of
 the step uses is skipped. From the penalties on everything is one native call on a CPU, or kernels
@@ -131,7 +131,7 @@ class Sampler:
     ) -> PendingDraws:
         """Start to draw one token per row; on a CPU it is done on return. `recompute` gives the
         same logits again: it is called, before this returns, when a processor raised, since its
-        half-done changes cannot be distinguished from its neighbours'.
+        half-done changes cannot be told from its neighbours'.
 
         On a device nothing is waited for, and steps may be begun before earlier ones are collected,
         but for rows that processors want: those look at the tokens that the host knows.
@@ -352,14 +352,14 @@ class Sampler:
         """Fill in the logprobs of rows that want them, from their logits. Mutates: draws"""
         wants = _wants(step)
         indices = wants.tolist()
-        logprobs = token_logprobs(
+        found = token_logprobs(
             told,
             [draws.token_ids[i] for i in indices],
             self._params.num_logprobs[step.rows[wants]].tolist(),
             uses_kernels=self._native is not None,
             tells_logits=self._tells_logits,
         )
-        self._take_logprobs(draws, indices, logprobs)
+        self._take_logprobs(draws, indices, found)
 
     @staticmethod
     def _take_logprobs(draws: Draws, indices: list[int], found: list[TokenLogprobs]) -> None:

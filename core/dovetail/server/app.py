@@ -150,22 +150,22 @@ def _add_handlers(app: FastAPI) -> None:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        problem = not_found(error, request.scope, request.app.state.flags_by_path)
+        found = not_found(error, request.scope, request.app.state.flags_by_path)
     else:
-        problem = problem_of(error)
-    metrics.REFUSED_REQUESTS.labels(problem.info.type, str(problem.status)).inc()
-    level = logging.WARNING if problem.status >= 500 else logging.INFO
+        found = problem_of(error)
+    metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
+    level = logging.WARNING if found.status >= 500 else logging.INFO
     request_id = request.state.request_id
     stack = error if request.app.state.server.frontend.log_error_stack else None
     logger.log(
         level,
         "request %s refused (%d): %s",
         request_id,
-        problem.status,
-        problem.info.message,
+        found.status,
+        found.info.message,
         exc_info=stack,
     )
-    return problem.response(request.scope)
+    return found.response(request.scope)
 
 
 async def _answer_gone(request: Request, error: Exception) -> Response:

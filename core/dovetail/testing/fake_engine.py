@@ -205,7 +205,7 @@ class FakeExecutor(Executor):
         self.sleep_calls.append((name, *args))
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Run the step now; the answer (or the death) comes from result()."""
+        """Run the step now; the answer (or the death) is told by result()."""
         if plan.step_id == self._options.exits_at_step:
             os._exit(9)
         result = self._run(plan)

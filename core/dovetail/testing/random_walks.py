@@ -77,7 +77,7 @@ class Wanderer:
         return b"".join(self._special.get(i) or tokens[i] for i in token_ids)
 
     def walk(self, matcher: Matcher, chance: random.Random, *, most: int = 400) -> Walk:
-        """Return a walk of at most this many tokens from where the matcher is. Mutates: matcher"""
+        """Return a walk of at most so many tokens from where the matcher is. Mutates: matcher"""
         taken: list[int] = []
         wandering = chance.choice((0, 4, 12, 40))
         is_even = chance.random() < 0.5

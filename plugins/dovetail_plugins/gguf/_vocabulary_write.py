@@ -58,15 +58,13 @@ def tokenizer_settings(folder: Path, vocab_size: int) -> dict[str, Any]:
         )
     config = _json(folder / "tokenizer_config.json")
     tokens, kinds = _tokens(content, config, vocab_size)
-    settings = {"tokens": tokens, "token_type": kinds, **_ends(real, tokens, config)}
+    found = {"tokens": tokens, "token_type": kinds, **_ends(real, tokens, config)}
     if content["model"].get("byte_fallback"):
-        settings |= _pieces(content, tokens)
+        found |= _pieces(content, tokens)
     else:
-        settings |= {"model": "gpt2", "merges": [" ".join(pair) for pair in _merges(content)]}
-        settings["pre"] = _kind_of(real, settings)
-    return {f"{_PREFIX}{name}": value for name, value in settings.items()} | _template(
-        folder, config
-    )
+        found |= {"model": "gpt2", "merges": [" ".join(pair) for pair in _merges(content)]}
+        found["pre"] = _kind_of(real, found)
+    return {f"{_PREFIX}{name}": value for name, value in found.items()} | _template(folder, config)
 
 
 def _json(file: Path) -> dict[str, Any]:

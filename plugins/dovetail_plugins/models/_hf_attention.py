@@ -74,7 +74,7 @@ def probe(trunk: nn.Module, device: str) -> list[Attention]:
 def _probe_mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
 ) -> Seen:
-    """Return what the mask lets queries see. Raises: ConfigError if it is not a causal window."""
+    """Return what the mask lets queries see. Raises: ConfigError if it is no causal window."""
     reach = 3 * (local_size or 8) + 2
     keys = torch.arange(reach)
     for query in sorted({0, 1, reach // 3, reach // 2, reach - 2, reach - 1}):

@@ -103,6 +103,6 @@ def container_rooms() -> list[int]:
 
 
 def _cached_bytes(stat: str) -> int:
-    """Return the file cache that a memory.stat file reports."""
+    """Return the file cache told of in a memory.stat."""
     pairs = (line.split() for line in stat.splitlines())
     return sum(int(value) for word, value in pairs if word in CACHE_WORDS)

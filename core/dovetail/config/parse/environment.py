@@ -2,8 +2,8 @@
 
 `read(environ)` gives the fields they set, by variable. Like flags, a name is supported, mapped to
 today's with a note, without effect, or unsupported (`vllm_variables.FOREIGN`); a name that is not
-known is reported with the nearest one. Reads no other variable; those that other modules read stand
-in `OWN`.
+known is told with the nearest. Reads no other variable; those that other modules read stand in
+`OWN`.
 """
 
 from __future__ import annotations

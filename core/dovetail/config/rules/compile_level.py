@@ -136,7 +136,7 @@ def _number(value: Any, where: str) -> int:
 
 
 def _captures_whole(settings: Mapping[str, Any]) -> bool:
-    """Return whether the mode lets steps be captured. Raises: ConfigError for one not supported."""
+    """Return whether the mode lets steps be captured. Raises: ConfigError for one not built."""
     mode = str(settings.get(MODE_KEY) or "full_decode_only").lower()
     if mode in MODES:
         return MODES[mode]

@@ -20,12 +20,12 @@ class TextWatch(Protocol):
         """Return the stop string that was found, or None."""
 
     def feed(self, text: str, num_tokens: int, num_chars: Sequence[int]) -> object:
-        """Take the text of a number of tokens, each its share of it. Mutates: self"""
+        """Take the text that so many tokens brought, each its share of it. Mutates: self"""
 
     def finish(self, *, is_cut: bool) -> object:
         """Take the end of the text; what was held back may still be a stop string. Mutates: self
 
-        `is_cut`: the text was cut off.
+        `is_cut`: the text did not end by itself.
         """
 
 

@@ -33,13 +33,13 @@ def prompt_logprobs(
 
 
 def _prompt_entry(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
-    entry: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     ids = (position.token_id, *position.top_ids)
     logprobs = (position.logprob, *position.top_logprobs)
     ranks = (position.rank, *range(1, len(position.top_ids) + 1))
     for token_id, text, logprob, rank in zip(ids, names.of(ids), logprobs, ranks, strict=False):
-        entry.setdefault(
+        found.setdefault(
             str(token_id),
             {"logprob": finite(logprob), "rank": rank, "decoded_token": text},
         )
-    return entry
+    return found

@@ -72,17 +72,17 @@ def requested_constraint(
     if response_format is None and not FIELDS & body.model_fields_set:
         return None
     style = _JsonStyle(body, spec)
-    requested = [
+    found = [
         *_response_format(response_format, style),
         *_outputs(body, style),
         *_older(body, style),
     ]
-    if not requested:
+    if not found:
         return None
-    if len(requested) > 1:
-        fields = ", ".join(one.where for one in requested)
-        raise RequestError(f"only one of {fields} may be given.", where=requested[1].where)
-    return requested[0]
+    if len(found) > 1:
+        fields = ", ".join(one.where for one in found)
+        raise RequestError(f"only one of {fields} may be given.", where=found[1].where)
+    return found[0]
 
 
 class _JsonStyle:
@@ -183,7 +183,7 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
     given = body.structured_outputs
     if given is None:
         return []
-    requested = _constraints(
+    found = _constraints(
         "structured_outputs.",
         style,
         json=given.json_,
@@ -193,11 +193,11 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
     )
     if given.json_object:
         where = "structured_outputs.json_object"
-        requested.append(style.request(where, style.json({"type": "object"}, where)))
+        found.append(style.request(where, style.json({"type": "object"}, where)))
     if given.structural_tag is not None:
         where = "structured_outputs.structural_tag"
-        requested.append(_tags(_object(given.structural_tag, where), style, where))
-    return requested
+        found.append(_tags(_object(given.structural_tag, where), style, where))
+    return found
 
 
 def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
@@ -220,17 +220,17 @@ def _constraints(
     choice: Sequence[str] | None,
     grammar: str | None,
 ) -> list[ConstraintRequest]:
-    constraints: list[tuple[str, Constraint]] = []
+    found: list[tuple[str, Constraint]] = []
     if json is not None:
-        constraints.append(("json", style.json(json, f"{prefix}json")))
+        found.append(("json", style.json(json, f"{prefix}json")))
     if regex is not None:
-        constraints.append(("regex", Regex(regex)))
+        found.append(("regex", Regex(regex)))
     if choice is not None:
         texts = tuple(Literal(text) for text in dict.fromkeys(choice))
-        constraints.append(("choice", Choice(texts)))
+        found.append(("choice", Choice(texts)))
     if grammar is not None:
-        constraints.append(("grammar", Grammar(grammar, language_of(grammar))))
-    return [style.request(prefix + name, constraint) for name, constraint in constraints]
+        found.append(("grammar", Grammar(grammar, language_of(grammar))))
+    return [style.request(prefix + name, constraint) for name, constraint in found]
 
 
 def language_of(grammar: str) -> str:

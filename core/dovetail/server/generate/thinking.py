@@ -10,7 +10,7 @@ from dovetail.server.generate.events import SessionPlan
 
 
 def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
-    """Return what the engine needs to end the thinking after this many tokens. Raises:
+    """Return what the engine needs to end the thinking after so many tokens. Raises:
     RequestError where nobody knows how this model ends it."""
     if plan.reasoning is None:
         raise RequestError(

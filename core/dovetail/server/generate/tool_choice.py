@@ -87,7 +87,7 @@ def answer_constraint(
     """Return the constraint of the whole answer. Raises: RequestError
 
     What a request says of its answer's constraint holds for the words of it: a call that must be
-    made must fit its tool alone, and one that may be made is another way to answer.
+    made is held to its tool alone, and one that may be made is another way to answer.
     """
     calls = tool_constraint(body, plan.tool_parser)
     words = requested_constraint(body, body.response_format, spec)
@@ -103,7 +103,7 @@ def answer_constraint(
 
 def tool_constraint(body: ChatRequest, parser: ToolParser | None) -> ConstraintRequest | None:
     """Return what tools demand of the answer: a call that must be made, or how calls that may be
-    made must fit strict tools. Raises: RequestError"""
+    made are held to strict tools. Raises: RequestError"""
     if parser is None:
         return None
     if body.tool_choice in AUTO:
@@ -195,7 +195,7 @@ def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
 
 
 def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
-    """Return how calls that the model may make must fit strict tools, if there are any."""
+    """Return how calls that the model may make are held to strict tools, if there are any."""
     assert body.tools is not None
     if not any(tool.function.strict for tool in body.tools):
         return None

@@ -129,7 +129,7 @@ class TestAttentionBackend:
 
     @requires("graphs")
     def test_lengths_are_read_on_the_device(self, plugin: Any, backend: Any) -> None:
-        """A decode that is given the largest lengths on the host gives the same answers."""
+        """A decode told of the largest lengths on the host gives the same answers."""
         step = AttentionStep(backend, CASES["decode_plain_H4_K2-float32"], device_of(plugin))
         found = step.run()
         layout = step.layout

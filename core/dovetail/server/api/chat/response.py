@@ -135,21 +135,21 @@ class ChatChunks:
             yield self._encoded([], {"usage": self._counts.usage()})
 
     def _choices(self, step: Step) -> list[ChatChunkChoice]:
-        choices: list[ChatChunkChoice] = []
+        made: list[ChatChunkChoice] = []
         if step.index not in self._opened:
             self._opened.add(step.index)
             opening = ReplyMessage(role=self._options.role, content=self._options.echo)
-            choices.append(self._choice(step.index, opening))
+            made.append(self._choice(step.index, opening))
         deltas = [_delta(e, self._options) for e in step.events if _is_shown(e, self._options)]
         extras = self._extras(step)
         if extras and not deltas:
             deltas = [ReplyMessage()]
         for position, delta in enumerate(deltas):
-            choices.append(self._choice(step.index, delta, extras if position == 0 else {}))
+            made.append(self._choice(step.index, delta, extras if position == 0 else {}))
         if step.finish_reason is not None:
             end = {"finish_reason": step.finish_reason, "stop_reason": step.stop_reason}
-            choices.append(self._choice(step.index, ReplyMessage(), end))
-        return choices
+            made.append(self._choice(step.index, ReplyMessage(), end))
+        return made
 
     def _extras(self, step: Step) -> dict[str, Any]:
         extras: dict[str, Any] = {}

@@ -93,11 +93,11 @@ async def _prepare(
     texts: list[Prompt] = []
     for which, prompt in enumerate(prompts):
         ids = await _token_ids(server, body, prompt)
-        generation = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
+        made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         is_alone = len(prompts) == 1
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
-        generations.append(replace(generation, request_id=request_id))
-        texts.append((await _echo_text(server, body, prompt), generation.prompt_ids))
+        generations.append(replace(made, request_id=request_id))
+        texts.append((await _echo_text(server, body, prompt), made.prompt_ids))
     return meta, generations, _response_options(server, body, texts, usage)
 
 

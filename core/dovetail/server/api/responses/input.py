@@ -253,7 +253,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _check_depths(body: ResponsesRequest) -> None:
-    """Raise RequestError for schemas that could not be returned."""
+    """Raise RequestError for schemas that could not be told back."""
     schemas = {
         f"tools[{i}].parameters": t.get("parameters") for i, t in enumerate(body.tools or ())
     }

@@ -394,7 +394,7 @@ def _known(given: Any, names: Sequence[str]) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool of the request as the response repeats it."""
+    """Return a tool of the request as it is told back."""
     if tool.get("type") == "mcp":
         return dict(_known(tool, MCP_FIELDS))
     return {"strict": None, **_known(tool, TOOL_FIELDS)}
@@ -449,6 +449,5 @@ def framed(event: dict[str, Any]) -> bytes:
 
 
 def framing(answer: Answer) -> Framing:
-    """Return how a response's stream is framed: an error ends the response, and is sent as its
-    end."""
+    """Return how a response's stream is framed: an error ends the response, and is told as that."""
     return Framing(frame=bytes, end=b"", error=lambda found: framed(answer.fail(found)))

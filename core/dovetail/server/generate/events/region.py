@@ -89,21 +89,21 @@ class Region:
         """Take text up to and with the next end marker or beginning; return it, or None."""
         sought = self._sought()
         window = self._tail + text
-        match = find_first(window, sought)
+        found = find_first(window, sought)
         held = 0 if is_final else partial_length(window, sought)
-        if match is None or (held and len(window) - held <= match.start):
+        if found is None or (held and len(window) - held <= found.start):
             self._add(text)
             keep = max(map(len, sought), default=1) - 1
             self._tail = window[-keep:] if keep > 0 else ""
             return None
-        marker = sought[match.which]
-        cut = match.start + len(marker) - len(self._tail)
+        marker = sought[found.which]
+        cut = found.start + len(marker) - len(self._tail)
         if cut < 0:  # A longer marker was waited for, which did not come.
             text, cut = self.cut(self._num_chars + cut) + text, 0
         self._add(text[:cut])
         self._tail = ""
         self._num_marked = len(marker)
-        is_end = match.which == 0
+        is_end = found.which == 0
         self.num_ends += is_end
         if is_end and self._first_end is None:
             self._first_end = self._num_chars
@@ -155,9 +155,9 @@ class Region:
     ) -> list[Event]:
         """Return the events for what is new in the calls so far. Mutates: self
 
-        Arguments are passed on as far as they are JSON: from the beginning once they are whole or
-        too long to wait for, or, with `may_be_cut`, where the text ends in the last of them.
-        `num_calls` were passed on before this region; calls beyond `most` are left out.
+        Arguments are told as far as they are JSON: from the beginning once they are whole or too
+        long to wait for, or, with `may_be_cut`, where the text ends in the last of them.
+        `num_calls` were told before this region; calls beyond `most` are left out.
         """
         events: list[Event] = []
         for position, call in enumerate(calls):

@@ -123,7 +123,7 @@ class Session:
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self
 
-        `is_cut`: the text was cut off, so a call that is not closed stays open.
+        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
         """
         self._is_cut = is_cut
         events = self._run(is_final=True)
@@ -148,16 +148,16 @@ class Session:
     def _next_marker(self, markers: tuple[str, ...], is_final: bool) -> tuple[str, str] | None:
         """Return (text before, marker) and cut both from the pending text, or None after saying
         all text that cannot be part of a marker."""
-        match = find_first(self._pending, markers)
+        found = find_first(self._pending, markers)
         held = 0 if is_final else partial_length(self._pending, markers)
         safe = len(self._pending) - held
-        if match is None or (held and safe <= match.start):
+        if found is None or (held and safe <= found.start):
             text, self._pending = self._pending[:safe], self._pending[safe:]
             self._say(text)
             return None
-        marker = markers[match.which]
-        before = self._pending[: match.start]
-        self._pending = self._pending[match.start + len(marker) :]
+        marker = markers[found.which]
+        before = self._pending[: found.start]
+        self._pending = self._pending[found.start + len(marker) :]
         return before, marker
 
     def _step_content(self, is_final: bool) -> bool:
@@ -390,9 +390,9 @@ class Session:
     ) -> bool:
         """Pass on the region's calls, or those that its body begins with, and as content what the
         parser says is none; give the region up where there is neither."""
-        sure = calls or self._begun(body) or []
-        self._tell(region, sure, may_be_cut=may_be_cut)
-        untold = region.untold(sure)
+        found = calls or self._begun(body) or []
+        self._tell(region, found, may_be_cut=may_be_cut)
+        untold = region.untold(found)
         if not region.has_told and not (calls and untold):
             return self._give_up(region, rest)
         self._region = None

@@ -33,7 +33,7 @@ class CountedSession:
         return self.session.matched
 
     def feed(self, text: str, num_tokens: int, num_chars: Sequence[int]) -> list[Event]:
-        """Return the events of a text of this many tokens, each its share of it.
+        """Return the events of a text that so many tokens brought, each its share of it.
 
         Mutates: self
         """
@@ -68,7 +68,7 @@ class CountedSession:
 
 
 def _pieces(text: str, num_tokens: int, num_chars: Sequence[int]) -> Iterator[str]:
-    """Yield each token's share of the text; what no token claims belongs to the last one."""
+    """Yield each token's share of the text; whatever is not told belongs to the last one."""
     start = 0
     for position in range(num_tokens - 1):
         end = start + (num_chars[position] if position < len(num_chars) else 0)
