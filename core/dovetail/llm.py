@@ -159,22 +159,22 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> str:
         # pydantic is needed for chats only, so it is not loaded before.
         from dovetail.config.rules.chat_template import load_template
-        from dovetail.server.generate.chat_body import Message, ToolBody
-        from dovetail.server.generate.template.chat import ChatRenderer, RenderQuery
+        from dovetail.server.generate.chat_body import ChatRequest, Message, ToolBody
+        from dovetail.server.generate.template.chat import ChatRenderer
 
         renderer = ChatRenderer(
             self._engine.tokenizer.facts(),
             override=load_template(template or self._frontend.chat_template),
             content_format=self._frontend.chat_template_content_format,
         )
-        query = RenderQuery(
+        body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),
             tools=_parsed(ToolBody, tools, "tools"),
-            kwargs=kwargs,
-            adds_generation_prompt=adds_generation_prompt,
-            continues_final_message=continues_final_message,
+            chat_template_kwargs=kwargs,
+            add_generation_prompt=adds_generation_prompt,
+            continue_final_message=continues_final_message,
         )
-        return renderer.render(query).prompt
+        return renderer.render(body).text
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int

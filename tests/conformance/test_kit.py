@@ -184,7 +184,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 UNASKED = {
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
-    "model": {"reads_rows"},  # a claim about how it reads its input; runners act on it
+    "model": {"needs_host_rows"},  # a claim about how it reads its input; runners act on it
     "quantizer": {"tables"},  # the command asks it: the kit hands over layers, not models
     "quantization": {"from_checkpoint"},  # needs a packed checkpoint, which the kit cannot invent
 }

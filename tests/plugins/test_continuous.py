@@ -153,7 +153,7 @@ def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
     rig.add("c", 2)
     assert tokens(rig.step()) == [6]  # c does not overtake b
     assert tokens(rig.step()) == [1, 6, 2]
-    with pytest.raises(RequestError, match="11 tokens, 10 fit") as caught:
+    with pytest.raises(RequestError, match="11 tokens; a step takes 10") as caught:
         rig.add("d", 11)
     assert "--enable-chunked-prefill" in str(caught.value)
 
@@ -224,7 +224,8 @@ def test_admission_leaves_room_to_grow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "text"), [(0, "no tokens"), (64, "64 tokens, 63 fit"), (70, "--max-model-len")]
+    ("num_tokens", "text"),
+    [(0, "no tokens"), (64, "64 tokens; the context length is 64"), (70, "--max-model-len")],
 )
 def test_prompts_that_never_fit_are_refused(num_tokens: int, text: str) -> None:
     rig = Rig()
@@ -236,7 +237,7 @@ def test_prompts_that_never_fit_are_refused(num_tokens: int, text: str) -> None:
 
 def test_a_prompt_beyond_the_cache_is_refused_and_growth_beyond_it_ends() -> None:
     rig = Rig(num_blocks=6)
-    with pytest.raises(RequestError, match="21 tokens, 20 fit"):
+    with pytest.raises(RequestError, match="21 tokens; the KV cache holds 20"):
         rig.add("a", 21)
     b = rig.add("b", 18)
     for _ in range(5):

@@ -56,7 +56,7 @@ class Caller:
 
 
 def _scope(path: str, body: bytes, request_id: str) -> Scope:
-    found: dict[str, Any] = {
+    scope: dict[str, Any] = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
@@ -75,4 +75,4 @@ def _scope(path: str, body: bytes, request_id: str) -> Scope:
         "client": None,
         "server": None,
     }
-    return found
+    return scope

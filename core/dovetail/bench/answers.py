@@ -4,7 +4,7 @@
 of k tokens that comes a gap after the arrival before it counts as k gaps of gap / k; the first
 arrival's gap is the time to the first token, whatever it holds. How many tokens an event holds is,
 in this order: what the running `usage` of the events says; the final `usage`, spread evenly over
-the events that bear text; one token per such event. An event that bears no token is no arrival.
+the events that bear text; one token per such event. An event without a token is not an arrival.
 
 Format of a stream: server-sent events (WHATWG HTML, section 9.2), each one JSON object of the
 OpenAI API, the last one `[DONE]`.
@@ -75,7 +75,7 @@ class Answer:
 
 
 def read_answer(trace: Trace) -> Answer:
-    """Return what a trace came to; every way to fail is told in `error`."""
+    """Return what a trace came to; every way to fail is reported in `error`."""
     if trace.error is None and trace.status == 200:
         return _read_stream(trace)
     error = trace.error or f"status {trace.status}: {message_of(trace.body)}"

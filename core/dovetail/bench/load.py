@@ -21,7 +21,7 @@ async def run_load(
 ) -> list[Trace]:
     """Return one trace per request, in order. `due_s` counts from now.
 
-    A request that finds `max_concurrency` others under way waits here; that wait is no part of its
+    A request that finds `max_concurrency` others under way waits here; that wait is not part of its
     time, as no server has seen it.
     """
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()

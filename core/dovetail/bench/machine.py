@@ -46,13 +46,13 @@ def machine_facts() -> dict[str, Any]:
 
 def version_facts() -> dict[str, str]:
     """Return the versions that matter, read from metadata."""
-    found = {"dovetail": __version__, "python": platform.python_version()}
+    facts = {"dovetail": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            facts[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            facts[name] = "not installed"
+    return facts
 
 
 def _cpu_lines() -> dict[str, str]:

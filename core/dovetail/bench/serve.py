@@ -182,7 +182,7 @@ async def _send_all(target: Any, bodies: Sequence[bytes], flags: Flags) -> list[
 
 
 def progress(total: int) -> Any:
-    """Return a bar that counts requests; silent where standard error is no terminal."""
+    """Return a bar that counts requests; silent where standard error is not a terminal."""
     from tqdm import tqdm
 
     return tqdm(total=total, unit="request", disable=not sys.stderr.isatty())

@@ -41,7 +41,7 @@ def summary(values: Iterable[float], percentiles: Sequence[float]) -> dict[str, 
 
 
 def peak_overlap(spans: Iterable[tuple[float, float]]) -> int:
-    """Return how many (start, end) spans overlap at most; touching is no overlap."""
+    """Return how many (start, end) spans overlap at most; touching is not an overlap."""
     edges = sorted(edge for start, end in spans for edge in ((end, -1), (start, 1)))
     running = most = 0
     for _, change in edges:

@@ -168,8 +168,8 @@ def _gpus() -> dict[str, Any]:
         return {"nvidia-smi": "none", "usable": no_cuda_reason() or "yes"}
     except (OSError, subprocess.SubprocessError) as error:
         return {"nvidia-smi": f"failed: {error}", "usable": no_cuda_reason() or "yes"}
-    found: dict[str, Any] = {f"gpu {i}": line for i, line in enumerate(told.splitlines()) if line}
-    return {"nvidia-smi": f"{len(found)} GPUs", **found, "usable": no_cuda_reason() or "yes"}
+    facts: dict[str, Any] = {f"gpu {i}": line for i, line in enumerate(told.splitlines()) if line}
+    return {"nvidia-smi": f"{len(facts)} GPUs", **facts, "usable": no_cuda_reason() or "yes"}
 
 
 def _dovetail() -> dict[str, Any]:
@@ -254,13 +254,13 @@ def _output(command: list[str], limit_s: float, **environ: str) -> str:
 def _plugins() -> dict[str, Any]:
     from dovetail import registry
 
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     entries = [entry for kind in registry.KINDS for entry in registry.entries(kind)]
     for entry in (*entries, *registry.hook_entries()):
         if entry.distribution != registry.BUILT_IN:
             label = f"{entry.distribution} {_version(entry.distribution) or ''}".strip()
-            found.setdefault(label, []).append(f"{entry.kind}:{entry.name}")
-    return found
+            facts.setdefault(label, []).append(f"{entry.kind}:{entry.name}")
+    return facts
 
 
 def _environment() -> dict[str, str]:
@@ -283,8 +283,8 @@ def _told_by_plugins() -> dict[str, Any]:
     if not registry.hook_entries():
         return {}
     told = registry.hooks.tell(registry.hooks.environment_facts, {})
-    found: dict[str, Any] = masked({k: v for answer in told for k, v in dict(answer).items()})
-    return found
+    facts: dict[str, Any] = masked({k: v for answer in told for k, v in dict(answer).items()})
+    return facts
 
 
 def _short(path: str) -> str:

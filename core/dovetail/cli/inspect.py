@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what is found; return the exit status. Raises: ConfigError for no checkpoint."""
     from dovetail.config.parse.parse_config import parse_config
+    from dovetail.inspect.collect import inspect
     from dovetail.inspect.facts import as_json
-    from dovetail.inspect.gather import inspect
-    from dovetail.inspect.screen import screen
+    from dovetail.inspect.render import render
 
-    found = inspect(parse_config(args))
-    print(json.dumps(as_json(found), indent=2, ensure_ascii=False) if args.json else screen(found))
+    facts = inspect(parse_config(args))
+    print(json.dumps(as_json(facts), indent=2, ensure_ascii=False) if args.json else render(facts))
     return 0

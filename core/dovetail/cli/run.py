@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dovetail.cli.behind import Behind
+    from dovetail.cli.server_process import BackgroundServer
 
 HELP = "serve a model and chat with it in this terminal"
 COMMON = frozenset(
@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
-    from dovetail.cli.behind import Behind
+    from dovetail.cli.server_process import BackgroundServer
     from dovetail.config.parse.parse_config import parse_config
 
     config = parse_config(args)
     _check(config)
     host, port = _free_place(config)
     fields = {name: config.value(name) for name in config.origins} | {"port": port}
-    with Behind(fields, LOCAL.get(host, host), port) as server:
+    with BackgroundServer(fields, LOCAL.get(host, host), port) as server:
         status = server.wait_ready(config.model.model or "the demo model")
         return status if status is not None else _talk(args, server, config)
 
@@ -80,7 +80,7 @@ def _free_place(config: Any) -> tuple[str, int]:
         return str(name[0]), int(name[1])
 
 
-def _talk(args: argparse.Namespace, server: Behind, config: Any) -> int:
+def _talk(args: argparse.Namespace, server: BackgroundServer, config: Any) -> int:
     from dovetail.cli.chat import Chat, talk
     from dovetail.cli.client import Client, fields_of
 

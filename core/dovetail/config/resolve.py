@@ -371,7 +371,7 @@ def _check_checkpoint(config: Config, run: RunSpec) -> None:
     """Look at the weight files. A load format says itself whether it reads files that are unknown
     here; test models without weights are loaded to say so."""
     reader = registry.load_selection(run.load_format)
-    if "invents" in reader.capabilities:
+    if "random_weights" in reader.capabilities:
         return
     if has_weights(run.model.path):
         check_weights(run.model.path, config.load.ignore_patterns)

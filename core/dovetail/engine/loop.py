@@ -24,7 +24,6 @@ from dovetail.engine.messages import (
     AnyOperation,
     AnyResult,
     Call,
-    ClientGone,
     Dead,
     EngineRequest,
     EngineStatus,
@@ -73,7 +72,7 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A call that the engine has begun; the client is told once `done` is."""
+    """A call that the engine has begun; the client gets its answer once `done` is."""
 
     client: bytes
     call_id: int
@@ -83,7 +82,7 @@ class _PendingCall:
 def run(spec: EngineSpec, end: EngineEnd) -> int:
     """Start an engine and serve until it is told to stop; return the exit status.
 
-    Does not raise for a fault of the engine: the clients are told.
+    Does not raise for a fault of the engine: the clients are informed.
     """
     clients = _await_hello(end)
     if not clients:
@@ -220,8 +219,6 @@ class EngineLoop:
                 self._greet(client)
             case Goodbye():
                 self._forget(client)
-            case ClientGone(name):
-                self._forget(name.encode())
             case Shutdown():
                 self._is_stopping = True
 

@@ -173,17 +173,11 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """An API process leaves; what it still has running is aborted."""
 
 
-class ClientGone(msgspec.Struct, frozen=True, tag="gone"):
-    """The parent says that another API process has died."""
-
-    name: str
-
-
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process now."""
 
 
-ToEngine = Hello | AddRequests | Abort | Call | Goodbye | ClientGone | Shutdown
+ToEngine = Hello | AddRequests | Abort | Call | Goodbye | Shutdown
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):

@@ -188,7 +188,7 @@ class Request:
         return False
 
     def _add_prompt_logprobs(self, entries: tuple[TokenLogprobs, ...]) -> None:
-        """Keep new entries; after a preemption the prompt is computed, and told, again."""
+        """Keep new entries; after a preemption the prompt is computed, and reported, again."""
         if self._num_restarts != self.num_preemptions:
             self._num_restarts = self.num_preemptions
             self._num_repeated_prompt_logprobs = len(self._prompt_logprobs)

@@ -35,7 +35,7 @@ class How:
         return self.panel_outputs > 0
 
     def matrix_dtype(self, purpose: str) -> str:
-        """Return the type of matrices in full precision. A table that is no head stays as it is
+        """Return the type of matrices in full precision. A table that is not a head stays as it is
         even where nothing is packed."""
         if purpose in (EMBEDDING, HEAD) and not self.is_own:
             return self.model.dtype

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.config.checkpoint.context_length import checkpoint_tokens, rope_scaling
 from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
-from dovetail.inspect import room
+from dovetail.inspect import capacity
 from dovetail.inspect.facts import Group, Memory
 from dovetail.inspect.how import How
 from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from dovetail.inspect.gather import Parts
+    from dovetail.inspect.collect import Parts
 
 BLOCK_TOKENS, STEP_TOKENS = 16, 256
 """Where no engine is resolved: of a CPU engine."""
@@ -27,7 +27,7 @@ def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
     block = spec.cache.block_tokens if spec else BLOCK_TOKENS
     weights = sum(group.kept_bytes for group in groups)
     tables = tables_bytes(model, served) if how.is_own else 0
-    free = room.free_bytes(parts.device)
+    free = capacity.free_bytes(parts.device)
     left = None if free is None else free - weights - tables
     return Memory(
         device=parts.device,
@@ -35,10 +35,12 @@ def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
         tables_bytes=tables,
         is_exact=all(group.is_exact for group in groups),
         kv_dtype=kv_dtype,
-        kv_bytes_per_token=room.per_token(model, kv_dtype),
+        kv_bytes_per_token=capacity.per_token(model, kv_dtype),
         free_bytes=free,
-        longest_tokens=None if left is None else room.longest(model, kv_dtype, left, block, step),
-        fits=() if left is None else room.fits(model, kv_dtype, left, step),
+        longest_tokens=None
+        if left is None
+        else capacity.longest(model, kv_dtype, left, block, step),
+        fits=() if left is None else capacity.fits(model, kv_dtype, left, step),
         cache_bytes=spec.cache.memory_bytes if spec else None,
         served_tokens=served if spec else None,
         most_requests=spec.schedule.max_rows if spec else None,

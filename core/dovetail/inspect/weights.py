@@ -1,7 +1,7 @@
 """Layers as they stay in memory: parameters and bytes of every group.
 
-Mirrors what `dovetail.layers` does with tensors in full precision; quantized ones are told by the
-quantization method.
+Mirrors what `dovetail.layers` does with tensors in full precision; quantized ones are described by
+the quantization method.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _multiplies(layer: StoredLayer, purpose: str, how: How) -> bool:
 
 def _packed_shape(layer: StoredLayer, purpose: str, how: How) -> tuple[int, int]:
     """Return outputs and inputs of a plain matrix that is multiplied, zeros for one that is only
-    looked up, and for what is no matrix."""
+    looked up, and for what is not a matrix."""
     weight = layer.tensors.get("weight")
     if weight is None or len(weight.shape) != 2:
         return 0, 0

@@ -104,7 +104,8 @@ class AttentionBackend(Plugin):
         "soft_cap": "tanh soft cap on scores",
         "sinks": "one extra learned logit per head in the softmax denominator",
         "non_causal": "encoder attention without a causal mask",
-        "rounds": "may round queries and softmax weights to bfloat16 with an 8-bit float cache",
+        "bf16_products": "may round queries and softmax weights to bfloat16 with an 8-bit float "
+        "cache",
         "graphs": "with one token per row, reads only sizes and maxima on the host, so that steps "
         "can be captured",
     }

@@ -48,7 +48,7 @@ class LoadFormat(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "lazy": "holds at most one tensor beyond those the caller keeps",
-        "invents": "generates random weights instead of reading them",
+        "random_weights": "generates random weights instead of reading them",
         "writes_cache": "writes converted files into the checkpoint folder",
         "divided": "yields the parameters of one rank, named and divided as in the model",
         "writes": "has `write`: `dovetail convert` can write checkpoints of this format",

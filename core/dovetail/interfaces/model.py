@@ -77,7 +77,7 @@ class Model(Plugin):
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "tensor_parallel": "layers may be divided over ranks",
-        "reads_rows": "reads the step's rows on the host, so steps are neither captured "
+        "needs_host_rows": "reads the step's rows on the host, so steps are neither captured "
         "nor started ahead (test models)",
         "no_weights": "needs no checkpoint tensors (test models)",
     }
@@ -86,7 +86,7 @@ class Model(Plugin):
     def __init__(self, options: Any, context: BuildContext) -> None:
         """Create all layers with empty parameters on context.device.
 
-        Raises: ConfigError when the checkpoint's config asks for something not built.
+        Raises: ConfigError when the checkpoint's config asks for something not supported.
         """
 
     @abstractmethod

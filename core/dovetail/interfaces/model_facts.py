@@ -19,7 +19,7 @@ Positions = Literal["rotary", "learned", "sinusoidal", "alibi", "relative", "non
 class ModelFacts:
     """Facts of one model type.
 
-    `positions`: how a token's position is told; a learned table has an end. `defaults`: what
+    `positions`: how a token's position is encoded; a learned table has an end. `defaults`: what
     config.json may leave out (checkpoints omit what equals the default of their config class).
     `attribute_map`: a usual name of config.json -> this family's own name for it, for example
     {"num_hidden_layers": "n_blocks"}. `length_is_scaled`: max_position_embeddings is the length

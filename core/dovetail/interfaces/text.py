@@ -12,8 +12,8 @@ class Markers:
 
     `opens_answer`: it counts only where an answer begins, as for syntaxes that have no tag of
     their own. `is_body`: the opening text belongs to the region's body (the "[" of a list, say).
-    `may_reopen`: thinking may also open behind content, as its opening text is no word of content.
-    `stays`: the opening text of a region is content as well (the end of thinking, say).
+    `may_reopen`: thinking may also open behind content, as its opening text is not a word of
+    content. `stays`: the opening text of a region is content as well (the end of thinking, say).
     `ends_with_call`: thinking that is never closed ends where a call opens.
     """
 

@@ -21,8 +21,8 @@ class Worker(Plugin):
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
-        "ahead": "begin returns before the step has run, and the next step may start before this "
-        "one's result is read",
+        "overlapped_steps": "begin returns before the step has run, and the next step may start "
+        "before this one's result is read",
         "sleep": "supports sleep mode: releases and restores its memory between steps",
         "swap": "copies KV blocks to host memory and back (StepPlan.swapped_out, swapped_in)",
     }
@@ -56,8 +56,8 @@ class Worker(Plugin):
     def begin(self, plan: StepPlan) -> PendingStep:
         """Hand a step to the device. The default runs it.
 
-        With `run.async_steps` a worker that can be "ahead" is given a step before the result of
-        the one before it was read; results are asked for in the order of the steps.
+        With `run.async_steps` a worker with the capability "overlapped_steps" gets a step before
+        the result of the one before it was read; results are read in the order of the steps.
         """
         done: Future[StepResult] = Future()
         done.set_result(self.step(plan))

@@ -65,14 +65,14 @@ class VocabParallelEmbedding(WeightHolder):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' vectors, whole on every rank. Shapes: token_ids [T] -> [T, E]"""
         if self._native is not None and not is_traced():
-            found = self._native(token_ids.contiguous(), self.weight)
-            return found if self.group.size == 1 else all_reduce(found, self.group)
+            rows = self._native(token_ids.contiguous(), self.weight)
+            return rows if self.group.size == 1 else all_reduce(rows, self.group)
         if self.group.size == 1:
             return self._rows(token_ids)
         local = token_ids - self.part.start
         is_foreign = (local < 0) | (local >= self.part.local)
-        found = self._rows(local.masked_fill(is_foreign, 0))
-        return all_reduce(found.masked_fill(is_foreign.unsqueeze(-1), 0), self.group)
+        rows = self._rows(local.masked_fill(is_foreign, 0))
+        return all_reduce(rows.masked_fill(is_foreign.unsqueeze(-1), 0), self.group)
 
     def _rows(self, index: torch.Tensor) -> torch.Tensor:
         if self.method is not None:

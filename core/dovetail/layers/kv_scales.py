@@ -78,10 +78,10 @@ def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] =
         return
     if given:
         assert len(given) == len(layers), "the scales were counted when they were read"
-        found = [(scale, scale) for scale in given]
+        pairs = [(scale, scale) for scale in given]
     else:
-        found = [_own_scales(layer) for layer in layers]
-    for layer, (k_scale, v_scale) in zip(layers, found, strict=True):
+        pairs = [_own_scales(layer) for layer in layers]
+    for layer, (k_scale, v_scale) in zip(layers, pairs, strict=True):
         layer.spec = replace(layer.spec, k_scale=k_scale, v_scale=v_scale)
     num_stored = sum(bool({"k", "v", "kv"} & set(layer.stored_scales)) for layer in layers)
     if given:

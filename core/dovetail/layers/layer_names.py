@@ -51,16 +51,16 @@ def one_for_parts(
     A config may name the parts or, where the checkpoint itself is fused, the layer.
     Raises: ConfigError when parts differ: they are one matrix here.
     """
-    found = [look_up(part) for part in fused_parts(name)]
-    if not found or all(one == default for one in found):
+    parts = [look_up(part) for part in fused_parts(name)]
+    if not parts or all(one == default for one in parts):
         return look_up(name)
-    if any(one != found[0] for one in found):
+    if any(one != parts[0] for one in parts):
         raise ConfigError(
             f"{', '.join(fused_parts(name))} have different formats, but are fused into one layer.",
             where=where,
             fix="use a checkpoint that stores the parts of a fused layer in the same format.",
         )
-    return found[0]
+    return parts[0]
 
 
 def is_listed(name: str, patterns: Sequence[str]) -> bool:

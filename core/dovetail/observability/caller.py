@@ -19,7 +19,7 @@ CALLER: ContextVar[Caller | None] = ContextVar("dovetail_caller", default=None)
 
 def note_caller(path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Remember who asked; `headers` are ASGI's, names in lower case. Mutates: CALLER"""
-    found = {
+    facts = {
         name: value.decode("latin-1")
         for name, value in headers
         if name in (b"traceparent", b"tracestate") and len(value) <= MAX_HEADER_CHARS
@@ -27,7 +27,7 @@ def note_caller(path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
     CALLER.set(
         Caller(
             path=path,
-            traceparent=found.get(b"traceparent", ""),
-            tracestate=found.get(b"tracestate", ""),
+            traceparent=facts.get(b"traceparent", ""),
+            tracestate=facts.get(b"tracestate", ""),
         )
     )

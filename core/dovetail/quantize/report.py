@@ -29,7 +29,7 @@ class LayerError:
 def error_of(
     name: str, weight: torch.Tensor, done: Quantized, inputs: Inputs | None, tokens: int | None
 ) -> LayerError:
-    """Return the errors of one matrix that so many tokens came to. Shapes: weight [O, I]"""
+    """Return the errors of one matrix over a number of tokens. Shapes: weight [O, I]"""
     wrong = done.meant.float() - weight
     outputs = None
     if inputs is not None:

@@ -1,6 +1,6 @@
 """Events that many plugins may listen to: pluggy hooks, entry-point group "dovetail.hooks".
 
-What is chosen by name is the registry's; a hook module is told, never asked for by name. A hook
+What is chosen by name is the registry's; a hook module is informed, never chosen by name. A hook
 that cannot be imported or raises is logged and left out: nobody selected it, so it stops nothing.
 """
 

@@ -111,7 +111,7 @@ class Batch:
         self.lengths[rows] += 1
 
     def expect(self, rows: np.ndarray) -> Expected:
-        """Make room for one token each that the host is told later. Shapes: [S]. Mutates: self"""
+        """Make room for one token each that the host learns later. Shapes: [S]. Mutates: self"""
         positions = self.lengths[rows]
         self.append(rows, np.full(len(rows), UNKNOWN))
         return Expected(rows=rows, positions=positions, epochs=self._epochs[rows])

@@ -39,7 +39,7 @@ class BlockTable:
         """Return the rows, places and blocks that were added since the last call.
 
         A place may come twice, always with the block that is there now; what was taken from a row
-        is not told. Shapes: [C] int64, [C] int64, [C] int32. Mutates: self
+        is not in it. Shapes: [C] int64, [C] int64, [C] int32. Mutates: self
         """
         changes, self._changes = self._changes, []
         if not changes:

@@ -4,7 +4,7 @@ What lies between attention calls (norms, gates, residuals, rotary embedding, pr
 floats) becomes the compiler's kernels; attention, cache writes and packed products stay as they are
 (`layers.opaque`). Both passes are timed beside each other at numbers of tokens that steps have, and
 the clock decides. Two graphs serve all steps: one token, and any other number. What cannot be
-compiled is told, and the model's own pass stays.
+compiled is logged, and the model's own pass stays.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CompiledForward:
         return self._own(token_ids, positions)
 
     def takes(self, num_tokens: int) -> bool:
-        """Return whether a pass of so many tokens is the compiled one."""
+        """Return whether a pass of this many tokens is the compiled one."""
         if not self._sizes:
             return False
         return self._wins[min(bisect_left(self._sizes, num_tokens), len(self._sizes) - 1)]

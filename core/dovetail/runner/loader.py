@@ -206,7 +206,7 @@ def _fill(
     load_format = cast(LoadFormat, build_plugin(run.load_format))
     weight_map = model.weight_map()
     shapes = None
-    if "invents" in load_format.capabilities:
+    if "random_weights" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
     with reading(run, device, shapes) as checkpoint:
         tensors = divert(module, weight_map, load_format.tensors(checkpoint))

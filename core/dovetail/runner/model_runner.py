@@ -88,7 +88,7 @@ class ModelRunner:
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
         self._compiled: CompiledForward | None = None
-        if self.run.compiles and "reads_rows" not in self._model.capabilities:
+        if self.run.compiles and "needs_host_rows" not in self._model.capabilities:
             self._compiled = CompiledForward(self._model.forward, self._calls)
         self._attention = attention_layers(loaded.module)
         if self.run.kv_steps is None:
@@ -155,7 +155,7 @@ class ModelRunner:
             reason = "graphs are switched off"
         elif "graphs" not in self._backend.capabilities:
             reason = f"attention backend {run.attention.name} cannot be captured"
-        elif "reads_rows" in self._model.capabilities:
+        elif "needs_host_rows" in self._model.capabilities:
             reason = "the model looks at rows on the host"
         manager = GraphManager(
             self._forward_eagerly,
@@ -264,7 +264,7 @@ class ModelRunner:
         return (
             self._sampler.has_processors(rows)
             or any(step.drafts for step in plan.rows)
-            or "reads_rows" in self._model.capabilities
+            or "needs_host_rows" in self._model.capabilities
         )
 
     def _begin(self, plan: StepPlan) -> BegunStep:

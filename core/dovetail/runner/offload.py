@@ -195,30 +195,30 @@ class Offload:
 
     def attach(self, model: nn.Module) -> None:
         """Have blocks fetch their weights before they run and give them back. Mutates: model"""
-        found = self._blocks(model)
-        for place, (block, visitor) in enumerate(found):
-            visitor.next = found[(place + 1) % len(found)][1] if len(found) > 1 else None
+        blocks = self._blocks(model)
+        for place, (block, visitor) in enumerate(blocks):
+            visitor.next = blocks[(place + 1) % len(blocks)][1] if len(blocks) > 1 else None
             block.register_forward_pre_hook(visitor.enter)
             block.register_forward_hook(visitor.leave)
         log.info(
             "%.2f GiB of weights in %d of %d blocks stay in host memory",
             self.num_bytes / 2**30,
-            len(found),
+            len(blocks),
             self._num_blocks,
         )
 
     def _blocks(self, model: nn.Module) -> Sequence[tuple[nn.Module, Visitor]]:
         """Return the offloaded blocks in the order in which they run."""
-        found: list[tuple[nn.Module, Visitor]] = []
+        blocks: list[tuple[nn.Module, Visitor]] = []
         missing = dict(self._visitors)
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         for block in (block for one in lists for block in one):
             inside = {
                 self._number_of.get(m) for m in block.modules() if isinstance(m, WeightHolder)
             }
-            found += [(block, missing.pop(n)) for n in inside if n is not None and n in missing]
+            blocks += [(block, missing.pop(n)) for n in inside if n is not None and n in missing]
         assert not missing, f"weights of blocks {sorted(missing)} would never come back"
-        return found
+        return blocks
 
 
 def _block_number(module: nn.Module) -> int | None:

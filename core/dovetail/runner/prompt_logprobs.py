@@ -1,8 +1,8 @@
 """Prompt logprobs: how likely the model found each prompt token, a few hundred at a time.
 
 On a device they are begun with the step and read with its draws. Nothing is drawn from a prompt's
-logits, so they are told as the model gave them whatever --logprobs-mode says of the stage. Knows no
-sampling; rows that do not ask cost nothing.
+logits, so they are reported as the model gave them whatever --logprobs-mode says of the stage.
+Knows no sampling; rows that do not ask cost nothing.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def _at_once(
     tells_logits: bool,
 ) -> RowFinish:
     """Find the logprobs of one row's tokens now."""
-    found: list[TokenLogprobs] = []
+    positions: list[TokenLogprobs] = []
     for logits, chunk in _chunks(hidden, token_ids, logits_of):
         wide, tops = logits.float(), [num_top] * len(chunk)
         if not bool(wide.amax(dim=1).isfinite().all()):
             return lambda: None
-        found += token_logprobs(wide, chunk.tolist(), tops, tells_logits=tells_logits)
-    return lambda: found
+        positions += token_logprobs(wide, chunk.tolist(), tops, tells_logits=tells_logits)
+    return lambda: positions
 
 
 def _queued(
@@ -131,11 +131,11 @@ def _queued(
     reading = Reading([told.numbers for _, told in parts])
 
     def finish() -> list[TokenLogprobs] | None:
-        found: list[TokenLogprobs] = []
+        positions: list[TokenLogprobs] = []
         for (chunk, told), numbers in zip(parts, reading.wait(), strict=True):
             if not np.isfinite(best_of(numbers)).all():
                 return None
-            found += read(told, numbers, chunk, tells_logits=tells_logits)
-        return found
+            positions += read(told, numbers, chunk, tells_logits=tells_logits)
+        return positions
 
     return finish

@@ -85,13 +85,13 @@ class RecordedForward:
         """Return what the program makes of its first new inputs if it is what the model makes."""
         token_ids, positions = self._inputs(count)
         wanted = self._forward(token_ids, positions, self._layouts(count)).clone()
-        found = program.run()
-        if not torch.equal(found.nan_to_num(), wanted.nan_to_num()):
+        output = program.run()
+        if not torch.equal(output.nan_to_num(), wanted.nan_to_num()):
             self._reason = "a repeated step differed from the model's own"
             log.warning("steps are not recorded: %s", self._reason)
             return wanted
         self._proven.add(count)
-        return found
+        return output
 
     def _fill(self, inputs: StepInputs, count: int) -> None:
         """Write a step's inputs where the programs read them. Mutates: self"""
@@ -127,7 +127,8 @@ class RecordedForward:
         return token_ids, torch.from_numpy(self._positions)[:count]
 
     def _layouts(self, count: int) -> list[BatchLayout]:
-        """Return layouts over the fixed places. Sizes told on the host are the largest possible."""
+        """Return layouts over the fixed places. Sizes known on the host are the largest
+        possible."""
         return [
             BatchLayout(
                 query_start=torch.from_numpy(self._starts)[: count + 1],

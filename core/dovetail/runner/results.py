@@ -1,6 +1,6 @@
 """RowResults: what a step drew, put together for the engine row by row.
 
-A fault that belongs to one row is told in that row's result. Pure functions.
+A fault that belongs to one row is reported in that row's result. Pure functions.
 """
 
 from __future__ import annotations

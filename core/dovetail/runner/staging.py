@@ -63,16 +63,16 @@ class Staging:
         self._turn ^= 1
         if buffer.copied is not None:
             buffer.copied.wait()
-        found = []
+        tensors = []
         for array, end in zip(arrays, ends, strict=True):
             start = end - _padded(array.nbytes)
             part = slice(start, start + array.nbytes)
             buffer.array[part].view(array.dtype)[:] = array.ravel()
             flat = self._target[part].view(TORCH_DTYPES[array.dtype])
-            found.append(flat.view(array.shape))
+            tensors.append(flat.view(array.shape))
         self._target[:total].copy_(buffer.tensor[:total], non_blocking=True)
         buffer.copied = self._calls.mark()
-        return found
+        return tensors
 
 
 def _padded(num_bytes: int) -> int:

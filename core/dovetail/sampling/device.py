@@ -1,6 +1,6 @@
 """DeviceDraws: a step's draws as kernels on a device, begun without waiting and read once.
 
-What kernels are told of the rows goes over in one copy, and what they drew comes back in one or
+What kernels need to know of the rows goes over in one copy, and what they drew comes back in one or
 two, behind one event. Draws what the native kernels and the torch operations draw.
 """
 

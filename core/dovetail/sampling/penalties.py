@@ -108,17 +108,17 @@ class Penalties:
         Shapes: logits [S, V] float32, rows [S] row numbers
         Mutates: logits
         """
-        found = [(i, row) for i, row in enumerate(rows) if row in self._ids]
-        if not found:
+        penalized = [(i, row) for i, row in enumerate(rows) if row in self._ids]
+        if not penalized:
             return
-        numbers = [row for _, row in found]
+        numbers = [row for _, row in penalized]
         sizes = self._tables.num_seen[numbers]
         device = logits.device
         parts = zip(numbers, sizes.tolist(), strict=True)
         ids = torch.from_numpy(np.concatenate([self._ids[r][:n] for r, n in parts]))
         ids = ids.to(device=device, dtype=torch.int64)
         columns = torch.from_numpy(self._columns(numbers, sizes)).to(device)
-        index = torch.from_numpy(np.repeat([i for i, _ in found], sizes)).to(device)
+        index = torch.from_numpy(np.repeat([i for i, _ in penalized], sizes)).to(device)
         repetition, subtracted = columns[0], columns[1]
         values = logits[index, ids]
         values = torch.where(values > 0, values / repetition, values * repetition)

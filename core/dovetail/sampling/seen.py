@@ -84,15 +84,15 @@ class SeenTokens:
         for row in rows:
             self._line[row] = self._free.pop()
         lines = self._line[rows]
-        found = [self._penalties.seen(row) for row in rows]
-        sizes = [len(ids) for ids, _ in found]
-        at = np.repeat(lines * vocab, sizes) + np.concatenate([ids for ids, _ in found])
-        values = np.concatenate([counts for _, counts in found]).astype(np.int32) + 1
+        tokens = [self._penalties.seen(row) for row in rows]
+        sizes = [len(ids) for ids, _ in tokens]
+        at = np.repeat(lines * vocab, sizes) + np.concatenate([ids for ids, _ in tokens])
+        values = np.concatenate([counts for _, counts in tokens]).astype(np.int32) + 1
         table.index_fill_(0, on_device(lines, device), 0)
         table.view(-1)[on_device(at, device)] = on_device(values, device)
 
     def _grow(self, more: int, vocab: int, device: torch.device) -> None:
-        """Make room for at least so many lines. Mutates: self"""
+        """Make room for at least this many lines. Mutates: self"""
         old = self._table
         size = 0 if old is None else len(old)
         larger = max(2 * size, size + more, FEWEST_LINES)

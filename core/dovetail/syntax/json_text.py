@@ -159,7 +159,7 @@ def _checked_string_end(text: str, at: int) -> int:
 def members(text: str, at: int) -> Iterator[Member]:
     """Yield the members of the object that begins at `at`, as far as the text goes.
 
-    Raises: MalformedToolCall where the text is no object.
+    Raises: MalformedToolCall where the text is not an object.
     """
     at = _expect(text, at, "{")
     while (at := skip_blanks(text, at)) < len(text) and text[at] != "}":

@@ -224,7 +224,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def _paired(text: str) -> str:
-    """Return text whose surrogates are paired as JSON pairs them; a lone one is no character."""
+    """Return text whose surrogates are paired as JSON pairs them; a lone one is not a character."""
     if text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

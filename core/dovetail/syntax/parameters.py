@@ -179,8 +179,8 @@ def as_json(text: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON text of a parameter that a model wrote without saying its type.
 
     A string stays text. Else JSON keeps the model's bytes, where the schema allows its type;
-    constants and lists may be Python's, and JSON that is no string may be written as one, with or
-    without its quotes; what is none of these is text.
+    constants and lists may be Python's, and JSON that is not a string may be written as one, with
+    or without its quotes; what is none of these is text.
     """
     allowed = kinds(schema)
     written = text.strip()

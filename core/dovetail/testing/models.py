@@ -78,7 +78,7 @@ class ReplayModel(nn.Module, Model):
     """
 
     info = Info(summary="test model: replays scripted tokens, faults and delays")
-    capabilities = frozenset({"no_weights", "reads_rows"})
+    capabilities = frozenset({"no_weights", "needs_host_rows"})
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         nn.Module.__init__(self)
@@ -209,7 +209,7 @@ def write_replay_checkpoint(
 
     Without `cue_base`, cues are the ids after the tokenizer's own, one per script; the vocabulary
     is enlarged by them, so prompts with cues are then given as token ids.
-    Raises: ConfigError when the vocabulary cannot be told from the tokenizer's files.
+    Raises: ConfigError when the vocabulary cannot be known from the tokenizer's files.
     """
     facts = _tokenizer_facts(tokenizer_from, vocab_size, eos_token_id)
     if cue_base is None:

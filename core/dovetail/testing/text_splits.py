@@ -36,8 +36,8 @@ def parse_in_pieces(
 ) -> Parsed:
     """Return what the server's pipeline makes of a text that comes in these pieces.
 
-    `layout` is a reasoning parser's; the tool parser's own is known. `is_cut`: the text did not end
-    by itself.
+    `layout` is a reasoning parser's; the tool parser's own is known. `is_cut`: the text was cut
+    off.
     """
     from dovetail.server.generate.events import Collected, Session, SessionPlan
 

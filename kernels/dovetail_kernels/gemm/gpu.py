@@ -152,7 +152,7 @@ class GpuPacked:
         return out
 
     def plan(self, rows: int, x: torch.Tensor) -> Tiles:
-        """Return the tiles for so many rows like those of x, in one part."""
+        """Return the tiles for this many rows like those of x, in one part."""
         return tiles(rows, self.work(x), x.device)
 
     def work(self, x: torch.Tensor) -> Work:

@@ -80,7 +80,7 @@ class Weight:
     run] in one of `FLOATS` multiply the scales and the offsets of `run` inputs, G times a power of
     two, which may then be int8. `table` float32 [16] and `outer` float32 [N], which may be None: a
     table4 weight is table[value] * scale * outer, one of int8 points value * scale * outer. Values
-    of float8 are no NaN.
+    of float8 are never NaN.
     `points` [books, n, size], n a power of two from 256 to 65536, of size 4 or 8: a code stands for
     a point, and the points of the books are added. Then `values` are codes, int16 (taken as
     unsigned) [N, K / size * books], a vector's together. Points are int8, of one book, a bit of

@@ -4,10 +4,10 @@
 weights and the number of larger logits of every piece. `tell` adds them up and picks the likeliest
 tokens one after the other: the block with the largest logit left is read again, the token taken,
 and the block's next one put in its place. So nothing is sorted or widened, and what a row costs
-beyond its two reads is a block and a few hundred comparisons for each token that is told.
+beyond its two reads is a block and a few hundred comparisons for each token that is reported.
 
-Floor: a read of the rows' logits, the tokens told written. Taken are two reads; the second one's
-logits are still in the device's cache where the rows' together fit into it.
+Floor: a read of the rows' logits, the tokens reported written. Taken are two reads; the second
+one's logits are still in the device's cache where the rows' together fit into it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FRONT = tl.constexpr(HEAD)
 
 @triton.jit
 def _keys(logits, stride, row, token, vocab):
-    """Return whole numbers that order logits; NaN is above all, what is no token below."""
+    """Return whole numbers that order logits; NaN is above all, what is not a token below."""
     inside = token < vocab
     value = tl.load(logits + row * stride + token, mask=inside, other=0.0).to(tl.float32) + 0.0
     bits = value.to(tl.int32, bitcast=True)

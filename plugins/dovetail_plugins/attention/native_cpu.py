@@ -41,7 +41,7 @@ class NativeCpu(AttentionBackend):
         source="https://arxiv.org/abs/2309.06180",
         devices=("cpu",),
     )
-    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "rounds"})
+    capabilities = frozenset({"window", "soft_cap", "sinks", "non_causal", "bf16_products"})
     auto_rank = 10
     Options = NativeCpuOptions
 

@@ -93,7 +93,7 @@ class TokenIndex:
         return best
 
     def _extend(self, token_ids: Sequence[int], end: int) -> None:
-        """Take in every place before `end`: the last n-gram itself is no earlier one."""
+        """Take in every place before `end`: the last n-gram itself is not an earlier one."""
         first = len(self._before)
         if end <= first:
             return

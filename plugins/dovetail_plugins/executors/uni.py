@@ -37,7 +37,7 @@ class UniExecutor(Executor):
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
         self.options = options
-        is_ahead = "ahead" in registry.load_selection(worker).capabilities
+        is_ahead = "overlapped_steps" in registry.load_selection(worker).capabilities
         self._thread = _WorkThread() if run.async_steps and not is_ahead else None
         self._loader = ThreadPoolExecutor(
             1, thread_name_prefix="dovetail-constraints", initializer=_step_back

@@ -213,17 +213,17 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
                 "attention_factor": 1.0, "original_max_position_embeddings": length}  # fmt: skip
     if long is not None and short is not None:
         trained = trained or length
-        found = {"rope_type": "longrope", "long_factor": long, "short_factor": short,
+        scaling = {"rope_type": "longrope", "long_factor": long, "short_factor": short,
                  "factor": max(1.0, length / trained)}  # fmt: skip
-        found["original_max_position_embeddings"] = trained
-        return found | ({} if attention is None else {"attention_factor": attention})
+        scaling["original_max_position_embeddings"] = trained
+        return scaling | ({} if attention is None else {"attention_factor": attention})
     kind = settings.find(".rope.scaling.type", str)
     if kind == "linear" or (kind is None and settings.find(".rope.scale_linear", float)):
         factor = factor or settings.find(".rope.scale_linear", float)
         return {"rope_type": "linear", "factor": factor} if factor else None
     if kind == "yarn" and factor:
-        found = {"rope_type": "yarn", "factor": factor}
-        return found | ({} if trained is None else {"original_max_position_embeddings": trained})
+        scaling = {"rope_type": "yarn", "factor": factor}
+        return scaling | ({} if trained is None else {"original_max_position_embeddings": trained})
     if kind not in (None, "none", "yarn", "longrope"):
         raise ConfigError(
             f'the rope scaling "{kind}" is not supported.', where=str(settings.model.path)
@@ -304,7 +304,7 @@ def _gemma(settings: Settings) -> dict[str, Any]:
 
 
 def _query_scale(settings: Settings, largest: int) -> dict[str, Any]:
-    """Return the number whose root queries are divided by: the largest size of a generation, told
+    """Return the number whose root queries are divided by: the largest size of a generation, known
     by its layers, divides by its hidden size per head."""
     common = _common(settings)
     per_head = common["hidden_size"] // common["num_attention_heads"]

@@ -21,7 +21,7 @@ def longs(raw: torch.Tensor) -> torch.Tensor:
 
 
 def fields(raw: torch.Tensor, bits: int, run: int) -> torch.Tensor:
-    """Return fields of so many bits: the lowest of `run` bytes come first, then the next.
+    """Return fields of this many bits: the lowest of `run` bytes come first, then the next.
 
     Shapes: [n, S] uint8 -> [n, S * 8 / bits] uint8
     """

@@ -73,13 +73,13 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
     path = Path(path)
     if path.is_file():
         return path if path.suffix == SUFFIX else None
-    found = [
+    files = [
         file
         for file in sorted(path.glob(f"*{SUFFIX}"))
         if file.is_file() and not any(file.match(pattern) for pattern in (*ignored, PROJECTORS))
     ]
-    firsts = [file for file in found if (split := _SPLIT.fullmatch(file.name)) is None
-              or int(split[2]) == 1 or len(found) == 1]  # fmt: skip
+    firsts = [file for file in files if (split := _SPLIT.fullmatch(file.name)) is None
+              or int(split[2]) == 1 or len(files) == 1]  # fmt: skip
     if len(firsts) > 1:
         names = ", ".join(file.name for file in firsts[:5])
         raise ConfigError(
@@ -225,8 +225,8 @@ class _Reader:
             return self._array(depth)
         if kind not in _NUMBERS:
             raise self._fault(f"a setting has the unknown kind {kind}")
-        found = self._number(_NUMBERS[kind])
-        return bool(found) if kind == _BOOL else found
+        value = self._number(_NUMBERS[kind])
+        return bool(value) if kind == _BOOL else value
 
     def _array(self, depth: int) -> list[Any]:
         kind, count = self._number("I"), self._number("Q")
@@ -236,8 +236,8 @@ class _Reader:
             letter = _NUMBERS[kind]
             self._expect(count, struct.calcsize(letter), "numbers")
             raw = self._take(count * struct.calcsize(letter))
-            found = list(struct.unpack(f"<{count}{letter}", raw))
-            return [bool(one) for one in found] if kind == _BOOL else found
+            values = list(struct.unpack(f"<{count}{letter}", raw))
+            return [bool(one) for one in values] if kind == _BOOL else values
         self._expect(count, 8, "values")
         if kind == _TEXT:
             return [self._text() for _ in range(count)]
@@ -257,7 +257,7 @@ class _Reader:
         return struct.unpack(f"<{letter}", self._take(struct.calcsize(letter)))[0]
 
     def _expect(self, count: int, least_bytes: int, what: str) -> None:
-        """Raises: ConfigError when so many entries cannot be inside what is left of the file."""
+        """Raises: ConfigError when this many entries cannot be inside what is left of the file."""
         if count > MAX_ENTRIES or count * least_bytes > self._size - self._place:
             raise self._fault(f"{count} {what} cannot be inside {self._size} bytes")
 

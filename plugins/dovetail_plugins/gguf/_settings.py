@@ -55,54 +55,54 @@ def settings_of(model: ModelSpec) -> dict[str, Any]:
     prefix, config = ARCHITECTURES[model.architecture], model.hf_config
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise _unsaid(model, "layers without experts among those with")
-    found: dict[str, Any] = {"vocab_size": model.vocab_size}
+    settings: dict[str, Any] = {"vocab_size": model.vocab_size}
     for key, names in _PLAIN.items():
         value = next((config[n] for n in names if config.get(n) is not None), None)
         if value is not None:
-            found[key] = int(value)
+            settings[key] = int(value)
     for key, name in _REAL.items():
         if config.get(name) is not None:
-            found[key] = float(config[name])
-    found |= {"attention.key_length": model.head_size, "attention.value_length": model.head_size}
+            settings[key] = float(config[name])
+    settings |= {"attention.key_length": model.head_size, "attention.value_length": model.head_size}
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
-        found["attention.sliding_window"] = int(window)
+        settings["attention.sliding_window"] = int(window)
     if prefix == "gpt2":
-        found.setdefault("feed_forward_length", 4 * model.hidden_size)
+        settings.setdefault("feed_forward_length", 4 * model.hidden_size)
     else:
-        found |= _rope(model)
-    return {"general.architecture": prefix} | {f"{prefix}.{k}": v for k, v in found.items()}
+        settings |= _rope(model)
+    return {"general.architecture": prefix} | {f"{prefix}.{k}": v for k, v in settings.items()}
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary settings of layers that see everything, in either spelling of configs."""
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(found.get("full_attention"), Mapping):
-        found = found["full_attention"]
-    theta = found.get("rope_theta") or config.get("rope_theta")
-    share = found.get("partial_rotary_factor") or config.get("partial_rotary_factor")
-    kind = found.get("rope_type") or found.get("type") or "default"
-    return {**found, "rope_type": kind, "rope_theta": theta, "partial_rotary_factor": share}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if isinstance(rope.get("full_attention"), Mapping):
+        rope = rope["full_attention"]
+    theta = rope.get("rope_theta") or config.get("rope_theta")
+    share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    return {**rope, "rope_type": kind, "rope_theta": theta, "partial_rotary_factor": share}
 
 
 def _rope(model: ModelSpec) -> dict[str, Any]:
     rope = rope_of(model.hf_config)
-    kind, found = rope["rope_type"], {}
+    kind, settings = rope["rope_type"], {}
     if rope["rope_theta"] is not None:
-        found["rope.freq_base"] = float(rope["rope_theta"])
-    found["rope.dimension_count"] = int(model.head_size * (rope["partial_rotary_factor"] or 1))
+        settings["rope.freq_base"] = float(rope["rope_theta"])
+    settings["rope.dimension_count"] = int(model.head_size * (rope["partial_rotary_factor"] or 1))
     trained = rope.get("original_max_position_embeddings") or model.hf_config.get(
         "original_max_position_embeddings"
     )
     if kind in ("linear", "yarn"):
-        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+        settings |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
     elif kind == "longrope" and rope.get("attention_factor"):
-        found["rope.scaling.attn_factor"] = float(rope["attention_factor"])
+        settings["rope.scaling.attn_factor"] = float(rope["attention_factor"])
     elif kind not in ("default", "llama3", "longrope"):
         raise _unsaid(model, f'the rope scaling "{kind}"')
     if trained and kind in ("yarn", "longrope"):
-        found["rope.scaling.original_context_length"] = int(trained)
-    return found
+        settings["rope.scaling.original_context_length"] = int(trained)
+    return settings
 
 
 def _unsaid(model: ModelSpec, what: str) -> ConfigError:

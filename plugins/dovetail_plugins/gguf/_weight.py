@@ -47,28 +47,28 @@ Tensors = Mapping[str, torch.Tensor]
 
 def weight_of(type_name: str, rows: torch.Tensor) -> Weight:
     """Return the matrix of a type. Shapes: rows [N, bytes] uint8 -> [N, K]"""
-    found: dict[str, Any] = dict(_unpacked(type_name, rows))
+    fields: dict[str, Any] = dict(_unpacked(type_name, rows))
     inputs = rows.shape[1] // BY_NAME[type_name].block_bytes * BY_NAME[type_name].values
-    group = inputs // found["scales"].shape[1]
-    names = ("steps", "offset_steps") if "steps" in found else ("scales", "offsets")
-    found |= _narrow({name: found[name] for name in names if name in found})
-    run = inputs // found["steps"].shape[1] if "steps" in found else 0
+    group = inputs // fields["scales"].shape[1]
+    names = ("steps", "offset_steps") if "steps" in fields else ("scales", "offsets")
+    fields |= _narrow({name: fields[name] for name in names if name in fields})
+    run = inputs // fields["steps"].shape[1] if "steps" in fields else 0
     if type_name in VECTORS:
         of_type = points(type_name).unsqueeze(0)
-        found |= _whole_steps(found["steps"], len(rows))
-        return Weight(format="vectors", points=of_type, group=group, run=run, **found)
+        fields |= _whole_steps(fields["steps"], len(rows))
+        return Weight(format="vectors", points=of_type, group=group, run=run, **fields)
     if type_name == TRITS:
-        return Weight(format="trits", group=group, **found)
+        return Weight(format="trits", group=group, **fields)
     levels = LEVELS_OF.get(type_name)
     if levels is None:
         format = integer_format(BITS[type_name], "float")
-        return Weight(format=format, group=group, run=run, **found)
+        return Weight(format=format, group=group, run=run, **fields)
     table = torch.zeros(16)
     table[: len(levels)] = torch.tensor(levels, dtype=torch.float32)
     if type_name == "NVFP4":  # the file's scales are e4m3, halved because the levels are doubled
         table = table / 2
-        found["scales"] = (found["scales"].float() * 2).to(torch.float8_e4m3fn)
-    return Weight(format="table4", group=group, run=run, table=table, **found)
+        fields["scales"] = (fields["scales"].float() * 2).to(torch.float8_e4m3fn)
+    return Weight(format="table4", group=group, run=run, table=table, **fields)
 
 
 def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, Any]:
@@ -76,14 +76,14 @@ def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, Any]:
     known = BY_NAME[type_name]
     inputs = rows.shape[1] // known.block_bytes * known.values
     some = max(1, PART_VALUES // inputs)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for start in range(0, len(rows), some):
         part = rows[start : start + some]
         for name, tensor in _part(type_name, part).items():
-            if name not in found:
-                found[name] = tensor.new_empty(len(rows), tensor.shape[1])
-            found[name][start : start + len(part)] = tensor
-    return found
+            if name not in tensors:
+                tensors[name] = tensor.new_empty(len(rows), tensor.shape[1])
+            tensors[name][start : start + len(part)] = tensor
+    return tensors
 
 
 def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -101,14 +101,14 @@ def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         center = 0 if made.offset_steps is not None else 1 << (BITS[type_name] - 1)
         values = (values + center).view(torch.uint8)
     has_codes = made.codes is not None
-    found = {
+    tensors = {
         "values": values,
         "scales": made.codes if has_codes else made.steps,
         "steps": made.steps if has_codes else None,
         "offsets": made.offset_codes if has_codes else made.offset_steps,
         "offset_steps": made.offset_steps if has_codes else None,
     }
-    return {name: t.reshape(len(rows), -1) for name, t in found.items() if t is not None}
+    return {name: t.reshape(len(rows), -1) for name, t in tensors.items() if t is not None}
 
 
 def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, torch.Tensor]:

@@ -27,10 +27,10 @@ def weight_files(
     """
     folder = Path(checkpoint.path)
     if (folder / index).is_file():
-        found = _indexed(folder / index)
+        files = _indexed(folder / index)
     else:
-        found = _matching(folder, patterns, skipped)
-    return [path for path in found if not is_ignored(path.name, checkpoint.ignore_patterns)]
+        files = _matching(folder, patterns, skipped)
+    return [path for path in files if not is_ignored(path.name, checkpoint.ignore_patterns)]
 
 
 def is_ignored(name: str, patterns: Iterable[str]) -> bool:
@@ -39,7 +39,7 @@ def is_ignored(name: str, patterns: Iterable[str]) -> bool:
 
 
 def why_no_folder(checkpoint: Checkpoint) -> str | None:
-    """Return why the checkpoint's path is no folder, or None."""
+    """Return why the checkpoint's path is not a folder, or None."""
     folder = Path(checkpoint.path)
     if folder.is_dir():
         return None

@@ -45,8 +45,8 @@ def _tensors(files: Sequence[Path], path: str) -> Iterator[tuple[str, torch.Tens
     with SafetensorsStreamer() as streamer:
         try:
             streamer.stream_files([str(file) for file in files], device="cpu")
-            found: Iterator[Any] = streamer.get_tensors()
-            for name, tensor in found:
+            tensors: Iterator[Any] = streamer.get_tensors()
+            for name, tensor in tensors:
                 yield str(name), tensor
         except Exception as error:
             # The package has error classes of its own that share no other base.

@@ -85,7 +85,7 @@ def read_headers(files: Sequence[Path]) -> Iterator[TensorHeader]:
 
 
 def malformed(path: Path, reason: str) -> ConfigError:
-    """Return the error for a file that is no safetensors file."""
+    """Return the error for a file that is not a safetensors file."""
     return ConfigError(
         f"not a valid safetensors file: {reason}", where=str(path), fix="download the file again."
     )

@@ -3,7 +3,7 @@ header and its bytes. Sizes are checked against the file before anything is mapp
 
 Layout (little-endian): "|TZR|", version (1 to 5), 32 bytes of flags, a size, 8 unused bytes, the
 count of tensors, the bytes of the index, the index. Source: https://github.com/coreweave/tensorizer
-Encrypted files, tensors without data and names that are paths into lists are told, not read.
+Encrypted files, tensors without data and names that are paths into lists are reported, not read.
 """
 
 from __future__ import annotations

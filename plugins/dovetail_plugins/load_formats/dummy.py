@@ -20,7 +20,7 @@ class Dummy(LoadFormat):
     """Random tensors for every wanted name."""
 
     info = Info(summary="random weights; no file is read")
-    capabilities = frozenset({"invents", "lazy"})
+    capabilities = frozenset({"random_weights", "lazy"})
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield a random tensor for every wanted name."""

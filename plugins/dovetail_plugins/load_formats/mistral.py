@@ -85,7 +85,7 @@ class Mistral(LoadFormat):
 
 
 def _check_heads(params: dict[str, Any], path: Path) -> None:
-    """Raises: ConfigError when the counts of heads are no counts."""
+    """Raises: ConfigError when the numbers of heads are not whole numbers."""
     for key in ("n_heads", "n_kv_heads"):
         value = params.get(key)
         is_absent = value is None and key == "n_kv_heads"
@@ -98,7 +98,7 @@ def _check_heads(params: dict[str, Any], path: Path) -> None:
 
 
 def _check_rows(name: str, tensor: torch.Tensor, params: dict[str, Any], path: Path) -> None:
-    """Raises: ConfigError when the rows of a query or key tensor are no whole pairs per head."""
+    """Raises: ConfigError when the rows of a query or key tensor are not whole pairs per head."""
     words = name.split(".")
     if words[-1] not in ("weight", "bias") or words[-2] not in ("wq", "wk"):
         return

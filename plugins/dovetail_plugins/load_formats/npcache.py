@@ -66,13 +66,14 @@ def cache_folder(checkpoint: Checkpoint) -> Path:
 
 
 def _entries(folder: Path) -> dict[str, Any]:
-    """Return name -> entry of the manifest. Raises: ConfigError when one is no entry of ours."""
+    """Return name -> entry of the manifest. Raises: ConfigError when one is not an entry of
+    ours."""
     path = folder / MANIFEST
     tensors = read_json(path).get("tensors")
     entries = tensors if isinstance(tensors, dict) else {"tensors": None}
     for name, entry in entries.items():
-        found = entry if isinstance(entry, dict) else {}
-        file, kinds = found.get("file"), (type(found.get("dtype")), type(found.get("bytes")))
+        fields = entry if isinstance(entry, dict) else {}
+        file, kinds = fields.get("file"), (type(fields.get("dtype")), type(fields.get("bytes")))
         is_here = isinstance(file, str) and _FILE.fullmatch(file) is not None
         if not is_here or kinds != (str, int):
             raise ConfigError(

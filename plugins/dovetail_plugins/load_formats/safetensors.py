@@ -60,8 +60,8 @@ class Safetensors(LoadFormat):
         absent = why_no_folder(query)
         if absent:
             return [absent]
-        found = weight_files(query, index=INDEX, patterns=PATTERNS)
-        return [] if found else ["the folder holds no *.safetensors file"]
+        files = weight_files(query, index=INDEX, patterns=PATTERNS)
+        return [] if files else ["the folder holds no *.safetensors file"]
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once, file by file. All headers are checked before the first."""

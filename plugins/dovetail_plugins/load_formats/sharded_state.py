@@ -68,8 +68,8 @@ class ShardedState(LoadFormat):
         absent = why_no_folder(query)
         if absent:
             return [absent]
-        found = files_by_rank(query, PATTERN)
-        return [] if found else [f"the folder holds no {PATTERN}"]
+        files = files_by_rank(query, PATTERN)
+        return [] if files else [f"the folder holds no {PATTERN}"]
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parameters. Raises: ConfigError when the ranks are not as many."""
@@ -98,13 +98,13 @@ def rank_files(checkpoint: Checkpoint, pattern: str) -> list[Path]:
 
     Raises: ConfigError when there are none, a part is missing, or the ranks are not as many.
     """
-    found = files_by_rank(checkpoint, pattern)
+    files = files_by_rank(checkpoint, pattern)
     check_nonempty(
-        checkpoint, [file for parts in found.values() for file in parts.values()], pattern
+        checkpoint, [file for parts in files.values() for file in parts.values()], pattern
     )
     rank = checkpoint.rank
-    parts = found.get(rank.rank, {})
-    written = _ranks_written(found, parts)
+    parts = files.get(rank.rank, {})
+    written = _ranks_written(files, parts)
     if written != rank.world_size:
         raise ConfigError(
             f"the weights were divided over {written} ranks, not over {rank.world_size}",
@@ -126,13 +126,13 @@ def files_by_rank(checkpoint: Checkpoint, pattern: str) -> Mapping[int, dict[int
     """Return rank -> part -> file of the folder's files that the pattern names."""
     text = re.escape(pattern).replace(r"\{rank\}", r"(?P<rank>\d{1,6})")
     name = re.compile(text.replace(r"\{part\}", r"(?P<part>\d{1,6})"))
-    found: dict[int, dict[int, Path]] = {}
+    files: dict[int, dict[int, Path]] = {}
     folder = Path(checkpoint.path)
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = name.fullmatch(file.name)
         if match and file.is_file() and not is_ignored(file.name, checkpoint.ignore_patterns):
-            found.setdefault(int(match["rank"]), {})[int(match["part"])] = file
-    return found
+            files.setdefault(int(match["rank"]), {})[int(match["part"])] = file
+    return files
 
 
 def _ranks_written(found: Mapping[int, dict[int, Path]], parts: Mapping[int, Path]) -> int:

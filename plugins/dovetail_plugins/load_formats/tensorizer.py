@@ -79,8 +79,8 @@ class Tensorizer(LoadFormat):
         absent = why_no_folder(query)
         if absent:
             return [absent]
-        found = weight_files(query, index=NO_INDEX, patterns=PATTERNS)
-        return [] if found else ["the folder holds no *.tensors file"]
+        files = weight_files(query, index=NO_INDEX, patterns=PATTERNS)
+        return [] if files else ["the folder holds no *.tensors file"]
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once. All indices are checked before the first."""

@@ -54,22 +54,22 @@ def hf_config(path: str | Path, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return what config.json would hold. Raises: ConfigError naming params.json and the key."""
     where = str(Path(path) / FILE)
     _check(params, where)
-    found = {new: params[old] for old, new in _RENAMED.items() if params.get(old) is not None}
+    config = {new: params[old] for old, new in _RENAMED.items() if params.get(old) is not None}
     experts = params.get("moe")
-    found["architectures"] = ["MixtralForCausalLM" if experts else "MistralForCausalLM"]
-    found["model_type"] = "mixtral" if experts else "mistral"
+    config["architectures"] = ["MixtralForCausalLM" if experts else "MistralForCausalLM"]
+    config["model_type"] = "mixtral" if experts else "mistral"
     # No checkpoint's file names them: every Mistral tokenizer begins with <unk>, <s>, </s>.
-    found |= {"bos_token_id": 1, "eos_token_id": 2}
-    found.setdefault("max_position_embeddings", DEFAULT_POSITIONS)
-    found.setdefault("sliding_window", None)
-    found.setdefault("rope_theta", 10_000.0 if found["sliding_window"] else 1_000_000.0)
-    found.setdefault("tie_word_embeddings", False)
+    config |= {"bos_token_id": 1, "eos_token_id": 2}
+    config.setdefault("max_position_embeddings", DEFAULT_POSITIONS)
+    config.setdefault("sliding_window", None)
+    config.setdefault("rope_theta", 10_000.0 if config["sliding_window"] else 1_000_000.0)
+    config.setdefault("tie_word_embeddings", False)
     dtype = params.get("dtype") or stored_type(path)
     return {
-        **found,
+        **config,
         **({"torch_dtype": dtype} if dtype else {}),
         **(_experts(experts, where) if experts else {}),
-        **(_yarn(params["yarn"], found["rope_theta"], where) if params.get("yarn") else {}),
+        **(_yarn(params["yarn"], config["rope_theta"], where) if params.get("yarn") else {}),
         **_quantization(params.get("quantization"), where),
     }
 
@@ -89,7 +89,7 @@ def stored_type(path: str | Path) -> str | None:
 
 
 def _check(params: Mapping[str, Any], where: str) -> None:
-    """Raises: ConfigError for keys that are missing, or mean something that is not built."""
+    """Raises: ConfigError for keys that are missing, or mean something that is not supported."""
     missing = [key for key in _NEEDED if key not in params]
     if missing:
         raise ConfigError(

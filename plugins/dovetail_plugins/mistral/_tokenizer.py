@@ -105,13 +105,13 @@ def _with_special(tokenizer: Tokenizer, special: Iterable[str]) -> Tokenizer:
 
 def _merges(tokens: Sequence[str], ranks: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return the pairs that make each token, the tokens in the order given."""
-    found: list[tuple[str, str]] = []
+    merges: list[tuple[str, str]] = []
     for token in tokens:
         halves = ((token[:i], token[i:]) for i in range(1, len(token)))
         pairs = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
         pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        found += pairs
-    return found
+        merges += pairs
+    return merges
 
 
 def _characters(word: bytes) -> str:

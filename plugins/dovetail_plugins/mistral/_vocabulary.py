@@ -57,8 +57,8 @@ def find_file(folder: Path) -> Path | None:
     if not folder.is_dir():
         return None
     named = {path: _SENTENCEPIECE.fullmatch(path.name) for path in sorted(folder.iterdir())}
-    found = [(int(match[1]), path) for path, match in named.items() if match]
-    return max(found)[1] if found else None
+    files = [(int(match[1]), path) for path, match in named.items() if match]
+    return max(files)[1] if files else None
 
 
 def version_of(path: Path) -> str:
@@ -129,10 +129,10 @@ def _special(path: Path, listed: Any, count: int) -> tuple[str, ...]:
             names = {int(entry["rank"]): str(entry["token_str"]) for entry in listed}
         except (KeyError, TypeError, ValueError) as error:
             raise _malformed(path, "special_tokens has an entry without rank and text") from error
-    found = tuple(names.get(i, f"<SPECIAL_{i}>") for i in range(count))
-    if (max(names, default=-1) >= count and listed is not None) or len(set(found)) != count:
+    texts = tuple(names.get(i, f"<SPECIAL_{i}>") for i in range(count))
+    if (max(names, default=-1) >= count and listed is not None) or len(set(texts)) != count:
         raise _malformed(path, f"special_tokens are not {count} different ones")
-    return found
+    return texts
 
 
 def _word(path: Path, rank: int, entry: Any) -> bytes:

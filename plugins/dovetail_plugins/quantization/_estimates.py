@@ -39,7 +39,7 @@ def integers_estimate(
     takes: str = INT8,
 ) -> StorageEstimate:
     """Return what integers in groups become. `group` 0: as many groups as there are scales. `takes`
-    is told where groups fit int8 activations.
+    is given where groups fit int8 activations.
 
     Without zero points of their own, values of widths that kernels do not have still need some:
     half of their range is not half of the kernels'.
@@ -65,7 +65,7 @@ def integers_estimate(
 
 
 def value_bytes(count: int, bits: float, *, packs: bool) -> int:
-    """Return the bytes of so many values: a byte each where nothing is packed."""
+    """Return the bytes of this many values: a byte each where nothing is packed."""
     return int(count * bits / 8) if packs else count
 
 
@@ -111,7 +111,7 @@ def tiles_estimate(
 def bytes_estimate(
     count: int, outputs: int, *, groups: int = 1, has_zeros: bool = False, takes: str = INT8
 ) -> StorageEstimate:
-    """Return so many int8 values with float32 scales, and zero points, of groups."""
+    """Return this many int8 values with float32 scales, and zero points, of groups."""
     group = count // outputs // groups
     factors = 4 * outputs * groups * (2 if has_zeros else 1)
     return StorageEstimate(
@@ -220,7 +220,7 @@ def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHea
 
 
 def plain_estimate(count: int, dtype: str) -> StorageEstimate:
-    """Return so many weights in full precision."""
+    """Return this many weights in full precision."""
     num_bytes = count * (4 if dtype in WIDE else 2)
     takes = BFLOAT16 if dtype == BFLOAT16 else FLOAT
     return StorageEstimate(num_values=count, format=dtype, num_bytes=num_bytes, takes=takes)

@@ -1,7 +1,7 @@
 """What 4-bit-and-less methods share: unsigned values in groups become a weight kernels multiply.
 
 Widths that no kernel has are values of the next one that use fewer levels, so all of them are exact
-in the kernels' formats. Groups that are no multiple of 8 inputs become a float16 (or bfloat16)
+in the kernels' formats. Groups that are not a multiple of 8 inputs become a float16 (or bfloat16)
 matrix, the one inexact case.
 """
 
@@ -56,7 +56,7 @@ def group_order(group_of: torch.Tensor, group: int) -> torch.Tensor | None:
     """Return the inputs sorted by group, or None where they lie in groups already.
 
     A rank that has some of the inputs must have whole groups, which follow each other.
-    Shapes: group_of [I] (-1 everywhere: not told) -> [I] int64. Raises: ConfigError
+    Shapes: group_of [I] (-1 everywhere: not given) -> [I] int64. Raises: ConfigError
     """
     if bool((group_of < 0).all()):
         return None

@@ -78,7 +78,7 @@ class Gguf(StoredMethod):
         return StoredLinear(rows.tensors, rows.weight, activations=self.activations)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a matrix becomes, of any type; None for what is no matrix."""
+        """Return what a matrix becomes, of any type; None for what is not a matrix."""
         weight = layer.tensors.get("weight")
         if weight is None or len(weight.shape) < 2:
             return None

@@ -131,7 +131,7 @@ class Nibbles:
     def memory_estimate(
         self, values: TensorHeader, scale: TensorHeader, *, packs: bool
     ) -> StorageEstimate:
-        """Return what such a layer becomes: zero points that are no integers take float32."""
+        """Return what such a layer becomes: zero points that are not integers take float32."""
         outputs, pairs = values.shape
         wide = replace(scale, dtype="float32")
         return integers_estimate(

@@ -1,7 +1,7 @@
 """What the GGUF quantizers share: a model in one file, its names and settings those of llama.cpp.
 
-Matrices that the type cannot hold, and everything that is no matrix, are float32. Imports no torch.
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Matrices that the type cannot hold, and everything that is not a matrix, are float32. Imports no
+torch. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations

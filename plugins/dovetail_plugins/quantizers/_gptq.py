@@ -51,7 +51,7 @@ def compensated(
     work = weight.T[order].contiguous()
     wide = steps.float().T.repeat_interleave(weight.shape[1] // steps.shape[1], dim=0)[order]
     after = _influence(gram[order][:, order], damping)
-    found = torch.empty(work.shape, dtype=torch.uint8)
+    codes = torch.empty(work.shape, dtype=torch.uint8)
     half, inputs = 1 << (bits - 1), len(work)
     for start in range(0, inputs, AT_ONCE):
         end = min(start + AT_ONCE, inputs)
@@ -59,13 +59,13 @@ def compensated(
         for place in range(start, end):
             step, own = wide[place], work[place]
             level = (own / step).round_().clamp_(-half, half - 1)
-            found[place] = (level + half).to(torch.uint8)
+            codes[place] = (level + half).to(torch.uint8)
             error = (own - level * step).div_(after[place, place])
             work[place:end].addr_(after[place, place:end], error, alpha=-1)
             errors[place - start] = error
         work[end:].addmm_(after[start:end, end:].T, errors, alpha=-1)
-    values = torch.empty_like(found)
-    values[order] = found
+    values = torch.empty_like(codes)
+    values[order] = codes
     return values.T.contiguous()
 
 

@@ -43,8 +43,8 @@ def levels(
     """
     group = weight.shape[1] // steps.shape[1]
     zero = 1 << (bits - 1) if zeros is None else zeros.unsqueeze(-1)
-    found = (grouped(weight, group) / steps.float().unsqueeze(-1)).round_() + zero
-    return found.clamp_(0, (1 << bits) - 1).to(torch.uint8).flatten(1)
+    codes = (grouped(weight, group) / steps.float().unsqueeze(-1)).round_() + zero
+    return codes.clamp_(0, (1 << bits) - 1).to(torch.uint8).flatten(1)
 
 
 def meant(

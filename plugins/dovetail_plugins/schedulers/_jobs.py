@@ -14,8 +14,8 @@ Blocks = tuple[tuple[int, ...], ...]
 class Job:
     """A request as this scheduler keeps it.
 
-    `order` is fixed while it waits and runs; `epoch` counts its preemptions, so that a result can
-    be told from one of an earlier life; `max_tokens` is the length at which it surely ends.
+    `order` is fixed while it waits and runs; `epoch` counts its preemptions, so that a result is
+    not mistaken for one of an earlier life; `max_tokens` is the length at which it surely ends.
     """
 
     __slots__ = ("arrival_index", "epoch", "max_tokens", "order", "request")

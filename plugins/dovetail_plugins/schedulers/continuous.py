@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import isfinite
 
+from dovetail.engine.context_length import prompt_too_long, room_for_answer
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING
 from dovetail.errors import BrokenPlugin, RequestError
 from dovetail.interfaces.plugin import Info
@@ -110,29 +111,15 @@ class ContinuousScheduler(Scheduler):
     def _verify(self, request: RequestState) -> None:
         if request.request_id in self._jobs:
             raise RequestError("a request with this id is under way.", where=request.request_id)
-        num_tokens = request.num_tokens
-        if num_tokens == 0:
-            raise RequestError("the prompt has no tokens.", where="prompt")
-        limit, fix = self._prompt_limit()
-        if num_tokens > limit:
-            raise RequestError(
-                f"the prompt has {num_tokens} tokens, {limit} fit.",
-                where="prompt",
-                fix=fix,
-                code="context_length_exceeded",
-            )
-
-    def _prompt_limit(self) -> tuple[int, str]:
-        """Return the longest prompt, and how an operator could allow a longer one."""
-        spec = self._spec
-        limits = [
-            (spec.max_model_tokens - 1, "shorten it, or raise --max-model-len."),
-            (self._capacity_tokens, "shorten it, or give the KV cache more memory."),
-        ]
-        if not spec.uses_chunked_prefill:
-            fix = "shorten it, raise --max-num-batched-tokens or set --enable-chunked-prefill."
-            limits.append((spec.max_step_tokens, fix))
-        return min(limits)
+        spec, num_tokens = self._spec, request.num_tokens
+        room_for_answer(num_tokens, spec.max_model_tokens)
+        if num_tokens > self._capacity_tokens:
+            limit = f"the KV cache holds {self._capacity_tokens} of one request"
+            raise prompt_too_long(num_tokens, limit, "or give the KV cache more memory")
+        if not spec.uses_chunked_prefill and num_tokens > spec.max_step_tokens:
+            limit = f"a step takes {spec.max_step_tokens}, and prompts are not computed in parts"
+            fix = "raise --max-num-batched-tokens, or set --enable-chunked-prefill"
+            raise prompt_too_long(num_tokens, limit, fix)
 
     def _max_tokens(self, request: RequestState) -> int:
         """Return the length at which the request surely ends, whatever is drawn."""

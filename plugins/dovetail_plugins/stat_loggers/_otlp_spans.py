@@ -92,7 +92,7 @@ def attributes_of(stats: RequestStats, model: str, detail: Collection[str]) -> d
 
 def _sampling(stats: RequestStats) -> dict[str, Attribute]:
     asked = stats.sampling
-    found: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "gen_ai.request.max_tokens": stats.max_tokens,
         "gen_ai.request.choice.count": stats.n,
         "gen_ai.request.temperature": asked.temperature,
@@ -101,26 +101,26 @@ def _sampling(stats: RequestStats) -> dict[str, Attribute]:
         "gen_ai.request.frequency_penalty": asked.frequency_penalty,
     }
     if asked.top_k > 0:
-        found["gen_ai.request.top_k"] = asked.top_k
+        attributes["gen_ai.request.top_k"] = asked.top_k
     if asked.seed is not None and asked.seed < 1 << 63:
-        found["gen_ai.request.seed"] = asked.seed
+        attributes["gen_ai.request.seed"] = asked.seed
     if asked.stop:
-        found["gen_ai.request.stop_sequences"] = asked.stop
-    return found
+        attributes["gen_ai.request.stop_sequences"] = asked.stop
+    return attributes
 
 
 def _latency(stats: RequestStats, detail: Collection[str]) -> dict[str, Attribute]:
-    found: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "gen_ai.latency.time_in_queue": stats.queue_s,
         "gen_ai.latency.e2e": stats.e2e_s,
     }
     if stats.generated_tokens:
-        found["gen_ai.latency.time_to_first_token"] = stats.ttft_s
-        found["gen_ai.latency.time_in_model_prefill"] = stats.prefill_s
-        found["gen_ai.latency.time_in_model_decode"] = stats.decode_s
-        found["gen_ai.latency.time_in_model_inference"] = stats.prefill_s + stats.decode_s
+        attributes["gen_ai.latency.time_to_first_token"] = stats.ttft_s
+        attributes["gen_ai.latency.time_in_model_prefill"] = stats.prefill_s
+        attributes["gen_ai.latency.time_in_model_decode"] = stats.decode_s
+        attributes["gen_ai.latency.time_in_model_inference"] = stats.prefill_s + stats.decode_s
     if "model" in detail:
-        found["gen_ai.latency.time_in_model_forward"] = stats.forward_s
+        attributes["gen_ai.latency.time_in_model_forward"] = stats.forward_s
     if "worker" in detail:
-        found["gen_ai.latency.time_in_model_execute"] = stats.execute_s
-    return found
+        attributes["gen_ai.latency.time_in_model_execute"] = stats.execute_s
+    return attributes

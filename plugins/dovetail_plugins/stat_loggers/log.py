@@ -53,7 +53,7 @@ class LogStats(StatLogger):
         self.flush()
 
     def request(self, stats: RequestStats) -> None:
-        """Leave requests alone: with several API processes, steps are told to one of them."""
+        """Leave requests alone: with several API processes, steps are reported to one of them."""
 
     def flush(self) -> None:
         """Write a line if the interval is over and there is something to say."""

@@ -1,7 +1,7 @@
 """Tool calls of InternLM2 and 2.5: a JSON object between action tags.
 
 Source: the tool-calling notes of InternLM2's chat format. The tags are special tokens; a region
-with <|interpreter|> holds code and is no call.
+with <|interpreter|> holds code and is not a call.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class CudaWorker(DeviceWorker):
     """Runs the model on a GPU; the rank's number picks it."""
 
     info = Info(summary="one NVIDIA GPU", requires=("torch",), devices=("cuda",))
-    capabilities = DeviceWorker.capabilities | {"ahead"}
+    capabilities = DeviceWorker.capabilities | {"overlapped_steps"}
 
     @classmethod
     def unavailable_reason(cls) -> str | None:

@@ -18,8 +18,8 @@ from dovetail.cli.serve import add_arguments
 from dovetail.config.config import Config
 from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.resolve import resolve
+from dovetail.inspect.collect import inspect
 from dovetail.inspect.facts import Inspected
-from dovetail.inspect.gather import inspect
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.layers.attention import Attention
 from dovetail.runner.loader import load_model, num_bytes

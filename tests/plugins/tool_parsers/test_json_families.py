@@ -16,8 +16,7 @@ from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import Collected, Session, SessionPlan
-from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.tool_choice import markers_in_use, tool_use
+from dovetail.server.generate.tool_choice import texts_in_use, tool_constraint
 from dovetail.testing.constraint_examples import example
 from dovetail.testing.text_splits import parse_in_pieces
 
@@ -148,7 +147,7 @@ def test_strict_tools_hold_what_follows_the_marker(name: str, is_parallel: bool)
         }
     )
     parser = made(name)
-    constraint = tool_use(body, Parsers(tool=parser, reasoning=None)).constraint
+    constraint = tool_constraint(body, parser)
     assert constraint is not None
     if constraint.constraint is not None:
         text = example(constraint.constraint.parts[1], {"a": 1})  # type: ignore[union-attr]
@@ -162,9 +161,13 @@ def test_strict_tools_hold_what_follows_the_marker(name: str, is_parallel: bool)
 
 
 def test_texts_within_regions_are_kept_where_they_are_special_tokens() -> None:
-    assert "<｜tool▁sep｜>" in markers_in_use(made("deepseek_v31"), None)
-    assert "<|tool_call_argument_begin|>" in markers_in_use(made("kimi_k2"), None)
-    assert "[ARGS]" in markers_in_use(made("mistral"), None)
+    inner = {
+        "deepseek_v31": "<｜tool▁sep｜>",
+        "kimi_k2": "<|tool_call_argument_begin|>",
+        "mistral": "[ARGS]",
+    }
+    for name, text in inner.items():
+        assert text in texts_in_use(SessionPlan(tool_parser=made(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -29,8 +29,8 @@ def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
     Raises: ConfigError when the path is not of the layout, or of none.
     """
     target = registry.value_of(KIND, name, where=FLAG)
-    found = _read(Path(path), target) if target is not None else _first_that_fits(Path(path))
-    if found is None:
+    settings = _read(Path(path), target) if target is not None else _first_that_fits(Path(path))
+    if settings is None:
         layout = "any known layout" if target is None else f'the layout "{name}"'
         raise ConfigError(
             f"the folder has no config.json, nor settings in {layout}."
@@ -40,7 +40,7 @@ def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
             fix="give a folder in Hugging Face layout (config.json, tokenizer.json, weights) or a "
             "GGUF file.",
         )
-    return found
+    return settings
 
 
 def _first_that_fits(path: Path) -> dict[str, Any] | None:

@@ -34,9 +34,9 @@ def default_sampling(
         stored = read_json(Path(model_path) / FILE, is_required=False)
     elif source is not None:
         stored = _of_folder(source)
-    found, laid = _sampling(stored, is_strict=False), _sampling(overrides, is_strict=True)
-    _tell(found, laid, None if source is None else place)
-    return found | laid
+    sampling, laid = _sampling(stored, is_strict=False), _sampling(overrides, is_strict=True)
+    _tell(sampling, laid, None if source is None else place)
+    return sampling | laid
 
 
 def _of_folder(source: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _SWITCH = {"true": True, "false": False}
 
 
 def prepare(argv: Sequence[str], flags: Iterable[Flag], others: Iterable[str] = ()) -> list[str]:
-    """Return the words for argparse. `others` are spellings of options that are no Flag.
+    """Return the words for argparse. `others` are spellings of options that are not a Flag.
 
     Raises: ConfigError for JSON that cannot be read or merged.
     """

@@ -115,7 +115,7 @@ def _of_machine(config: Config, spec: EngineSpec) -> dict[str, tuple[Any, str]]:
         variable = os.environ.get("OMP_NUM_THREADS")
         threads = (variable or "torch's", "OMP_NUM_THREADS" if variable else MACHINE)
     share = config.is_given("gpu_memory_utilization")
-    found: dict[str, tuple[Any, str]] = {
+    facts: dict[str, tuple[Any, str]] = {
         "device": (run.device, MACHINE),
         "attention_backend": (run.attention.name, MACHINE),
         "worker_cls": (spec.worker.name, MACHINE),
@@ -123,8 +123,8 @@ def _of_machine(config: Config, spec: EngineSpec) -> dict[str, tuple[Any, str]]:
     }
     if spec.cache.memory_bytes is not None:
         by = "--gpu-memory-utilization" if share else MACHINE
-        found["kv_cache_memory_bytes"] = (spec.cache.memory_bytes, by)
-    return found
+        facts["kv_cache_memory_bytes"] = (spec.cache.memory_bytes, by)
+    return facts
 
 
 def _of_engine(spec: EngineSpec) -> dict[str, tuple[Any, str]]:

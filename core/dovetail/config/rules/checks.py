@@ -1,6 +1,6 @@
 """The checks of a config that need no checkpoint: flags, choices, plugin options and parsers.
 
-`checked` runs them once, whoever calls it first; `resolve` takes nothing that has not passed.
+`checked` runs them once, by its first caller; `resolve` takes nothing that has not passed.
 """
 
 from __future__ import annotations

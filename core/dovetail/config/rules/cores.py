@@ -43,14 +43,14 @@ def chosen_cores(text: str | None) -> tuple[int, ...]:
 
 def parse_cores(text: str) -> tuple[int, ...]:
     """Return the numbers that a list such as "0-3,8" names, in order. Raises: ConfigError."""
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.replace(" ", "").split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ConfigError(f"{text!r} is not a list of processors.", where=FLAG, fix=_FIX)
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+        cores.update(range(first, last + 1))
+    return tuple(sorted(cores))
 
 
 def _shown(cores: Collection[int]) -> str:

@@ -69,11 +69,11 @@ def _backends(config: Config, said: dict[str, Any]) -> tuple[Selection, ...]:
     if allowed:
         where = f"{FLAG}.backends"
         return tuple(select(KIND, n, where=where, options=options) for n in dict.fromkeys(allowed))
-    found = []
+    selections = []
     for name in registry.names(KIND):
         try:
             registry.load(KIND, name)
         except PluginError:
             continue  # its package is not installed; `dovetail plugins list` says so
-        found.append(select(KIND, name, options=options))
-    return tuple(found)
+        selections.append(select(KIND, name, options=options))
+    return tuple(selections)

@@ -24,7 +24,6 @@ from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
-    ClientGone,
     Dead,
     FromEngine,
     GetSleepStatus,
@@ -300,11 +299,6 @@ class AsyncEngine:
     async def is_sleeping(self) -> bool:
         """Return whether any of the engine sleeps. Raises: EngineDead"""
         return bool((await self.call(GetSleepStatus())).asleep)
-
-    def client_gone(self, name: str) -> None:
-        """Tell the engine that the API process of this name has died."""
-        if self.is_alive:
-            self._end.send(ClientGone(name))
 
     def _verify_open(self) -> None:
         if self.death_reason is not None:

@@ -46,7 +46,7 @@ class Calls:
             del self._waiting[call_id]
 
     def take(self, message: Return) -> None:
-        """Give a call's end to whoever waits for it; that may be nobody any more. Mutates: self"""
+        """Give a call's end to its caller, if it still waits. Mutates: self"""
         returned = self._waiting.get(message.id)
         if returned is None or returned.done():
             return

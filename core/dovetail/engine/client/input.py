@@ -15,6 +15,7 @@ import msgspec
 from dovetail import registry
 from dovetail.engine.client.fanout import child_params, child_seed, root_seed
 from dovetail.engine.client.no_tokenizer import text_refused
+from dovetail.engine.context_length import PROMPT, room_for_answer
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import LogitsProcessor
@@ -23,8 +24,6 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-PROMPT = "prompt"
-"""What errors about the prompt name; a conversation's server says "messages" in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,22 +240,6 @@ def load_tokenizer(spec: EngineSpec) -> Tokenizer:
     options = registry.build_options(spec.tokenizer)
     tokenizer: Tokenizer = tokenizer_class(options, spec.tokenizer_path)
     return tokenizer
-
-
-def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
-    """Return how many tokens of the context the prompt leaves. Raises: RequestError for none."""
-    if not num_prompt_tokens:
-        raise RequestError("the prompt has no tokens.", where=PROMPT, fix="send some text.")
-    if num_prompt_tokens >= max_model_tokens:
-        raise RequestError(
-            f"the prompt has {num_prompt_tokens} tokens; the context length is {max_model_tokens}, "
-            "for prompt and answer together.",
-            where=PROMPT,
-            fix="shorten the prompt, set truncate_prompt_tokens to -1, or start with a larger "
-            "--max-model-len.",
-            code="context_length_exceeded",
-        )
-    return max_model_tokens - num_prompt_tokens
 
 
 def truncated(

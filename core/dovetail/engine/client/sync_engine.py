@@ -76,7 +76,7 @@ class SyncEngine:
         return key
 
     def abort(self, key: int) -> None:
-        """End a request; nothing more is told of it."""
+        """End a request; nothing more is reported of it."""
         ids, stats = self._output.drop(key)
         self.core.abort(ids)
         if stats is not None:

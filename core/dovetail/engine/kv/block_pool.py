@@ -85,7 +85,7 @@ class BlockPool:
             self._key_of[block] = (group, prefix_hash)
 
     def forget(self, block: int) -> None:
-        """Make a block unfindable, whoever owns it."""
+        """Make a block unfindable, even if it is in use."""
         key = self._key_of[block]
         if key is not None:
             del self._index[key[0]][key[1]]
@@ -120,8 +120,10 @@ class BlockPool:
         unowned = {block for block in range(1, self.num_blocks) if self._refs[block] == 0}
         assert unowned == set(free), "the free list is not the set of blocks without an owner"
         keys = {block: key for block, key in enumerate(self._key_of) if key is not None}
-        found = {block: (g, h) for g, index in enumerate(self._index) for h, block in index.items()}
-        assert keys == found, "the prefix index and the blocks' own hashes differ"
+        indexed = {
+            block: (g, h) for g, index in enumerate(self._index) for h, block in index.items()
+        }
+        assert keys == indexed, "the prefix index and the blocks' own hashes differ"
         assert NULL_BLOCK not in keys, "the null block is findable"
 
     def _free_blocks(self) -> list[int]:

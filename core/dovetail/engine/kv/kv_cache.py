@@ -154,9 +154,9 @@ class KVCacheManager:
                     window, num_cached * self._block_tokens, self._block_tokens
                 )
             hashes = request.block_hashes[start:num_cached]
-            found = [self._pool.find(group, prefix_hash) for prefix_hash in hashes]
-            assert NULL_BLOCK not in found, "cached_tokens is not what find_prefix returned"
-            tables.append([NULL_BLOCK] * start + found)
+            blocks = [self._pool.find(group, prefix_hash) for prefix_hash in hashes]
+            assert NULL_BLOCK not in blocks, "cached_tokens is not what find_prefix returned"
+            tables.append([NULL_BLOCK] * start + blocks)
         return tables
 
     def commit(self, request: RequestState, num_tokens: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dovetail.engine.client.input import PROMPT
+from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.server.generate.bodies import SamplingFields
 from dovetail.server.generate.chat_body import ChatRequest

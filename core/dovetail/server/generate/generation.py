@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -50,7 +50,7 @@ class ResponseMeta:
     created_s: int
     fingerprint: str
     names: TokenNames
-    ignored: list[str]
+    ignored: Sequence[str]
     clamped_tokens: int | None = None
 
     def headers(self) -> dict[str, str]:
@@ -97,21 +97,24 @@ class Generation:
 
 
 def response_meta(
-    server: ServerState, body: SamplingFields, request: Request, model: str | None
+    server: ServerState,
+    body: SamplingFields,
+    request: Request,
+    model: str,
+    ignored: Sequence[str],
 ) -> ResponseMeta:
     """Return what is known of the answer before its first token; its id is the body's, or the
-    header's, or a new one. Raises: NotFound for a `model` that is not served
-    """
+    header's, or a new one. `ignored` are the fields that changed nothing."""
     writes_ids = body.return_tokens_as_token_ids
     if writes_ids is None:
         writes_ids = server.frontend.return_tokens_as_token_ids
     return ResponseMeta(
         request_id=body.request_id or str(request.state.request_id),
-        model=server.model_name(model),
+        model=model,
         created_s=int(time.time()),
         fingerprint=server.fingerprint,
         names=TokenNames(tokenizer=server.engine.tokenizer, writes_ids=writes_ids),
-        ignored=[],
+        ignored=ignored,
     )
 
 
@@ -136,29 +139,15 @@ def generation_for(
         request_id=meta.request_id,
         prompt_ids=kept,
         params=params,
-        plan=_with_stops(plan, params),
+        plan=plan.with_stops(
+            params.stop,
+            includes_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        ),
         dialect=dialect,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
     )
-
-
-def _with_stops(plan: SessionPlan, params: SamplingParams) -> SessionPlan:
-    """Return the plan that looks for the stop strings, where not all text is content."""
-    if plan.is_plain or not params.stop:
-        return plan
-    return replace(
-        plan,
-        stops=params.stop,
-        includes_stop=params.include_stop_str_in_output,
-        min_tokens=params.min_tokens,
-    )
-
-
-def admit(server: ServerState, owned: AsyncExitStack, size: int) -> None:
-    """Take a place in the queue, given back when `owned` closes. Raises: Overloaded, EngineDead"""
-    server.check_alive()
-    owned.callback(server.admission.admit(size).close)
 
 
 async def json_response(

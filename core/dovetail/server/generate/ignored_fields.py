@@ -49,16 +49,13 @@ class FieldReporter:
             fault = _fault(name)
             if fault is not None and _asks(name, (body.model_extra or {}).get(name)):
                 raise RequestError(fault, where=name, code="unsupported_field")
-        self._report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
+        self.report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
         return names
 
     def report(self, names: Iterable[str]) -> list[str]:
-        """Report names found ignored later. Raises: RequestError when strict."""
-        found = list(names)
-        self._report(found)
-        return found
-
-    def _report(self, names: list[str]) -> None:
+        """Return the names of ignored fields, counted and warned of. Raises: RequestError when
+        strict."""
+        names = list(names)
         if names and self._is_strict:
             raise RequestError(
                 f"unknown field(s): {', '.join(map(header_name, names[:MAX_NAMES]))}.",
@@ -68,6 +65,7 @@ class FieldReporter:
             )
         for name in map(header_name, names[:MAX_NAMES]):
             self._warn(name)
+        return names
 
     def _warn(self, name: str) -> None:
         is_new = name not in self._warned

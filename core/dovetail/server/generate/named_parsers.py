@@ -10,20 +10,9 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.errors import PluginError, RequestError
-from dovetail.server.generate.server_state import Parsers
 
 NOTHING = "none"
 """The name that asks for no parser."""
-
-
-def parsers_for(chosen: Parsers, tool: str | None, reasoning: str | None) -> Parsers:
-    """Return the server's parsers with those named instead. Raises: RequestError"""
-    return Parsers(
-        tool=chosen.tool if tool is None else named_parser("tool_parser", tool),
-        reasoning=chosen.reasoning
-        if reasoning is None
-        else named_parser("reasoning_parser", reasoning),
-    )
 
 
 def named_parser(kind: str, name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dovetail.engine.client.input import room_for_answer
+from dovetail.engine.context_length import room_for_answer
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec

@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.client.input import PROMPT, verify_text
+from dovetail.engine.client.input import verify_text
 from dovetail.engine.client.no_tokenizer import text_refused
-from dovetail.errors import EngineDead, NotFound, RequestError
+from dovetail.engine.context_length import PROMPT
+from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.constraint import concat
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tool_parser import ToolParser
+from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
+from dovetail.server.generate.named_parsers import named_parser
 from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
-from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
+from dovetail.server.generate.template.switches import Switch
 from dovetail.server.http.admission import Admission
 from dovetail.structured_output.select_backend import none_installed
 from dovetail.version import __version__
@@ -38,6 +43,9 @@ STALL_S = 10.0
 
 SHORT_TEXT_CHARS = 4096
 """Work on texts up to this size is done in the event loop; a thread would cost more."""
+
+MAX_TEXT_SETS = 64
+"""How many parsers' texts are kept looked up among the special tokens."""
 
 LONG_WORK = SHORT_TEXT_CHARS + 1
 """The size of work that is done in a thread whatever its text."""
@@ -55,7 +63,9 @@ class Parsers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """One application's parts."""
+    """One application's parts. `structured_output_spec` says how answers are constrained; None
+    where no backend is installed. `special_ids` returns the special tokens in which texts are
+    written: where a parser looks for those, they must be seen."""
 
     engine: AsyncEngine
     frontend: FrontendConfig
@@ -66,6 +76,8 @@ class ServerState:
     threads: ThreadPoolExecutor
     created_s: int
     fingerprint: str
+    structured_output_spec: StructuredOutputSpec | None
+    special_ids: Callable[[frozenset[str]], tuple[int, ...]]
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -91,10 +103,16 @@ class ServerState:
             code="model_not_found",
         )
 
-    def check_alive(self) -> None:
-        """Raise EngineDead when nothing can be generated any more."""
-        if not self.engine.is_alive:
-            raise EngineDead(f"the engine is gone: {self.engine.death_reason or 'unknown cause'}")
+    def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
+        """Return the server's parsers, with those that a request names. Raises: RequestError"""
+        if tool is None and reasoning is None:
+            return self.parsers
+        return Parsers(
+            tool=self.parsers.tool if tool is None else named_parser("tool_parser", tool),
+            reasoning=self.parsers.reasoning
+            if reasoning is None
+            else named_parser("reasoning_parser", reasoning),
+        )
 
     def check_text(self, where: str) -> None:
         """Raise RequestError where nobody can turn the text of a field into tokens."""
@@ -115,11 +133,6 @@ class ServerState:
         """Raise RequestError where nothing can constrain an answer."""
         if self.engine.constraint_compiler is None:
             raise none_installed(where)
-
-    @property
-    def structured_output_spec(self) -> StructuredOutputSpec | None:
-        """Return how answers are constrained; None where no backend is installed."""
-        return self.engine.spec.run.structured_output
 
     async def compile_constraint(
         self, request: ConstraintRequest, plan: SessionPlan, tail: str
@@ -153,6 +166,16 @@ class ServerState:
             closes=request.closes,
         )
 
+    async def render(
+        self, body: ChatRequest, switches: Sequence[Switch] = (), *, shows_tools: bool = True
+    ) -> RenderedPrompt:
+        """Return the conversation as the model will read it. Raises: RequestError"""
+        self.check_text("messages")
+        self.check_template(body.chat_template)
+        return await self.run(
+            lambda: self.renderer.render(body, switches, shows_tools=shows_tools), text_size(body)
+        )
+
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
         """Return call(), run in a thread when the text it works on is long."""
         if num_chars <= SHORT_TEXT_CHARS:
@@ -168,6 +191,14 @@ class ServerState:
         )
 
 
+def text_size(body: ChatRequest) -> int:
+    """Return roughly how many characters the messages and tools hold; a template is long work."""
+    tools = 256 * len(body.tools or ())
+    template = LONG_WORK if body.chat_template is not None else 0
+    sizes = (len(m.content) if isinstance(m.content, str) else 1024 for m in body.messages)
+    return template + tools + sum(sizes)
+
+
 def build_server(
     engine: AsyncEngine,
     frontend: FrontendConfig,
@@ -176,6 +207,7 @@ def build_server(
     max_queued_requests: int | None,
 ) -> ServerState:
     """Return the parts of one application."""
+    special = engine.tokenizer.facts().special_texts
     return ServerState(
         engine=engine,
         frontend=frontend,
@@ -188,7 +220,14 @@ def build_server(
         threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
         created_s=int(time.time()),
         fingerprint=_fingerprint(engine),
+        structured_output_spec=engine.spec.run.structured_output,
+        special_ids=lru_cache(MAX_TEXT_SETS)(partial(_special_ids, special)),
     )
+
+
+def _special_ids(special: Mapping[int, str], texts: frozenset[str]) -> tuple[int, ...]:
+    ids = (i for i, part in special.items() if part and any(part in text for text in texts))
+    return tuple(sorted(ids))
 
 
 def _fingerprint(engine: AsyncEngine) -> str:

@@ -34,6 +34,18 @@ from dovetail.structured_output.schema import closed
 from dovetail.structured_output.select_backend import check_backend
 
 BLANKS = Regex(r"[ \n\r\t]{0,8}")
+FIELDS = frozenset(
+    {
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+    }
+)
+"""The fields of a body that say something of its answer's constraint, beside response_format."""
 _NO_BLANKS = outside(ranges(" \n\r\t"))
 
 
@@ -57,6 +69,8 @@ def requested_constraint(
 ) -> ConstraintRequest | None:
     """Return the one constraint that a request asks for, or None for free text. Raises:
     RequestError"""
+    if response_format is None and not FIELDS & body.model_fields_set:
+        return None
     style = _JsonStyle(body, spec)
     found = [
         *_response_format(response_format, style),

@@ -1,11 +1,13 @@
-"""What a chat request's tools, reasoning and template mean for its session. Pure decisions."""
+"""What a chat request's tools mean: how its answer is read, and the constraint of it. Pure
+decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import (
     Choice,
@@ -18,57 +20,131 @@ from dovetail.interfaces.constraint import (
     concat,
 )
 from dovetail.interfaces.reasoning_parser import ReasoningParser
+from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.text import Tool
-from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.structured_outputs import ConstraintRequest
+from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
 from dovetail.server.generate.template.messages import tool_values
 
+AUTO = (None, "auto", "none")
+"""The values of tool_choice that leave it to the model whether it calls, or forbid it."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolUse:
-    """The tools that the template sees; without a parser no call of theirs is read.
 
-    `constraint` is what calls must follow, `is_named` says that the request names the tool.
+def session_plan(body: ChatRequest, parsers: Parsers, frontend: FrontendConfig) -> SessionPlan:
+    """Return how the answer's text is read, but for `starts_inside`, which the prompt decides.
+
+    Its tools are those that the template sees; without a parser no call of theirs is read.
+    Raises: RequestError for choices that cannot be kept.
     """
+    parser = _parser_in_use(body, parsers.tool, may_decide=frontend.enable_auto_tool_choice)
+    hides = body.tool_choice == "none" and frontend.exclude_tools_when_tool_choice_none
+    is_named = body.tool_choice not in (*AUTO, "required")
+    reasoning = parsers.reasoning
+    return SessionPlan(
+        reasoning=reasoning.markers if reasoning else None,
+        tool_parser=parser,
+        tools=() if hides else tool_values(body.tools or ()),
+        layout=layout_in_use(parser, reasoning),
+        max_calls=1 if is_named or body.parallel_tool_calls is False else None,
+        is_forced_call=is_named,
+        reads_bare=not frontend.tool_parser_strict,
+    )
 
-    tools: Sequence[ToolBody] = ()
-    parser: ToolParser | None = None
-    constraint: ConstraintRequest | None = None
-    is_named: bool = False
 
-
-def tool_use(
-    body: ChatRequest, parsers: Parsers, *, hides_unused: bool = False, may_decide: bool = True
-) -> ToolUse:
-    """Return which tools are offered. With tool_choice "none" no call is read, and with
-    `hides_unused` the template sees no tool; without `may_decide` the model itself is not asked
-    whether to call. Raises: RequestError for choices that cannot be kept.
-    """
-    choice = body.tool_choice
-    if choice in (None, "auto", "none"):
-        if not body.tools or (choice == "none" and hides_unused):
-            return ToolUse()
-        if choice == "none":
-            return ToolUse(tools=body.tools)
+def _parser_in_use(
+    body: ChatRequest, parser: ToolParser | None, *, may_decide: bool
+) -> ToolParser | None:
+    """Return the parser of calls; None where no call is read. Without `may_decide` the model itself
+    is not asked whether to call. Raises: RequestError"""
+    if body.tool_choice in AUTO:
+        if not body.tools or body.tool_choice == "none":
+            return None
         if not may_decide:
             raise _undecided()
-        parser = _needed(parsers.tool)
-        return ToolUse(tools=body.tools, parser=parser, constraint=_strict(body, parser))
+        return _needed(parser)
+    parser = _needed(parser) if body.tools else None
+    chosen_tools(body)
+    return parser
+
+
+def chosen_tools(body: ChatRequest) -> list[ToolBody]:
+    """Return the tools that the answer must call. Raises: RequestError where there is none"""
     if not body.tools:
         raise RequestError("is given without tools.", where="tool_choice")
-    parser = _needed(parsers.tool)
-    offered = [tool for tool in body.tools if choice == "required" or _is_named(tool, choice)]
-    if not offered:
+    choice = body.tool_choice
+    tools = [tool for tool in body.tools if choice == "required" or _is_named(tool, choice)]
+    if not tools:
         raise RequestError("names no tool of this request.", where="tool_choice")
-    is_named = choice != "required"
-    most = 1 if is_named or body.parallel_tool_calls is False else None
-    calls = calls_constraint(parser, tool_values(offered), most, where="tool_choice")
-    constraint = ConstraintRequest(where="tool_choice", constraint=calls)
-    return ToolUse(tools=body.tools, parser=parser, constraint=constraint, is_named=is_named)
+    return tools
+
+
+def answer_constraint(
+    body: ChatRequest, plan: SessionPlan, spec: StructuredOutputSpec | None
+) -> ConstraintRequest | None:
+    """Return the constraint of the whole answer. Raises: RequestError
+
+    What a request says of its answer's constraint holds for the words of it: a call that must be
+    made is held to its tool alone, and one that may be made is another way to answer.
+    """
+    calls = tool_constraint(body, plan.tool_parser)
+    words = requested_constraint(body, body.response_format, spec)
+    if words is None or body.tool_choice not in AUTO:
+        return calls or words
+    if words.constraint is None:
+        return _with_strict_calls(words, calls)
+    possible = _possible_calls(body, plan.tool_parser)
+    if possible is None:
+        return words
+    return replace(words, constraint=Choice((words.constraint, possible)))
+
+
+def tool_constraint(body: ChatRequest, parser: ToolParser | None) -> ConstraintRequest | None:
+    """Return what tools demand of the answer: a call that must be made, or how calls that may be
+    made are held to strict tools. Raises: RequestError"""
+    if parser is None:
+        return None
+    if body.tool_choice in AUTO:
+        return _strict(body, parser)
+    is_one = body.tool_choice != "required" or body.parallel_tool_calls is False
+    tools = tool_values(chosen_tools(body))
+    calls = calls_constraint(parser, tools, 1 if is_one else None, where="tool_choice")
+    return ConstraintRequest(where="tool_choice", constraint=calls)
+
+
+def _with_strict_calls(
+    words: ConstraintRequest, calls: ConstraintRequest | None
+) -> ConstraintRequest:
+    """Return tags in free text, those of strict tools' calls among them. Raises: RequestError"""
+    if calls is None:
+        return words
+    if calls.constraint is not None:
+        raise RequestError(
+            "structural tags and strict tools cannot be combined for this model: its tool calls "
+            "have no opening tag.",
+            where=words.where,
+            fix="remove strict from the tools, or remove the structural tags.",
+            code="unsupported_field",
+        )
+    return replace(words, tags=(*words.tags, *calls.tags))
+
+
+def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint | None:
+    """Return the text of calls that the model may make; None where the syntax has no constraint."""
+    if parser is None:
+        return None
+    constraints = []
+    for tool in body.tools or ():
+        function = tool.function
+        schema = (function.parameters or {}) if function.strict else {}
+        constraint = parser.constraint(Tool(name=function.name, parameters=schema))
+        if constraint is None:
+            return None
+        constraints.append(constraint)
+    limit = 1 if body.parallel_tool_calls is False else None
+    return parser.calls_constraint(choice_of(constraints), limit)
 
 
 def _undecided() -> RequestError:
@@ -176,47 +252,16 @@ def _needed(parser: ToolParser | None) -> ToolParser:
     return parser
 
 
-def session_plan(
-    body: ChatRequest,
-    use: ToolUse,
-    reasoning: ReasoningParser | None,
-    tail: str,
-    *,
-    is_strict: bool = False,
-) -> SessionPlan:
-    """Return how the answer's text is read. `tail` is the end of the rendered prompt, `is_strict`:
-    calls count in the parser's own syntax alone."""
-    one_call = body.parallel_tool_calls is False or use.is_named
-    layout = layout_in_use(use.parser, reasoning)
-    return SessionPlan(
-        reasoning=reasoning.markers if reasoning else None,
-        tool_parser=use.parser,
-        tools=tool_values(use.tools),
-        starts_inside=reasoning is not None and reasoning.starts_inside(tail),
-        layout=layout,
-        max_calls=1 if one_call else None,
-        is_forced_call=use.is_named,
-        reads_bare=not is_strict,
-    )
-
-
-def markers_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> set[str]:
-    """Return every text that the session or the tool parser looks for."""
-    regions = [*(parser.markers if parser else ()), *((reasoning.markers,) if reasoning else ())]
-    inner = parser.inner if parser else ()
-    return {*inner, *(text for region in regions for text in (region.start, region.end) if text)}
-
-
 def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> tuple[str, ...]:
     """Return the texts that are never content, the longest first."""
     texts = {*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ())}
     return tuple(sorted(texts, key=lambda text: (-len(text), text)))
 
 
-def kept_special_ids(
-    parser: ToolParser | None, reasoning: ReasoningParser | None, facts: TokenizerFacts
-) -> tuple[int, ...]:
-    """Return the special tokens in which markers or layout are written: they must be seen."""
-    seen = {*markers_in_use(parser, reasoning), *layout_in_use(parser, reasoning)}
-    found = (i for i, text in facts.special_texts.items() if text and any(text in s for s in seen))
-    return tuple(sorted(found))
+def texts_in_use(plan: SessionPlan) -> frozenset[str]:
+    """Return every text that the session or the tool parser looks for, or takes for layout."""
+    parser, regions = plan.tool_parser, [plan.reasoning] if plan.reasoning else []
+    if parser is not None:
+        regions += parser.markers
+    markers = {text for region in regions for text in (region.start, region.end) if text}
+    return frozenset((*markers, *plan.layout, *(parser.inner if parser else ())))

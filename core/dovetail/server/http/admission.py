@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dovetail.errors import Overloaded
+from dovetail.errors import EngineDead, Overloaded
 
 RETRY_AFTER_S = 1.0
 
 
 class EngineLoad(Protocol):
-    """The one thing asked of the engine here."""
+    """What is asked of the engine here."""
+
+    death_reason: str | None
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether anything can be generated."""
 
     def load(self) -> tuple[int, int]:
         """Return (running, waiting)."""
@@ -46,7 +52,10 @@ class Admission:
         self._max_queued = max_queued
 
     def admit(self, size: int) -> Ticket:
-        """Return a ticket for `size` sequences. Raises: Overloaded"""
+        """Return a ticket for `size` sequences. Raises: EngineDead, Overloaded"""
+        if not self._engine.is_alive:
+            cause = self._engine.death_reason or "unknown cause"
+            raise EngineDead(f"the engine is gone: {cause}")
         reason = self._reason_against(size)
         if reason is not None:
             self.num_refused += 1

@@ -1,7 +1,7 @@
 """Several API processes on one socket and one engine: the parent's side.
 
 The parent owns the engine and the socket and answers nothing itself; a child that ends on its own
-ends the whole, so that whoever supervises it sees one clear exit.
+ends the whole, so that a supervisor sees one clear exit.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class TestAttentionLayouts:
         stage.lengths = [6, 7, 8]
         compare(stage, [[(row, 1) for row in order]])
 
-    @without("rounds")
+    @without("bf16_products")
     @pytest.mark.parametrize("scales", list(KV_SCALES))
     @pytest.mark.parametrize("kv_dtype", list(FLOAT8))
     def test_8_bit_floats_count_times_their_scale(
@@ -150,7 +150,7 @@ class TestAttentionLayouts:
         for got, wanted in over_8_bit_floats(backend, kv_dtype, scales):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=MAX_DIFFERENCE)
 
-    @requires("rounds")
+    @requires("bf16_products")
     @pytest.mark.parametrize("scales", list(KV_SCALES))
     @pytest.mark.parametrize("kv_dtype", list(FLOAT8))
     def test_8_bit_floats_beside_rounded_queries(

@@ -87,7 +87,7 @@ class TestExecutor:
     @requires("sleep")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_sleep_reaches_the_workers(self, plugin: Any, async_steps: bool) -> None:
-        """Workers sleep and wake up as they are told; one that refuses is heard and lives on."""
+        """Workers sleep and wake up when asked to; one that refuses is heard and lives on."""
         made = started(plugin, worker=SLEEPING, async_steps=async_steps)
         awake_bytes = made.free_bytes()
         with pytest.raises(RequestError, match="nothing can be kept"):

@@ -59,19 +59,19 @@ class TestLoadFormat:
 
     kind = "load_format"
 
-    @without("invents")
+    @without("random_weights")
     def test_reads_something(self, folders: dict[str, Path]) -> None:
         """The kit has a checkpoint that it reads (else it implements write_sample)."""
         assert folders
 
-    @without("invents")
+    @without("random_weights")
     def test_every_tensor_once(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
         """Names, dtypes, shapes and bytes are those that were written, at the second read too."""
         for folder in folders.values():
             for _ in range(2):
                 assert_same(read(load_format, folder), sample_tensors())
 
-    @without("invents")
+    @without("random_weights")
     def test_headers_tell_what_is_read(
         self, load_format: LoadFormat, folders: dict[str, Path]
     ) -> None:
@@ -86,7 +86,7 @@ class TestLoadFormat:
                 for name, tensor in read(load_format, folder).items()
             }
 
-    @without("invents")
+    @without("random_weights")
     def test_truncated_file(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
         """A file cut short is a ConfigError that names it, at any cut."""
         for folder in folders.values():
@@ -98,7 +98,7 @@ class TestLoadFormat:
                     read(load_format, folder)
                 assert file.name in str(raised.value), size
 
-    @without("invents")
+    @without("random_weights")
     def test_damaged_head(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
         """A file whose first bytes lie about sizes is a ConfigError, not a huge allocation."""
         for folder in folders.values():
@@ -109,7 +109,7 @@ class TestLoadFormat:
                 with pytest.raises(ConfigError):
                     read(load_format, folder)
 
-    @without("invents")
+    @without("random_weights")
     def test_missing_files(self, load_format: LoadFormat, tmp_path: Path) -> None:
         """No folder, and a folder without weights, are ConfigErrors that name it."""
         empty = tmp_path / "empty_folder"
@@ -118,7 +118,7 @@ class TestLoadFormat:
             with pytest.raises(ConfigError, match=folder.name):
                 read(load_format, folder)
 
-    @without("invents")
+    @without("random_weights")
     def test_missing_shard(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
         """A shard that the index names and the folder lacks is a ConfigError that names it."""
         for folder in (f for name, f in folders.items() if name.startswith("sharded")):
@@ -128,7 +128,7 @@ class TestLoadFormat:
                 read(load_format, folder)
             assert gone.name in str(raised.value)
 
-    @without("invents")
+    @without("random_weights")
     def test_runs_no_code(
         self, load_format: LoadFormat, folders: dict[str, Path], tmp_path: Path
     ) -> None:
@@ -140,7 +140,7 @@ class TestLoadFormat:
                 read(load_format, folder)
         assert not trace.exists()
 
-    @without("invents")
+    @without("random_weights")
     def test_ignores_patterns(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
         """Files that match ignore_patterns are not read, even when they are broken."""
         for folder in folders.values():
@@ -149,7 +149,7 @@ class TestLoadFormat:
             found = read(load_format, folder, ignore_patterns=("extra_*",))
             assert_same(found, sample_tensors())
 
-    @without("invents")
+    @without("random_weights")
     def test_progress_rises_to_the_end(
         self, load_format: LoadFormat, folders: dict[str, Path]
     ) -> None:
@@ -162,7 +162,7 @@ class TestLoadFormat:
             assert done == sorted(done)
             assert calls[-1][0] == calls[-1][1] > 0
 
-    @without("invents")
+    @without("random_weights")
     def test_may_be_left_early(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
         """A caller that stops after one tensor leaves nothing that hinders the next read."""
         for folder in folders.values():
@@ -215,7 +215,7 @@ class TestLoadFormat:
             mine = {name: t + number for name, t in sample_tensors().items()}
             assert_same(read(load_format, tmp_path, rank=rank), mine)
 
-    @requires("invents")
+    @requires("random_weights")
     def test_invents_what_is_wanted(self, load_format: LoadFormat, tmp_path: Path) -> None:
         """Exactly the wanted names, shapes and dtypes, finite, and the same for the same seed."""
         first = read(load_format, tmp_path, shapes=SHAPES, seed=1)
@@ -226,7 +226,7 @@ class TestLoadFormat:
         other = read(load_format, tmp_path, shapes=SHAPES, seed=2)
         assert not torch.equal(other["a.weight"], first["a.weight"])
 
-    @requires("invents")
+    @requires("random_weights")
     def test_invents_order_does_not_matter(self, load_format: LoadFormat, tmp_path: Path) -> None:
         """A tensor is the same whatever other tensors are wanted: ranks agree."""
         whole = read(load_format, tmp_path, shapes=SHAPES, seed=1)

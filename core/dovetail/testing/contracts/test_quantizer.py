@@ -33,7 +33,7 @@ def weight_of(seed: int = 0) -> torch.Tensor:
 
 
 def inputs_of(x: torch.Tensor) -> Inputs:
-    """Return what a layer is told of these inputs. Shapes: x [T, I]"""
+    """Return what a layer sees of these inputs. Shapes: x [T, I]"""
     return Inputs(gram=x.T @ x / len(x), magnitude=x.abs().mean(0), num_tokens=len(x))
 
 

@@ -127,7 +127,7 @@ class TestToolParser:
         assert all(marker.start for marker in plugin.markers)
 
     def test_has_samples(self, plugin: Any) -> None:
-        """There is a sample with a call and one that is no call: the kit cannot invent them."""
+        """There is a sample with a call and one that is not a call: the kit cannot invent them."""
         assert any(sample.calls for sample in plugin.samples)
         assert any(plugin.markers[0].start in s.text and not s.calls for s in plugin.samples), (
             "a sample should show a marked region that is not a call"
@@ -249,7 +249,7 @@ class TestToolParser:
 
     def test_damaged_text_loses_nothing(self, parser: ToolParser) -> None:
         """Samples with parts deleted, doubled and exchanged come to the same however they are cut;
-        what is no call is content."""
+        what is not a call is content."""
         for number, sample in enumerate(parser.samples):
             for text in damaged(sample.text, seed=number, num=NUM_DAMAGED):
                 whole = run(parser, [text], sample)
@@ -260,7 +260,7 @@ class TestToolParser:
 
     @pytest.mark.parametrize("number", range(len(BODIES)))
     def test_malformed_bodies(self, parser: ToolParser, number: int) -> None:
-        """A region that is no call is refused with MalformedToolCall, or is a call after all."""
+        """A region that is not a call is refused with MalformedToolCall, or is a call after all."""
         try:
             calls = parser.parse(BODIES[number], ())
         except MalformedToolCall:

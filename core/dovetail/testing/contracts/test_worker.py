@@ -119,7 +119,7 @@ class TestWorker:
         for one in REQUESTS:
             assert run(worker, [one])[one.request_id] == whole[one.request_id]
 
-    @requires("ahead")
+    @requires("overlapped_steps")
     def test_one_ahead_equals_in_turn(self, plugin: Any, worker: Worker) -> None:
         """Steps begun before the one before was read draw the same tokens."""
         ahead = started(plugin, async_steps=True)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import (
     Choice,
@@ -22,10 +23,9 @@ from dovetail.interfaces.constraint import (
 )
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import answer_constraint
-from dovetail.server.generate.server_state import Parsers, ServerState
+from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
-from dovetail.server.generate.tool_choice import tool_use
+from dovetail.server.generate.tool_choice import answer_constraint, session_plan
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = Choice((Literal("yes"), Literal("no")))
@@ -201,7 +201,6 @@ def test_what_says_no_constraint_is_refused(fields: dict[str, Any]) -> None:
 def test_strict_calls_are_held_beside_tags() -> None:
     parsers = pytest.importorskip("dovetail_plugins.tool_parsers.hermes")
     pythonic = pytest.importorskip("dovetail_plugins.tool_parsers.pythonic")
-    server = cast(ServerState, SimpleNamespace(structured_output_spec=None))
     tool = {"function": {"name": "f", "parameters": SCHEMA, "strict": True}}
     body = ChatRequest.model_validate(
         {
@@ -210,10 +209,10 @@ def test_strict_calls_are_held_beside_tags() -> None:
             "response_format": {"type": "structural_tag"} | TAGS,
         }
     )
-    use = tool_use(body, Parsers(tool=parsers.Hermes(None)))
-    found = answer_constraint(server, body, use)
+    plan = session_plan(body, Parsers(tool=parsers.Hermes(None)), FrontendConfig())
+    found = answer_constraint(body, plan, None)
     assert found is not None
     assert [trigger for trigger, _ in found.tags] == ["<a", "<tool_call>"]
-    bare = tool_use(body, Parsers(tool=pythonic.Pythonic(None)))
+    bare = session_plan(body, Parsers(tool=pythonic.Pythonic(None)), FrontendConfig())
     with pytest.raises(RequestError, match="no opening tag"):
-        answer_constraint(server, body, bare)
+        answer_constraint(body, bare, None)

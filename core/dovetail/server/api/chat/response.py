@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from dovetail.server.generate.events import (
     ToolCallArgsDelta,
     ToolCallStart,
 )
-from dovetail.server.generate.generation import ResponseMeta
+from dovetail.server.generate.generation import Generation
 from dovetail.server.generate.logprobs import prompt_logprobs
 from dovetail.server.generate.streaming import Step
 from dovetail.server.generate.usage import StreamUsage, UsageCounter
@@ -60,16 +60,13 @@ class ChatResponseOptions:
     stream_usage: StreamUsage = "never"
     shows_cached: bool = False
     shows_prompt_logprobs: bool = False
-    shows_reasoning_count: bool = False
     reasoning_names: tuple[str, ...] = REASONING_NAMES["both"]
-    prompt_ids: Sequence[int] = ()
     echo: str = ""
 
-    def counts(self) -> UsageCounter:
+    def counts(self, generation: Generation) -> UsageCounter:
         """Return a count of nothing yet."""
-        return UsageCounter(
-            shows_cached=self.shows_cached, shows_reasoning=self.shows_reasoning_count
-        )
+        counts_reasoning = generation.plan.reasoning is not None
+        return UsageCounter(shows_cached=self.shows_cached, shows_reasoning=counts_reasoning)
 
     def reasoning_fields(self, text: str) -> dict[str, Any]:
         """Return reasoning under the names that the server writes."""
@@ -96,29 +93,31 @@ def _is_shown(event: Event, options: ChatResponseOptions) -> bool:
 
 
 def _step_logprobs(
-    step: Step, meta: ResponseMeta, options: ChatResponseOptions
+    step: Step, generation: Generation, options: ChatResponseOptions
 ) -> list[TokenLogprob] | None:
     if options.num_top_logprobs is None or step.logprobs is None:
         return None
-    return chat_logprobs(step.logprobs, options.num_top_logprobs, meta.names)
+    return chat_logprobs(step.logprobs, options.num_top_logprobs, generation.meta.names)
 
 
-def _prompt_fields(step: Step, meta: ResponseMeta, options: ChatResponseOptions) -> dict[str, Any]:
+def _prompt_fields(
+    step: Step, generation: Generation, options: ChatResponseOptions
+) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if options.shows_token_ids:
-        fields["prompt_token_ids"] = list(options.prompt_ids)
+        fields["prompt_token_ids"] = list(generation.prompt_ids)
     if options.shows_prompt_logprobs and step.prompt_logprobs is not None:
-        fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, meta.names)
+        fields["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs, generation.meta.names)
     return fields
 
 
 class ChatChunks:
     """Makes the chunks of one stream."""
 
-    def __init__(self, meta: ResponseMeta, options: ChatResponseOptions) -> None:
-        self._meta = meta
+    def __init__(self, generation: Generation, options: ChatResponseOptions) -> None:
+        self._generation = generation
         self._options = options
-        self._counts = options.counts()
+        self._counts = options.counts(generation)
         self._opened: set[int] = set()
         self._is_first = True
 
@@ -127,8 +126,10 @@ class ChatChunks:
         async for step in steps:
             self._counts.note(step)
             for choice in self._choices(step):
-                fields = _prompt_fields(step, self._meta, self._options) if self._is_first else {}
-                self._is_first = False
+                fields: dict[str, Any] = {}
+                if self._is_first:
+                    fields = _prompt_fields(step, self._generation, self._options)
+                    self._is_first = False
                 yield self._chunk([choice], fields)
         if self._options.stream_usage != "never":
             yield self._encoded([], {"usage": self._counts.usage()})
@@ -152,7 +153,7 @@ class ChatChunks:
 
     def _extras(self, step: Step) -> dict[str, Any]:
         extras: dict[str, Any] = {}
-        logprobs = _step_logprobs(step, self._meta, self._options)
+        logprobs = _step_logprobs(step, self._generation, self._options)
         if logprobs:
             extras["logprobs"] = ChatLogprobs(content=logprobs)
         if self._options.shows_token_ids and step.token_ids:
@@ -173,13 +174,14 @@ class ChatChunks:
         return self._encoded(choices, fields)
 
     def _encoded(self, choices: list[ChatChunkChoice], fields: dict[str, Any]) -> bytes:
+        meta = self._generation.meta
         chunk = ChatChunk(
-            id=f"chatcmpl-{self._meta.request_id}",
+            id=f"chatcmpl-{meta.request_id}",
             object="chat.completion.chunk",
-            created=self._meta.created_s,
-            model=self._meta.model,
+            created=meta.created_s,
+            model=meta.model,
             choices=choices,
-            system_fingerprint=self._meta.fingerprint,
+            system_fingerprint=meta.fingerprint,
             **fields,
         )
         return chunk.model_dump_json(exclude_unset=True).encode()
@@ -197,18 +199,19 @@ class _Answer:
 
 
 async def chat_reply(
-    steps: AsyncIterator[Step], meta: ResponseMeta, options: ChatResponseOptions
+    steps: AsyncIterator[Step], generation: Generation, options: ChatResponseOptions
 ) -> ChatReply:
     """Return the whole answer: exactly its stream, joined."""
+    meta = generation.meta
     answers: dict[int, _Answer] = {}
-    counts = options.counts()
+    counts = options.counts(generation)
     fields: dict[str, Any] = {}
     async for step in steps:
         counts.note(step)
-        fields = _prompt_fields(step, meta, options) | fields
+        fields = _prompt_fields(step, generation, options) | fields
         answer = answers.setdefault(step.index, _Answer())
         answer.collected.add(e for e in step.events if _is_shown(e, options))
-        answer.logprobs += _step_logprobs(step, meta, options) or ()
+        answer.logprobs += _step_logprobs(step, generation, options) or ()
         answer.token_ids += step.token_ids
         if step.finish_reason is not None:
             answer.finish_reason, answer.stop_reason = step.finish_reason, step.stop_reason

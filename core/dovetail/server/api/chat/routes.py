@@ -19,49 +19,40 @@ from dovetail.server.api.chat.response import (
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import prepare
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.generation import (
-    Generation,
-    admit,
-    event_stream_response,
-    json_response,
-)
+from dovetail.server.generate.generation import event_stream_response, json_response
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
-from dovetail.server.generate.usage import StreamUsage, stream_usage
+from dovetail.server.generate.usage import stream_usage
 
 
 async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
     """Answer a conversation, streamed or whole."""
-    usage = stream_usage(server, body.stream, body.stream_options)
+    options = _response_options(server, body)
     async with AsyncExitStack() as owned:
-        admit(server, owned, body.n or 1)
+        owned.callback(server.admission.admit(body.n or 1).close)
         ignored = server.fields.check(body, known=("messages.",))
         work = prepare(server, body, request, dialect=CHAT, ignored=ignored)
         generation = await cancel_on_disconnect(request, work)
-        meta, options = generation.meta, _response_options(server, body, generation, usage)
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
         if body.stream:
-            run = ChatChunks(meta, options).run
-            return await event_stream_response(request, owned, meta, steps, run)
-        return await json_response(request, meta, chat_reply(steps, meta, options))
+            run = ChatChunks(generation, options).run
+            return await event_stream_response(request, owned, generation.meta, steps, run)
+        return await json_response(request, generation.meta, chat_reply(steps, generation, options))
 
 
-def _response_options(
-    server: ServerState, body: ChatRequest, generation: Generation, usage: StreamUsage
-) -> ChatResponseOptions:
+def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOptions:
+    """Return what the request wants shown. Raises: RequestError"""
     return ChatResponseOptions(
         role=_role(server, body),
         num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
-        stream_usage=usage,
         shows_cached=server.frontend.enable_prompt_tokens_details,
-        shows_reasoning_count=generation.plan.reasoning is not None,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
-        prompt_ids=generation.prompt_ids,
         reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
         echo=_echo(server, body),
+        stream_usage=stream_usage(server, body.stream, body.stream_options),
     )
 
 

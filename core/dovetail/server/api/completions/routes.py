@@ -25,7 +25,6 @@ from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import (
     Generation,
     ResponseMeta,
-    admit,
     event_stream_response,
     generation_for,
     json_response,
@@ -46,7 +45,7 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     _check(body, len(prompts))
     usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
-        admit(server, owned, len(prompts) * (body.n or 1))
+        owned.callback(server.admission.admit(len(prompts) * (body.n or 1)).close)
         meta, generations, options = await cancel_on_disconnect(
             request, _prepare(server, body, request, prompts, usage)
         )
@@ -84,8 +83,8 @@ async def _prepare(
     prompts: Sequence[str | list[int]],
     usage: StreamUsage,
 ) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
-    meta = response_meta(server, body, request, body.model)
-    meta.ignored += server.fields.check(body)
+    model = server.model_name(body.model)
+    meta = response_meta(server, body, request, model, server.fields.check(body))
     fields = _engine_fields(body)
     constraint = requested_constraint(body, body.response_format, server.structured_output_spec)
     if constraint is not None:

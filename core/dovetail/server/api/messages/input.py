@@ -19,7 +19,7 @@ from dovetail.server.api.messages.protocol import (
 )
 from dovetail.server.generate.as_chat import as_chat, check_one
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.thinking import Switch, switch
+from dovetail.server.generate.template.switches import Switch, switch
 
 NAMES = {
     "response_format.json_schema": "output_config.format",
@@ -65,15 +65,15 @@ def switches(body: CountRequest) -> list[Switch]:
 
 def ignored_fields(body: CountRequest, *, can_budget: bool) -> list[str]:
     """Return the declared fields that change nothing here."""
-    found = []
+    names = []
     if body.thinking is not None and body.thinking.budget_tokens is not None and not can_budget:
-        found.append("thinking.budget_tokens")
+        names.append("thinking.budget_tokens")
     if isinstance(body, MessagesRequest) and body.metadata:
-        found.append("metadata")
+        names.append("metadata")
     turns = [b for turn in body.messages if not isinstance(turn.content, str) for b in turn.content]
     if any(block.type in DROPPED for block in turns):
-        found.append("messages.content.redacted_thinking")
-    return found
+        names.append("messages.content.redacted_thinking")
+    return names
 
 
 def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:

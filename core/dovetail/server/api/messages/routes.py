@@ -23,25 +23,24 @@ from dovetail.server.api.messages.response import (
 )
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import prepare, render
+from dovetail.server.generate.conversation import prepare
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import (
     Generation,
-    admit,
     event_stream_response,
     json_response,
 )
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
-from dovetail.server.generate.thinking import switches_of
+from dovetail.server.generate.tool_choice import session_plan
 
 
 async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
     """Answer a conversation in Anthropic's shapes, streamed or whole."""
     chat, ignored = _translated(server, body)
     async with AsyncExitStack() as owned:
-        admit(server, owned, 1)
+        owned.callback(server.admission.admit(1).close)
         work = prepare(
             server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
         )
@@ -62,10 +61,11 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     chat, ignored = _translated(server, body)
     with in_words_of(MESSAGES.field_names):
         server.model_name(chat.model)
-        wishes = switches_of(chat, switches(body))
-        prompt = await render(server, chat, wishes)
+        plan = session_plan(chat, server.parsers, server.frontend)
+        prompt = await server.render(chat, switches(body), shows_tools=bool(plan.tools))
+        ids = await server.tokenize(prompt.text, add_special_tokens=chat.add_special_tokens)
         ignored += server.fields.report(prompt.unused)
-    return json_reply(CountReply(input_tokens=len(prompt.ids)), ignored)
+    return json_reply(CountReply(input_tokens=len(ids)), ignored)
 
 
 def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:

@@ -21,7 +21,6 @@ from dovetail.server.generate.events import (
     ToolCallStart,
 )
 from dovetail.server.generate.ignored_fields import json_reply
-from dovetail.server.generate.named_parsers import parsers_for
 from dovetail.server.generate.server_state import Parsers, ServerState
 from dovetail.server.generate.template.messages import tool_values
 from dovetail.server.generate.tool_choice import layout_in_use
@@ -37,7 +36,7 @@ EVENT_NAMES = {
 async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
     """Read a model's text: reasoning, content and tool calls, by the parsers named or in use."""
     ignored = server.fields.check(body)
-    parsers = parsers_for(server.parsers, body.tool_parser, body.reasoning_parser)
+    parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
     plan = _plan(body, parsers, is_strict=server.frontend.tool_parser_strict)
     events = await server.run(lambda: _events(body.text, plan), len(body.text))
     reply = ParseReply(

@@ -108,12 +108,12 @@ class McpServer:
             "capabilities": {},
             "clientInfo": {"name": "dovetail", "version": __version__},
         }
-        found = await self._ask("initialize", about)
-        version = found.get("protocolVersion")
+        result = await self._ask("initialize", about)
+        version = result.get("protocolVersion")
         if version not in VERSIONS:
             raise McpFault(f"it speaks version {str(version)[:32]}, not {', '.join(VERSIONS)}.")
         self._head["MCP-Protocol-Version"] = version
-        self.name = str(_object(found.get("serverInfo")).get("name") or "")[:MAX_NAME_CHARS]
+        self.name = str(_object(result.get("serverInfo")).get("name") or "")[:MAX_NAME_CHARS]
         await self._post({"method": "notifications/initialized"}, None)
 
     async def _list_tools(self) -> list[McpTool]:
@@ -275,10 +275,10 @@ def _parsed(address: str) -> tuple[str, int]:
     fix = f"write {FLAG} HOST:PORT."
     if reason is not None:
         raise ConfigError(f'"{address}" is not available: {reason}.', where=FLAG, fix=fix)
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", address)
-    if found is None or not 0 < int(found[2]) < 1 << 16:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", address)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
         raise ConfigError(f'"{address[:128]}" is not an address.', where=FLAG, fix=fix)
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def _message(data: bytes, number: int | None) -> dict[str, Any] | None:

@@ -49,7 +49,6 @@ from dovetail.server.generate.conversation import prepare
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import (
     Generation,
-    admit,
     event_stream_response,
     json_response,
 )
@@ -84,7 +83,7 @@ async def create_response(
     with in_words_of(NAMES):
         plan = _plan(server, state, body, request, unknown)
     async with AsyncExitStack() as owned:
-        admit(server, owned, 1)
+        owned.callback(server.admission.admit(1).close)
         generation = await cancel_on_disconnect(request, _prepare(server, plan, request))
         meta = generation.meta
         answer = Answer(

@@ -186,7 +186,7 @@ class Turns:
         return changes
 
     async def _call(self, block: ContentBlock) -> CallEnd:
-        """Return what a call comes to; a fault is told to the model, and ends nothing."""
+        """Return what a call comes to; the model is told of a fault, which ends nothing."""
         try:
             arguments = json.loads(block.text or "{}")
         except (ValueError, RecursionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -17,10 +18,10 @@ from dovetail.server.api.tokenize.protocol import (
 )
 from dovetail.server.api.tokenize.tokenizer_info import tokenizer_info
 from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
+from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import LONG_WORK, ServerState
-from dovetail.server.generate.template.chat import RenderQuery
 
 
 async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
@@ -40,24 +41,17 @@ async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
     return json_reply(reply, [*ignored, *server.fields.report(unused)], hides_none=True)
 
 
-async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, tuple[str, ...]]:
+async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, Sequence[str]]:
     """Return (text, whether special tokens are added, names that had no effect)."""
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages.", where="prompt")
     if body.messages is None:
         adds = True if body.add_special_tokens is None else body.add_special_tokens
         return body.prompt or "", adds, ()
-    server.check_template(body.chat_template)
-    query = RenderQuery(
-        messages=body.messages,
-        tools=body.tools or (),
-        kwargs=dict(body.chat_template_kwargs or {}),
-        adds_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-        continues_final_message=body.continue_final_message,
-        template=body.chat_template,
-    )
-    rendered = await server.run(lambda: server.renderer.render(query), LONG_WORK)
-    return rendered.prompt, bool(body.add_special_tokens), rendered.ignored
+    fields = ChatRequest.model_fields.keys() & body.model_fields_set
+    chat = ChatRequest.model_construct(**{name: getattr(body, name) for name in fields})
+    prompt = await server.render(chat)
+    return prompt.text, bool(body.add_special_tokens), prompt.unused
 
 
 async def get_tokenizer_info(server: ServerOf) -> Response:

@@ -1,7 +1,7 @@
 """HeldCall: what opens like a call within thinking that may still be closed.
 
 It is a call if the thinking is never closed: then its opening marker ended it. Knows no session: it
-is told what the text would come to if it were content.
+is given what the text would come to if it were content.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ class Found:
 
 def find_first(text: str, markers: Sequence[str], begin: int = 0) -> Found | None:
     """Return the earliest marker at or after `begin`; the longest wins where two begin alike."""
-    found = [
+    matches = [
         (at, -len(marker), which)
         for which, marker in enumerate(markers)
         if marker and (at := text.find(marker, begin)) >= 0
     ]
-    if not found:
+    if not matches:
         return None
-    start, _, which = min(found)
+    start, _, which = min(matches)
     return Found(start=start, which=which)
 
 

@@ -59,6 +59,15 @@ class SessionPlan:
         """Return whether text passes through unchanged, but for stop strings."""
         return not (self.reasoning or self.tool_parser or self.layout)
 
+    def with_stops(
+        self, stops: tuple[str, ...], *, includes_stop: bool, min_tokens: int
+    ) -> SessionPlan:
+        """Return the plan that looks for stop strings; where all text is content the engine does
+        it."""
+        if self.is_plain or not stops:
+            return self
+        return replace(self, stops=stops, includes_stop=includes_stop, min_tokens=min_tokens)
+
 
 class Session:
     """The state machine of one answer. Feed text, then finish once."""

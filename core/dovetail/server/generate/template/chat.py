@@ -6,15 +6,16 @@ Holds the server's template; knows no tokens. Rendering is pure and may run in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 from dovetail.config.rules.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.tokenizer import TokenizerFacts
-from dovetail.server.generate.chat_body import Message, ToolBody
+from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.template.messages import normalise, tool_dicts, unused_extras
+from dovetail.server.generate.template.switches import Switch, switches_of
 from dovetail.server.generate.template.template import ChatTemplate
 
 MAX_GIVEN = 16
@@ -24,28 +25,16 @@ FINAL_TURN_ROLES = frozenset({"assistant"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenderQuery:
-    """What is to be rendered. `tools` empty: the template sees none. `template`: the request's."""
+class RenderedPrompt:
+    """A conversation as the model reads it.
 
-    messages: Sequence[Message]
-    tools: Sequence[ToolBody] = ()
-    documents: Sequence[dict[str, Any]] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    adds_generation_prompt: bool = True
-    continues_final_message: bool = False
-    template: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
-    """The prompt; `tail` is what follows the last turn that was not the assistant's.
-
-    `ignored` are request fields that the template has no use for.
+    `tail` is what follows the last turn that was not the assistant's, `unused` names the fields of
+    the request that the template has no use for.
     """
 
-    prompt: str
+    text: str
     tail: str
-    ignored: tuple[str, ...] = ()
+    unused: Sequence[str] = ()
 
 
 class ChatRenderer:
@@ -73,33 +62,41 @@ class ChatRenderer:
         found = {t.source for t in (self._template, self._tool_template) if t is not None}
         return "\n".join(sorted(found))
 
-    def render(self, query: RenderQuery) -> Rendered:
-        """Return the prompt. Raises: RequestError"""
-        template = self._pick(query)
-        kwargs, unused = template.pick_kwargs(query.kwargs)
-        messages = normalise(query.messages, self._format(template), template.source)
-        tools = tool_dicts(query.tools)
-        _check_flags(query)
-        variables = kwargs | {
+    def render(
+        self, body: ChatRequest, switches: Sequence[Switch] = (), *, shows_tools: bool = True
+    ) -> RenderedPrompt:
+        """Return the prompt; `switches` are the dialect's own words on thinking.
+
+        Raises: RequestError
+        """
+        tools = tool_dicts(body.tools or ()) if shows_tools else []
+        template = self._pick(body.chat_template, bool(tools))
+        kwargs, unused = template.pick_kwargs(body.chat_template_kwargs or {})
+        switched, without_effect = _switched(template, switches_of(body, switches))
+        messages = normalise(body.messages, self._format(template), template.source)
+        variables = {
+            **switched,
+            **kwargs,
             "messages": messages,
             "tools": tools or None,
-            "documents": list(query.documents) or None,
-            "add_generation_prompt": query.adds_generation_prompt,
-            "continue_final_message": query.continues_final_message,
+            "documents": list(body.documents or ()) or None,
+            "add_generation_prompt": _adds_generation_prompt(body),
+            "continue_final_message": body.continue_final_message,
         }
-        prompt = template.render(variables)
-        if query.continues_final_message:
-            prompt = _cut_after_final(prompt, _text(messages[-1]))
-        ignored = [f"chat_template_kwargs.{name}" for name in unused]
-        ignored += [f"messages.{n}" for n in sorted(unused_extras(query.messages, template.source))]
-        if query.documents and "documents" not in template.variables:
-            ignored.append("documents")
-        return Rendered(prompt=prompt, tail=_tail(prompt, messages), ignored=tuple(ignored))
+        text = template.render(variables)
+        if body.continue_final_message:
+            text = _cut_after_final(text, _text(messages[-1]))
+        names = [f"chat_template_kwargs.{name}" for name in unused]
+        names += [f"messages.{n}" for n in sorted(unused_extras(body.messages, template.source))]
+        if body.documents and "documents" not in template.variables:
+            names.append("documents")
+        tail = _tail(text, messages)
+        return RenderedPrompt(text=text, tail=tail, unused=(*names, *without_effect))
 
-    def _pick(self, query: RenderQuery) -> ChatTemplate:
-        if query.template is not None:
-            return self._given(query.template)
-        template = self._tool_template if query.tools else self._template
+    def _pick(self, given: str | None, has_tools: bool) -> ChatTemplate:
+        if given is not None:
+            return self._given(given)
+        template = self._tool_template if has_tools else self._template
         if template is None:
             raise RequestError(
                 "this model has no chat template.",
@@ -132,17 +129,35 @@ def _build_given(source: str, *, special: dict[str, str]) -> ChatTemplate:
         raise RequestError(error.what, where="chat_template", code="chat_template_error") from error
 
 
-def _check_flags(query: RenderQuery) -> None:
-    if not query.continues_final_message:
-        return
-    if query.adds_generation_prompt:
+def _switched(
+    template: ChatTemplate, switches: Sequence[Switch]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what switches set of the template's variables, the first that sets one first, and the
+    fields of those none of whose names the template knows."""
+    kwargs: dict[str, Any] = {}
+    without_effect: list[str] = []
+    for switch in switches:
+        known = {name: v for name, v in switch.kwargs.items() if name in template.variables}
+        kwargs = known | kwargs
+        if not known:
+            without_effect.append(switch.field)
+    return kwargs, without_effect
+
+
+def _adds_generation_prompt(body: ChatRequest) -> bool:
+    """Return whether the answer's opening is added: not by default where the final message is to
+    be continued. Raises: RequestError"""
+    if not body.continue_final_message:
+        return body.add_generation_prompt
+    if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
         raise RequestError(
             "cannot be combined with add_generation_prompt.", where="continue_final_message"
         )
-    if query.messages[-1].role not in FINAL_TURN_ROLES:
+    if body.messages[-1].role not in FINAL_TURN_ROLES:
         raise RequestError(
             "the final message is not the assistant's.", where="continue_final_message"
         )
+    return False
 
 
 def _text(message: dict[str, Any]) -> str:

@@ -38,7 +38,7 @@ def per_token(model: ModelSpec, kv_dtype: str) -> int:
 
 
 def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: int) -> int:
-    """Return the longest context that so many bytes hold, at most the checkpoint's."""
+    """Return the longest context that a number of bytes holds, at most the checkpoint's."""
     room = Room(
         model=model,
         kv_dtype=kv_dtype,
@@ -50,7 +50,8 @@ def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: 
 
 
 def fits(model: ModelSpec, kv_dtype: str, room_bytes: int, step: int) -> tuple[Fit, ...]:
-    """Return how many requests of several lengths so many bytes hold, the checkpoint's own last."""
+    """Return how many requests of several lengths a number of bytes holds, the checkpoint's own
+    last."""
     last = checkpoint_tokens(model)
     lengths = []
     length = FIRST_TOKENS

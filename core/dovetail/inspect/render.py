@@ -16,7 +16,7 @@ _COLUMNS = ("layers of", "number", "parameters", "stored as", "kept as", "on dis
 _WIDTHS = (15, 6, 11, 18, 24, 12, 10)
 
 
-def screen(found: Inspected) -> str:
+def render(found: Inspected) -> str:
     """Return the whole screen."""
     parts = [_head(found), _table(found), _activations(found)]
     if found.memory is not None:

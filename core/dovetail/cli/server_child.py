@@ -1,4 +1,4 @@
-"""The server behind `dovetail run`, started by `cli.behind`.
+"""The server behind `dovetail run`, started by `cli.server_process`.
 
 Its boot message is the fields of a Config.
 """
@@ -12,7 +12,7 @@ from dovetail.cli.main import guarded
 
 
 def main() -> int:
-    """Serve as told; return the exit status."""
+    """Serve by the boot message; return the exit status."""
     return guarded(_serve)
 
 

@@ -25,11 +25,11 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules import selections
 from dovetail.config.rules.platform import pick_device
 from dovetail.errors import DovetailError
-from dovetail.inspect import doubts, memory
+from dovetail.inspect import memory, warnings
+from dovetail.inspect.compatibility import chosen, listening
 from dovetail.inspect.facts import Inspected, ModelFacts, TextFacts, WeightFile
 from dovetail.inspect.how import How
 from dovetail.inspect.layers import layers_of
-from dovetail.inspect.reasons import chosen, listening
 from dovetail.inspect.weights import experts_of, groups_of
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
@@ -59,7 +59,7 @@ class Parts:
 
 def inspect(config: Config) -> Inspected:
     """Return what a checkpoint holds and would take. Raises: ConfigError where there is no
-    checkpoint, or nothing to be told of it."""
+    checkpoint, or nothing is known of it."""
     with listening() as told:
         parts = _parts(config)
         headers = _headers(config, parts)
@@ -71,11 +71,11 @@ def inspect(config: Config) -> Inspected:
     groups = groups_of(layers, how)
     files = weight_files(Path(parts.model.path), headers)
     taken = memory.memory_of(groups, how, parts) if groups else None
-    parts.warnings += doubts.of_checkpoint(parts.model, layers, groups, how)
-    parts.warnings += doubts.of_folder(Path(parts.model.path), files)
-    parts.warnings += doubts.of_memory(taken)
+    parts.warnings += warnings.of_checkpoint(parts.model, layers, groups, how)
+    parts.warnings += warnings.of_folder(Path(parts.model.path), files)
+    parts.warnings += warnings.of_memory(taken)
     if parts.spec is not None:
-        parts.warnings += doubts.of_text(parts.model, text)
+        parts.warnings += warnings.of_text(parts.model, text)
     return Inspected(
         path=parts.model.path,
         would_start=parts.spec is not None,
@@ -200,9 +200,9 @@ def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
     )
     with _tried(parts, is_once=True):
         plugin = registry.load_selection(parts.load_format)
-        found = plugin(registry.build_options(parts.load_format)).headers(checkpoint)
-        if found is not None:
-            return list(found)
+        headers = plugin(registry.build_options(parts.load_format)).headers(checkpoint)
+        if headers is not None:
+            return list(headers)
         parts.warnings.append(
             f'load format "{parts.load_format.name}": these files tell their tensors only when '
             "they are loaded; sizes of layers and memory are left out."

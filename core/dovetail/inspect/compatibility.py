@@ -15,7 +15,7 @@ from dovetail.inspect.facts import Chosen, WeightFile
 from dovetail.interfaces.spec import EngineSpec, Selection
 
 if TYPE_CHECKING:
-    from dovetail.inspect.gather import Parts
+    from dovetail.inspect.collect import Parts
 
 ROOT = "dovetail"
 _LINE = re.compile(r"(\w+) auto: (\S+?)[,:]?(?: (?:\(rank -?\d+\)(?:; )?)?(.*))?")
@@ -73,20 +73,20 @@ def chosen(
         "quantization": _quantization_reason(parts),
         "load_format": _files_reason(files),
     }
-    found = [Chosen(kind="device", name=parts.device, reason=_asked(config, "device", own))]
+    choices = [Chosen(kind="device", name=parts.device, reason=_asked(config, "device", own))]
     for kind, selection in _selections(parts):
         if selection is None:
             continue
         reason = _asked(config, kind, {**lines, **own})
-        found.append(Chosen(kind=kind, name=selection.name, reason=reason))
+        choices.append(Chosen(kind=kind, name=selection.name, reason=reason))
     for kind in ("tool_parser", "reasoning_parser"):
         match = next((m for line in told if (m := _LINE.fullmatch(line)) and m[1] == kind), None)
         if match is not None:
-            found.append(Chosen(kind=kind, name=match[2], reason=match[3] or ""))
+            choices.append(Chosen(kind=kind, name=match[2], reason=match[3] or ""))
         elif config.is_given(_FLAGS[kind]):
             name = str(config.value(_FLAGS[kind]))
-            found.append(Chosen(kind=kind, name=name, reason=_asked(config, kind, {})))
-    return tuple(found)
+            choices.append(Chosen(kind=kind, name=name, reason=_asked(config, kind, {})))
+    return tuple(choices)
 
 
 def _selections(parts: Parts) -> list[tuple[str, Selection | None]]:

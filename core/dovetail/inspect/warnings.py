@@ -126,7 +126,7 @@ def of_text(model: ModelSpec, text: TextFacts | None) -> list[str]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Return a file's object, nothing where it cannot be read: whoever needs it says so."""
+    """Return a file's object, nothing where it cannot be read: its user reports that."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

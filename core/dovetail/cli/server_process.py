@@ -1,4 +1,4 @@
-"""Behind: the server process of `dovetail run`, from its start to its end.
+"""BackgroundServer: the server process of `dovetail run`, from its start to its end.
 
 It is a process of its own, so that its log stays out of the conversation and Ctrl-C out of it.
 Knows of it only its address and its log file.
@@ -25,7 +25,7 @@ KILL_WAIT_S = 2.0
 TAIL_LINES = 10
 
 
-class Behind:
+class BackgroundServer:
     """The server's process. Use as a context manager, which ends it."""
 
     def __init__(self, fields: dict[str, Any], host: str, port: int) -> None:
@@ -88,7 +88,7 @@ def _spawn(fields: dict[str, Any], handle: int) -> Child:
     belongs to the conversation."""
     with open(handle, "wb") as log:
         return spawn(
-            "dovetail.cli.behind_child", fields, stdout=log, stderr=log, has_own_session=True
+            "dovetail.cli.server_child", fields, stdout=log, stderr=log, has_own_session=True
         )
 
 

@@ -1,0 +1,31 @@
+"""What the context length leaves a request: one check with one text, wherever it is made."""
+
+from __future__ import annotations
+
+from dovetail.errors import RequestError
+
+PROMPT = "prompt"
+"""What errors about the prompt name; a conversation's server says "messages" in its place."""
+
+
+def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
+    """Return how many tokens of the context the prompt leaves. Raises: RequestError for none"""
+    if not num_prompt_tokens:
+        raise RequestError("the prompt has no tokens.", where=PROMPT, fix="send some text.")
+    if num_prompt_tokens >= max_model_tokens:
+        raise prompt_too_long(
+            num_prompt_tokens,
+            f"the context length is {max_model_tokens}, for prompt and answer together",
+            "set truncate_prompt_tokens to -1, or start with a larger --max-model-len",
+        )
+    return max_model_tokens - num_prompt_tokens
+
+
+def prompt_too_long(num_tokens: int, limit: str, fix: str) -> RequestError:
+    """Return the error of a prompt over a limit; `fix` is what helps beside a shorter prompt."""
+    return RequestError(
+        f"the prompt has {num_tokens} tokens; {limit}.",
+        where=PROMPT,
+        fix=f"shorten the prompt, {fix}.",
+        code="context_length_exceeded",
+    )

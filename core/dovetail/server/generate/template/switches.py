@@ -1,0 +1,34 @@
+"""Names by which chat templates know thinking: whether to, and how hard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.server.generate.chat_body import ChatRequest
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Names by which chat templates know whether to think."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A request's field that is passed to the template under several names, any of which may do."""
+
+    field: str
+    kwargs: Mapping[str, Any]
+
+
+def switch(field: str, is_on: bool) -> Switch:
+    """Return the wish to think or not to think."""
+    return Switch(field=field, kwargs=dict.fromkeys(SWITCHES, is_on))
+
+
+def switches_of(body: ChatRequest, others: Sequence[Switch] = ()) -> list[Switch]:
+    """Return what a request says of thinking: others that its dialect knows, then the effort."""
+    if body.reasoning_effort is None:
+        return list(others)
+    by_effort = switch("", body.reasoning_effort != "none").kwargs
+    kwargs = {"reasoning_effort": body.reasoning_effort, **by_effort}
+    return [*others, Switch(field="reasoning_effort", kwargs=kwargs)]
