@@ -82,7 +82,9 @@ async def render(
     """Return the conversation as the model will read it. Raises: RequestError"""
     server.check_text("messages")
     server.check_template(body.chat_template)
-    parsers = parsers_for(server.parsers, body.tool_parser, body.reasoning_parser)
+    parsers = parsers_for(
+        server.parsers, body.tool_parser, body.reasoning_parser, server.engine.tokenizer
+    )
     use = tool_use(
         body,
         parsers,
@@ -101,7 +103,7 @@ async def render(
         use=use,
         plan=plan,
         kept_special_ids=kept_special_ids(
-            use.parser, parsers.reasoning, server.engine.tokenizer.facts()
+            use.parser, parsers.reasoning, plan, server.engine.tokenizer.facts()
         ),
         unused=unused_fields(body, switches, rendered.ignored),
     )

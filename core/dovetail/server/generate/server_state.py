@@ -129,6 +129,14 @@ class ServerState:
         The constraint counts from behind the reasoning, if there is any. Raises: RequestError
         """
         self.check_structured_output(request.where)
+        if plan.reasoning is None and plan.can_reason:
+            raise RequestError(
+                "this server's reasoning parser does not say by which text the reasoning ends, so "
+                "an answer behind it cannot be constrained.",
+                where=request.where,
+                fix="leave it out, or start the server with another --reasoning-parser.",
+                code="unsupported_field",
+            )
         compiler = self.engine.constraint_compiler
         assert compiler is not None
         if request.constraint is None:

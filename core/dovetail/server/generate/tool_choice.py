@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.answer_reader import AnswerQuery
 from dovetail.interfaces.constraint import (
     Choice,
     Concat,
@@ -18,7 +19,7 @@ from dovetail.interfaces.constraint import (
     concat,
 )
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.text import Markers, Tool
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest, ToolBody
@@ -60,7 +61,7 @@ def tool_use(
         return ToolUse(tools=body.tools, parser=parser, constraint=_strict(body, parser))
     if not body.tools:
         raise RequestError("is given without tools.", where="tool_choice")
-    parser = _needed(parsers.tool)
+    parser = _needed(parsers.tool).for_forced_calls()
     offered = [tool for tool in body.tools if choice == "required" or _is_named(tool, choice)]
     if not offered:
         raise RequestError("names no tool of this request.", where="tool_choice")
@@ -188,16 +189,25 @@ def session_plan(
     calls count in the parser's own syntax alone."""
     one_call = body.parallel_tool_calls is False or use.is_named
     layout = layout_in_use(use.parser, reasoning)
+    tools = tool_values(use.tools)
+    query = AnswerQuery(tools=tools, tail=tail, request=lambda: body.model_dump(mode="json"))
     return SessionPlan(
-        reasoning=reasoning.markers if reasoning else None,
+        reasoning=known_markers(reasoning),
         tool_parser=use.parser,
-        tools=tool_values(use.tools),
+        tools=tools,
+        reasoning_reading=reasoning.reads(query) if reasoning else None,
+        tool_reading=use.parser.reads(query) if use.parser else None,
         starts_inside=reasoning is not None and reasoning.starts_inside(tail),
         layout=layout,
         max_calls=1 if one_call else None,
         is_forced_call=use.is_named,
         reads_bare=not is_strict,
     )
+
+
+def known_markers(reasoning: ReasoningParser | None) -> Markers | None:
+    """Return the markers of the reasoning, or None where there are none, or nobody knows them."""
+    return reasoning.markers if reasoning and reasoning.markers.end else None
 
 
 def markers_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> set[str]:
@@ -214,9 +224,16 @@ def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) 
 
 
 def kept_special_ids(
-    parser: ToolParser | None, reasoning: ReasoningParser | None, facts: TokenizerFacts
+    parser: ToolParser | None,
+    reasoning: ReasoningParser | None,
+    plan: SessionPlan,
+    facts: TokenizerFacts,
 ) -> tuple[int, ...]:
-    """Return the special tokens in which markers or layout are written: they must be seen."""
+    """Return the special tokens in which markers or layout are written: they must be seen. All are
+    where a parser that reads the answer itself says so."""
+    readings = (plan.reasoning_reading, plan.tool_reading)
+    if any(reading and reading.shows_special_tokens for reading in readings):
+        return tuple(sorted(facts.special_ids))
     seen = {*markers_in_use(parser, reasoning), *layout_in_use(parser, reasoning)}
     found = (i for i, text in facts.special_texts.items() if text and any(text in s for s in seen))
     return tuple(sorted(found))

@@ -57,7 +57,7 @@ def _response_options(
         shows_reasoning=body.include_reasoning,
         stream_usage=usage,
         shows_cached=server.frontend.enable_prompt_tokens_details,
-        shows_reasoning_count=generation.plan.reasoning is not None,
+        shows_reasoning_count=generation.plan.can_reason,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         prompt_ids=generation.prompt_ids,
         reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
