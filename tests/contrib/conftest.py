@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dovetail import registry
 from dovetail.registry import discovery
-
-PACKAGE = Path(__file__).resolve().parents[2] / "contrib" / "vllm-compat"
+from support.vllm_files import PACKAGE
 
 sys.path.insert(0, str(PACKAGE))
 import dovetail_vllm_compat  # noqa: E402, F401

@@ -19,6 +19,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.generate.events import Collected, CountedSession, SessionPlan
 from dovetail.server.generate.tool_choice import known_markers
 
+PACKAGE = Path(__file__).resolve().parents[2] / "contrib" / "vllm-compat"
 FILES = Path(__file__).resolve().parents[1] / "contrib" / "plugin_files"
 TOOLS = (Tool(name="f", parameters={"type": "object"}),)
 TOOL_BODIES = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
