@@ -12,7 +12,7 @@ from dovetail.registry import discovery
 from support.vllm_files import PACKAGE
 
 sys.path.insert(0, str(PACKAGE))
-import dovetail_vllm_compat  # noqa: E402, F401
+import dovetail_vllm_compat  # noqa: F401
 
 sys.path.remove(str(PACKAGE))
 
