@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from dovetail_vllm_compat import helpers, modules
 
 from dovetail import registry
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.registry import discovery
+from dovetail_vllm_compat import helpers, modules
 from support.vllm_files import FILES, load_parser, plan_of, read
 
 LAYOUTS = (

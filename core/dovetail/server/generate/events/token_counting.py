@@ -1,7 +1,7 @@
 """CountedSession: a session that also counts the tokens of the reasoning.
 
 A token belongs to where the answer was when it began, so the end marker counts and the opening one
-does not. Their ids mean nothing here; parsers that read answers themselves are shown them.
+does not; where a parser reads the answer itself, to what it was read as. Their ids mean nothing here; parsers that read answers themselves are shown them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class CountedSession:
     def __init__(self, plan: SessionPlan) -> None:
         self.session = StagedSession(plan) if plan.is_staged else Session(plan)
         self.num_reasoning_tokens = 0
+        self._is_told_by_reader = plan.reasoning_reading is not None
         self._num_tokens = 0
         self._num_held = 0
         self._counts = plan.can_reason or bool(plan.stops) or plan.is_staged
@@ -42,10 +43,12 @@ class CountedSession:
         for token_id, piece in zip(token_ids, pieces, strict=True):
             if self.session.is_held:
                 self._num_held += 1
-            else:
+            elif not self._is_told_by_reader:
                 self.num_reasoning_tokens += self.session.is_reasoning
             self._num_tokens += 1
             events += self._feed(piece, (token_id,))
+            if self._is_told_by_reader:
+                self.num_reasoning_tokens += self.session.is_reasoning
             if not self.session.is_held:
                 self._count_held()
         return joined(events) if len(token_ids) > 1 else events
