@@ -1,7 +1,8 @@
 """CountedSession: a session that also counts the tokens of the reasoning.
 
 A token belongs to where the answer was when it began, so the end marker counts and the opening one
-does not; where a parser reads the answer itself, to what it was read as. Their ids mean nothing here; parsers that read answers themselves are shown them.
+does not; where a parser reads the answer itself, to what it was read as. Ids of tokens mean nothing
+here: they are for such parsers.
 """
 
 from __future__ import annotations
