@@ -194,5 +194,5 @@ def test_partial_json() -> None:
 
 
 def test_every_name_of_the_table_is_there() -> None:
-    for name in modules._table():
+    for name in modules.table():
         assert modules.module_named(name).__name__ == name

@@ -152,7 +152,7 @@ def call_of(call: Any) -> ToolCall:
 
 @dataclass(slots=True, kw_only=True)
 class _Streamed:
-    """A call as the streaming method has told it so far. `index` is its own number for it."""
+    """A call as far as the streaming method has reported it. `index` is its own number for it."""
 
     index: int
     call_id: str = ""
@@ -199,7 +199,9 @@ class CallReader:
             news = None if news is None else DeltaMessage.model_validate(news, from_attributes=True)
         except NotImplementedError:
             self._parser = None
-            self._foreign.warn_once("it does not stream, so calls are told when an answer is whole")
+            self._foreign.warn_once(
+                "it does not stream, so its calls are sent when an answer is complete"
+            )
             return Reading()
         except FAULTS as error:
             self._parser = None
@@ -241,7 +243,7 @@ class CallReader:
         return Reading(content=self._rest(whole.content or ""), calls=told)
 
     def _rest(self, content: str) -> str:
-        """Return the content that was not told yet."""
+        """Return the content that was not passed on yet."""
         rest = rest_of(self._content, content, may_be_less=True)
         if rest is None:
             self._foreign.warn_once(

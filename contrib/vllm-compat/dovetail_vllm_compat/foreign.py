@@ -116,10 +116,11 @@ def adjusted(foreign: Foreign, parser: Any, request: ChatCompletionRequest) -> b
 
 
 def rest_of(told: str, whole: str, *, may_be_less: bool = False) -> str | None:
-    """Return what a whole text has beyond what was told, or None where they contradict each other.
+    """Return what a whole text has beyond what was passed on, or None where they contradict each
+    other.
 
     Blanks at either end do not count: one method strips them, the other does not. `may_be_less`:
-    the whole text may leave out the end of what was told.
+    the whole text may leave out the end of what was passed on.
     """
     if whole.startswith(told):
         return whole[len(told) :]
@@ -131,7 +132,7 @@ def rest_of(told: str, whole: str, *, may_be_less: bool = False) -> str | None:
 
 
 class Grown:
-    """The text and tokens of an answer so far, and what every method is told of them."""
+    """The text and tokens of an answer so far, and what every method is given of them."""
 
     def __init__(self) -> None:
         self.text = ""

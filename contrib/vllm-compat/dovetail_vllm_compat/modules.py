@@ -20,7 +20,7 @@ from dovetail_vllm_compat import bases, helpers, protocol, thinking, tokenizer
 
 ROOT = "vllm"
 VERSION = "0.15.0"
-"""The version that files are told: what `vllm.__version__` is compared with."""
+"""What files see as `vllm.__version__`, which some compare with the version they need."""
 PACKAGE = "dovetail-vllm-compat"
 
 
@@ -40,79 +40,86 @@ def _public(module: ModuleType) -> dict[str, Any]:
     }
 
 
-@cache
-def _table() -> dict[str, dict[str, Any]]:
-    """Return the names in each module."""
-    records = _public(protocol)
+OPENAI = "vllm.entrypoints.openai"
+TOKENIZERS: dict[str, Any] = {
+    "AnyTokenizer": Any,
+    "TokenizerLike": Any,
+    "MistralTokenizer": tokenizer.MistralTokenizer,
+}
+CONSTRAINTS = {
+    "SamplingParams": protocol.SamplingParams,
+    "StructuredOutputsParams": protocol.StructuredOutputsParams,
+    "GuidedDecodingParams": protocol.StructuredOutputsParams,
+}
+
+
+def _tool_modules() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the modules around tool parsers: two layouts of the same."""
     tools = {
         "ToolParser": bases.ToolParser,
         "ToolParserManager": bases.ToolParserManager,
         "Tool": protocol.ChatCompletionToolsParam,
     }
-    thoughts = {
+    names = (
+        "consume_space",
+        "extract_intermediate_diff",
+        "find_all_indices",
+        "find_common_prefix",
+        "find_common_suffix",
+        "find_tool_properties",
+        "is_complete_json",
+        "partial_json_loads",
+        "partial_tag_overlap",
+    )
+    functions = {name: getattr(helpers, name) for name in names}
+    for layout in (f"{OPENAI}.tool_parsers", "vllm.tool_parsers"):
+        yield layout, tools
+        yield f"{layout}.abstract_tool_parser", tools | _public(protocol)
+        yield f"{layout}.utils", functions | {"_extract_tool_info": helpers.extract_tool_info}
+
+
+def _reasoning_modules() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the modules around reasoning parsers."""
+    own = {
         "ReasoningParser": bases.ReasoningParser,
         "ReasoningParserManager": bases.ReasoningParserManager,
     }
-    thinking_bases = _public(thinking)
-    tool_helpers = {
-        name: getattr(helpers, name)
-        for name in (
-            "consume_space",
-            "extract_intermediate_diff",
-            "find_all_indices",
-            "find_common_prefix",
-            "find_common_suffix",
-            "find_tool_properties",
-            "is_complete_json",
-            "partial_json_loads",
-            "partial_tag_overlap",
-        )
-    } | {"_extract_tool_info": helpers.extract_tool_info}
-    tokenizers = {
-        "AnyTokenizer": Any,
-        "TokenizerLike": Any,
-        "MistralTokenizer": tokenizer.MistralTokenizer,
-    }
+    classes = _public(thinking)
+    for layout in ("vllm.reasoning", f"{OPENAI}.reasoning_parsers"):
+        yield layout, own | classes
+        yield f"{layout}.abs_reasoning_parsers", own
+    for name in ("basic_parsers", "identity_reasoning_parser"):
+        yield f"vllm.reasoning.{name}", classes
+    for model in ("deepseek_r1", "qwen3"):
+        yield f"vllm.reasoning.{model}_reasoning_parser", classes
+
+
+def _other_modules() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the modules of requests, tokenizers and small things."""
+    lists = {"is_list_of": helpers.is_list_of}
     ids = {"make_tool_call_id": helpers.make_tool_call_id}
-    logger = {"init_logger": helpers.init_logger}
-    openai = "vllm.entrypoints.openai"
-    found: dict[str, dict[str, Any]] = {
-        ROOT: {"__version__": VERSION},
-        "vllm.version": {"__version__": VERSION},
-        "vllm.envs": {"__getattr__": helpers.environment},
-        "vllm.logger": logger,
-        "vllm.sampling_params": {
-            "SamplingParams": protocol.SamplingParams,
-            "StructuredOutputsParams": protocol.StructuredOutputsParams,
-            "GuidedDecodingParams": protocol.StructuredOutputsParams,
-        },
-        "vllm.utils": {"random_uuid": helpers.random_uuid, "is_list_of": helpers.is_list_of},
-        "vllm.utils.collection_utils": {"is_list_of": helpers.is_list_of},
-        "vllm.utils.mistral": {"is_mistral_tokenizer": helpers.is_mistral_tokenizer},
-        "vllm.transformers_utils.tokenizer": tokenizers,
-        "vllm.transformers_utils.tokenizers": tokenizers,
-        "vllm.transformers_utils.tokenizers.mistral": tokenizers,
-        "vllm.tokenizers": tokenizers,
-        "vllm.tokenizers.mistral": tokenizers,
-        "vllm.entrypoints.chat_utils": ids | {"random_tool_call_id": helpers.make_tool_call_id},
-        f"{openai}.protocol": records,
-        f"{openai}.chat_completion.protocol": records,
-        f"{openai}.engine.protocol": records,
-        f"{openai}.responses.protocol": records,
-        "vllm.reasoning": thoughts | thinking_bases,
-        "vllm.reasoning.abs_reasoning_parsers": thoughts,
-        "vllm.reasoning.basic_parsers": thinking_bases,
-        "vllm.reasoning.deepseek_r1_reasoning_parser": thinking_bases,
-        "vllm.reasoning.qwen3_reasoning_parser": thinking_bases,
-        "vllm.reasoning.identity_reasoning_parser": thinking_bases,
-        f"{openai}.reasoning_parsers": thoughts | thinking_bases,
-        f"{openai}.reasoning_parsers.abs_reasoning_parsers": thoughts,
-    }
-    for layout in (f"{openai}.tool_parsers", "vllm.tool_parsers"):
-        found[layout] = tools
-        found[f"{layout}.abstract_tool_parser"] = tools | records
-        found[f"{layout}.utils"] = tool_helpers
-    return found
+    yield ROOT, {"__version__": VERSION}
+    yield "vllm.version", {"__version__": VERSION}
+    yield "vllm.envs", {"__getattr__": helpers.environment}
+    yield "vllm.logger", {"init_logger": helpers.init_logger}
+    yield "vllm.sampling_params", CONSTRAINTS
+    yield "vllm.utils", {"random_uuid": helpers.random_uuid} | lists
+    yield "vllm.utils.collection_utils", lists
+    yield "vllm.utils.mistral", {"is_mistral_tokenizer": helpers.is_mistral_tokenizer}
+    yield "vllm.entrypoints.chat_utils", ids | {"random_tool_call_id": helpers.make_tool_call_id}
+    for part in ("protocol", "chat_completion.protocol", "engine.protocol", "responses.protocol"):
+        yield f"{OPENAI}.{part}", _public(protocol)
+    utils = "vllm.transformers_utils"
+    for name in (f"{utils}.tokenizer", f"{utils}.tokenizers", f"{utils}.tokenizers.mistral"):
+        yield name, TOKENIZERS
+    yield "vllm.tokenizers", TOKENIZERS
+    yield "vllm.tokenizers.mistral", TOKENIZERS
+
+
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """Return the names in each module of vLLM."""
+    return dict([*_tool_modules(), *_reasoning_modules(), *_other_modules()])
 
 
 class _Module(ModuleType):
@@ -135,7 +142,7 @@ def _lack(name: str) -> str:
 def _modules() -> Mapping[str, ModuleType]:
     """Return every module by its name, parents included."""
     made: dict[str, ModuleType] = {}
-    for name, contents in _table().items():
+    for name, contents in table().items():
         parts = name.split(".")
         for size in range(1, len(parts) + 1):
             whole = ".".join(parts[:size])

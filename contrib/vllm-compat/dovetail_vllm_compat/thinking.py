@@ -48,6 +48,8 @@ class BaseThinkingReasoningParser(ReasoningParser):
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         """Return whether the last of the two tokens is the one that ends the reasoning."""
+        if self.end_token_id not in input_ids:  # most often, and much faster than the loop
+            return False
         for token_id in reversed(input_ids):
             if token_id in (self.start_token_id, self.end_token_id):
                 return token_id == self.end_token_id

@@ -83,7 +83,7 @@ class VllmReasoningParser(ReasoningParser):
         parser = foreign.make_for_request(**offered)
         shows = adjusted(foreign, parser, request)
         tail = foreign.tokenizer.encode(query.tail, add_special_tokens=False) if query.tail else []
-        is_over = ends(foreign, parser, tail)
+        is_over = bool(tail) and ends(foreign, parser, tail)
         has_tools = bool(query.tools)
 
         def begin() -> ThoughtReader:
@@ -101,10 +101,15 @@ def _markers(parser: Any) -> Markers:
     return UNKNOWN
 
 
-def ends(foreign: Foreign, parser: Any, token_ids: list[int]) -> bool:
-    """Return whether the reasoning is over within these tokens, as far as the parser knows."""
+def ends(
+    foreign: Foreign, parser: Any, token_ids: list[int], new_ids: list[int] | None = None
+) -> bool:
+    """Return whether the reasoning is over within these tokens, as far as the parser knows; with
+    `new_ids`, which are the last of them, whether these have ended it."""
     try:
-        return bool(token_ids) and bool(parser.is_reasoning_end(token_ids))
+        if new_ids is None:
+            return bool(parser.is_reasoning_end(token_ids))
+        return bool(parser.is_reasoning_end_streaming(token_ids, new_ids))
     except NotImplementedError:
         return False
     except FAULTS as error:
@@ -151,14 +156,16 @@ class ThoughtReader:
             news = None if news is None else DeltaMessage.model_validate(news, from_attributes=True)
         except NotImplementedError:
             self._streams = False
-            self._foreign.warn_once("it does not stream, so answers are told when they are whole")
+            self._foreign.warn_once(
+                "it does not stream, so answers are sent when they are complete"
+            )
             return Reading()
         except FAULTS as error:
             self._streams = False
             self._foreign.report(names[0], error)
             return Reading()
         self._num_read = len(self._grown.text)
-        self._is_over = self._has_tools and ends(self._foreign, self._parser, self._grown.ids)
+        self._is_over = self._has_tools and ends(self._foreign, self._parser, *values[4:])
         return Reading() if news is None else self._taken(news)
 
     def _taken(self, news: DeltaMessage) -> Reading:

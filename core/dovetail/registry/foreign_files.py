@@ -1,4 +1,5 @@
-"""Plugin files that are written for another engine: how they are told, and what runs them.
+"""Plugin files that are written for another engine: how they are recognised, and what
+runs them.
 
 They import that engine's modules. A plugin of kind file_importer of the module's name runs them.
 """

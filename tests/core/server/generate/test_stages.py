@@ -202,3 +202,21 @@ def test_a_constraint_behind_unknown_reasoning_is_refused() -> None:
     response = chat(app, response_format={"type": "json_object"})
     assert response.status_code == 400
     assert "does not say by which text the reasoning ends" in response.json()["error"]["message"]
+
+
+def test_tokens_of_the_reasoning_are_not_shown_to_the_tool_parser() -> None:
+    made: list[DotCalls] = []
+
+    def begin() -> DotCalls:
+        made.append(DotCalls())
+        return made[-1]
+
+    readings: list[dict[str, Any]] = [
+        {"reasoning": Markers(start="<", end=">")},
+        {"reasoning_reading": BARS},
+    ]
+    for reading, text in zip(readings, ("<a>b", "a|b"), strict=True):
+        session = CountedSession(SessionPlan(tool_reading=ReadingPlan(begin=begin), **reading))
+        session.feed(text, [ord(c) for c in text], [1] * len(text))
+        session.finish()
+        assert made[-1].seen == [("b", ord("b"))]

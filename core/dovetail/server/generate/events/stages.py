@@ -54,7 +54,7 @@ class MarkerStage(Session):
 
 
 class ReaderStage:
-    """A parser's own reader, its calls told as those of a region are."""
+    """A parser's own reader; its calls are passed on as those of a region are."""
 
     def __init__(self, reading: ReadingPlan, plan: SessionPlan) -> None:
         parser = plan.tool_parser
@@ -174,10 +174,11 @@ class StagedSession:
             return []
         if self._reasoning is None:
             return self._answer.feed(text, token_ids, may_stop=may_stop)
+        was_reasoning = self.is_reasoning
         events = self._reasoning.feed(text, token_ids, may_stop=False)
         self._ids += token_ids
         made = self._passed_on(events, may_stop=may_stop)
-        if self.is_reasoning:
+        if was_reasoning or self.is_reasoning:
             self._ids.clear()
         return made
 
