@@ -123,7 +123,7 @@ def test_the_demo_model_through_plugin_files(url: str) -> None:
     assert thought[1]
     assert "<think>" not in thought[0] + thought[1]
     assert asked(client, True, **thinking) == thought
-    forced = fields | {"tool_choice": "required"}
+    forced = fields | {"tool_choice": "required", "parallel_tool_calls": False}
     made = asked(client, False, **forced)
     assert [name for name, _ in made[2]] == ["get_weather"]
     assert asked(client, True, **forced) == made

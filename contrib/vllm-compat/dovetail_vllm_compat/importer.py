@@ -15,7 +15,10 @@ from dovetail_vllm_compat.calls import VllmToolParser
 from dovetail_vllm_compat.modules import MissingName, found_by_all, give_imports
 from dovetail_vllm_compat.thoughts import VllmReasoningParser
 
-ADAPTERS = {"tool_parser": VllmToolParser, "reasoning_parser": VllmReasoningParser}
+ADAPTERS: dict[str, type[VllmToolParser] | type[VllmReasoningParser]] = {
+    "tool_parser": VllmToolParser,
+    "reasoning_parser": VllmReasoningParser,
+}
 FAMILIES = {"tool_parser": bases.ToolParser, "reasoning_parser": bases.ReasoningParser}
 
 

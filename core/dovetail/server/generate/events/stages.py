@@ -26,7 +26,9 @@ from dovetail.server.generate.events.types import ContentDelta, Event, Reasoning
 class Stage(Protocol):
     """What reads a part of an answer."""
 
-    num_calls: int
+    @property
+    def num_calls(self) -> int:
+        """Return how many calls were passed on."""
 
     @property
     def is_reasoning(self) -> bool:
