@@ -156,3 +156,32 @@ def test_forced_calls_are_a_json_list() -> None:
     calls = parser.parse('[{"name": "f", "parameters": {"a": 1}}]', TOOLS)
     assert [(c.name, c.arguments) for c in calls] == [("f", '{"a": 1}')]
     assert parser.constraint(TOOLS[0]) is not None
+
+
+PARTS = (
+    "<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f", "arguments": ', "{}", "}",
+    '{"a": "b', '"}', " words", "\n\n", "<", "<function=f>", "</function>", "[call]", "☃", "[",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("state_machine", "state_machine.py"),
+        ("regex_calls", "regex_calls.py"),
+        ("quiet", "failing.py"),
+        ("raises_streaming", "failing.py"),
+    ],
+)
+def test_any_text_reads_alike_however_it_is_cut(name: str, file: str) -> None:
+    chance = random.Random(name)
+    parser = load_parser("tool_parser", name, file)
+    thoughts = load_parser("reasoning_parser", "thoughts", "thoughts.py")
+    for plan in (plan_of(parser), plan_of(parser, thoughts)):
+        for _ in range(150):
+            text = "".join(chance.choices(PARTS, k=chance.randint(1, 9)))
+            is_cut = chance.random() < 0.3
+            whole = read(plan, text, is_cut=is_cut)
+            assert read(plan, text, chance, is_cut=is_cut) == whole, text
+            for _, arguments in whole[2]:
+                assert is_cut or isinstance(json.loads(arguments), dict), text
