@@ -45,7 +45,7 @@ class Foreign:
             return self.make(**offered)
         except FAULTS as error:
             raise ConfigError(
-                f"it cannot be used with this model: {described(error)}.",
+                f"it cannot be used with this model: {described(error)}",
                 where=self.name,
                 fix="look at what its __init__ asks of the tokenizer.",
             ) from error
@@ -57,7 +57,7 @@ class Foreign:
         except FAULTS as error:
             self.report("__init__", error)
             raise RequestError(
-                f"the {self.name} cannot be used with this request: {described(error)}.",
+                f"the {self.name} cannot be used with this request: {described(error)}",
                 where="/".join(offered),
                 code="parser_failed",
             ) from error
@@ -78,7 +78,7 @@ class Foreign:
 
 def described(error: BaseException) -> str:
     """Return an exception as a part of a sentence."""
-    return f"{type(error).__name__}: {error}".removesuffix(".")
+    return f"{type(error).__name__}: {error}"
 
 
 def method_of(parser: Any, *names: str) -> Callable[..., Any]:
