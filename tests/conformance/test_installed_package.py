@@ -50,7 +50,8 @@ def run(*words: str | Path, **changes: str) -> str:
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with both wheels installed."""
     folder = tmp_path_factory.mktemp("installed")
-    wheels = [wheel_of(part, folder) for part in (ROOT, ROOT / "contrib" / "example-plugin")]
+    parts = (ROOT, ROOT / "contrib" / "example-plugin", ROOT / "contrib" / "vllm-compat")
+    wheels = [wheel_of(part, folder) for part in parts]
     venv.create(folder / "env", with_pip=False, symlinks=True)
     made = folder / "env" / "bin" / "python"
     site = Path(run(made, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
@@ -87,6 +88,12 @@ def test_the_package_passes_the_kit(python: Path) -> None:
     assert answer["status"] == 0
     ran = {row["plugin"] for row in answer["clauses"] if row["outcome"] == "passed"}
     assert ran == {f"{plugin}@dovetail-example-plugin" for plugin in PLUGINS}
+
+
+def test_a_file_written_for_vllm(python: Path) -> None:
+    file = ROOT / "tests" / "contrib" / "plugin_files" / "regex_calls.py"
+    code = "import sys; from dovetail import registry; print(registry.load_file(sys.argv[1])[0].id)"
+    assert run(python, "-c", code, file).strip() == "regex_calls@regex_calls.py"
 
 
 def test_it_can_be_shut_out(python: Path) -> None:

@@ -135,7 +135,7 @@ def test_tokens_of_such_a_call_are_not_reasoning(text: str, num: int) -> None:
         counted = CountedSession(PLAN)
         for start in range(0, len(text), size):
             piece = text[start : start + size]
-            counted.feed(piece, len(piece), [1] * len(piece))
+            counted.feed(piece, range(len(piece)), [1] * len(piece))
         counted.finish()
         assert counted.num_reasoning_tokens == num
 

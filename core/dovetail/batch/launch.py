@@ -215,7 +215,8 @@ async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
         async with opened_apis(build_apis(job.apis), job.frontend) as apis:
             engine = await starting
             renderer = build_renderer(engine, job.frontend)
-            parsers = build_parsers(choose_parsers(job.config, renderer.source))
+            choice = choose_parsers(job.config, renderer.source)
+            parsers = build_parsers(choice, engine.tokenizer)
             # The queue is never full: no more lines are taken up than it has room for.
             app = build_app(engine, job.frontend, apis, parsers=parsers, renderer=renderer)
             max_open = spec.schedule.max_rows + max_queued(job.config, spec)

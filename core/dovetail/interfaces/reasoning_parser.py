@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from dovetail.interfaces.answer_reader import AnswerQuery, ReadingPlan
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.text import Markers, Sample
+from dovetail.interfaces.tokenizer import Tokenizer
 
 
 class ReasoningParser(Plugin):
@@ -25,6 +27,18 @@ class ReasoningParser(Plugin):
 
     def __init__(self, options: Any) -> None:
         self.options = options
+
+    def bound(self, tokenizer: Tokenizer) -> Self:
+        """Return the parser for text of this tokenizer. The default: it does not matter which.
+
+        Raises: ConfigError where the tokenizer lacks what the syntax needs.
+        """
+        return self
+
+    def reads(self, query: AnswerQuery) -> ReadingPlan | None:
+        """Return how the parser reads a request's answers itself, or None (the default): core reads
+        them by the markers. `markers` without texts then say that nobody knows any."""
+        return None
 
     def starts_inside(self, prompt: str) -> bool:
         """Return whether the rendered prompt leaves the model inside a thinking region.

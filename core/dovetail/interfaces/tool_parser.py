@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from dovetail.interfaces.answer_reader import AnswerQuery, ReadingPlan
 from dovetail.interfaces.constraint import Constraint, Repeat
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.tokenizer import Tokenizer
 
 
 class MalformedToolCall(ValueError):
@@ -52,6 +54,23 @@ class ToolParser(Plugin):
 
     def __init__(self, options: Any) -> None:
         self.options = options
+
+    def bound(self, tokenizer: Tokenizer) -> Self:
+        """Return the parser for text of this tokenizer. The default: it does not matter which.
+
+        Raises: ConfigError where the tokenizer lacks what the syntax needs.
+        """
+        return self
+
+    def reads(self, query: AnswerQuery) -> ReadingPlan | None:
+        """Return how the parser reads a request's answers itself. The default, None: core reads
+        them by the markers. What an answer's reasoning parser calls content is read."""
+        return None
+
+    def for_forced_calls(self) -> ToolParser:
+        """Return the parser of calls that must be made, where these have a syntax of their own that
+        the model is held to. The default: itself."""
+        return self
 
     @abstractmethod
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:

@@ -15,9 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from dovetail.errors import BrokenPlugin, ConfigError
+from dovetail.errors import BrokenPlugin, ConfigError, DovetailError
+from dovetail.registry.foreign_files import Importer, imported_roots, package_advice
 
 Registered = TypeVar("Registered")
+ImporterOf = Callable[[set[str]], Importer | None]
+"""Returns what runs a file that imports these top-level modules, or None for Python's own way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ def module_name(path: Path) -> str:
     return f"dovetail_file_{path.stem}_{digest}"
 
 
-def import_file(path: Path) -> ModuleType:
+def import_file(path: Path, importer_of: ImporterOf = lambda roots: None) -> ModuleType:
     """Import a Python file once. Raises: ConfigError (no file), BrokenPlugin (it raises)."""
     path = path.expanduser().resolve()
     name = module_name(path)
@@ -72,21 +75,28 @@ def import_file(path: Path) -> ModuleType:
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    importer = importer_of(imported_roots(path))
     try:
-        spec.loader.exec_module(module)
+        if importer is None:
+            spec.loader.exec_module(module)
+        else:
+            importer(module, path)
     except BaseException as error:
         del sys.modules[name]
+        if importer is not None and isinstance(error, DovetailError):
+            raise
         raise _broken(str(path), error) from error
     return module
 
 
-def import_target(target: str) -> Any:
+def import_target(target: str, importer_of: ImporterOf = lambda roots: None) -> Any:
     """Return what "package.module:attribute" or "/path/file.py:attribute" names.
 
     Raises: BrokenPlugin when it cannot be imported or lacks the attribute.
     """
     module, _, attribute = target.rpartition(":")
-    found: Any = import_file(Path(module)) if module.endswith(".py") else import_module(module)
+    is_file = module.endswith(".py")
+    found: Any = import_file(Path(module), importer_of) if is_file else import_module(module)
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -115,6 +125,8 @@ def _broken(module: str, error: BaseException) -> BaseException:
         return error
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     fix = f'install what provides "{missing}".' if missing else "mend the file or choose another."
+    if missing:
+        fix = package_advice({missing.partition(".")[0]}) or fix
     return BrokenPlugin(
         f"importing it raised {type(error).__name__}: {error}.", where=module, fix=fix
     )

@@ -131,6 +131,9 @@ _TABLE = (
     Kind(name="model_type", interface=VALUE,
          summary="what must be known of a family of checkpoints before its code is imported; the "
          "name is config.json's model_type"),
+    Kind(name="file_importer", interface=VALUE,
+         summary="runs plugin files that are written for another engine; the name is the module "
+         "that such files import"),
     _value("dtype", "--dtype", "data type of weights and activations",
            also=("--override-attention-dtype",)),
     _value("kv_cache_dtype", "--kv-cache-dtype", "data type of the KV cache"),

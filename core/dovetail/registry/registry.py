@@ -25,6 +25,7 @@ from dovetail.interfaces.plugin import Plugin, Value
 from dovetail.interfaces.spec import Selection
 from dovetail.registry import discovery, files
 from dovetail.registry.entry import Entry, Status
+from dovetail.registry.foreign_files import Importer, imported_roots, package_advice
 from dovetail.registry.kinds import KINDS, Kind, kind_named
 from dovetail.registry.options import describe_options, given_options, options_for, options_place
 from dovetail.registry.select import Candidate, pick, reasons_against
@@ -106,7 +107,7 @@ class Registry:
         """Return the plugin a target names, verified; whether it is available is not asked."""
         key = (kind, target)
         if key not in self._loaded:
-            plugin = files.import_target(target)
+            plugin = files.import_target(target, self._importer_of)
             verify(kind, plugin, target)
             self._loaded[key] = plugin
         return self._loaded[key]
@@ -196,7 +197,7 @@ class Registry:
         Raises: ConfigError when there is no such file or it registers nothing, BrokenPlugin.
         """
         file = Path(path).expanduser().resolve()
-        module = files.import_file(file).__name__
+        module = files.import_file(file, self._importer_of).__name__
         made = [
             Entry(
                 kind=kind_named(found.kind).name,
@@ -212,7 +213,8 @@ class Registry:
             raise ConfigError(
                 "the file registers no plugin.",
                 where=str(path),
-                fix='write @register("<kind>", "<name>") above its class.',
+                fix=package_advice(imported_roots(file))
+                or 'write @register("<kind>", "<name>") above its class.',
             )
         known = {(entry.kind, entry.id) for entry in self._added}
         self._added += [entry for entry in made if (entry.kind, entry.id) not in known]
@@ -270,6 +272,14 @@ class Registry:
         if status.word == "broken":
             return facts
         return facts | _describe_plugin(self.load_target(entry.kind, entry.target))
+
+    def _importer_of(self, roots: set[str]) -> Importer | None:
+        """Return what runs files that import these modules. Raises: as `load_entry`"""
+        for entry in self.entries("file_importer"):
+            if entry.name in roots:
+                importer: Importer = self.load_entry(entry).value
+                return importer
+        return None
 
     def _describe_kind(self, kind: Kind) -> dict[str, Any]:
         return {

@@ -58,7 +58,7 @@ class XmlTags:
 
     @property
     def has_pair(self) -> bool:
-        """Return whether a parameter's name stands in its own tag: plain text is not one."""
+        """Return whether a parameter's name stands in its own tag (plain text is not a tag)."""
         return self.key.count(">") > 1
 
     @property

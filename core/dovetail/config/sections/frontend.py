@@ -60,7 +60,10 @@ class FrontendConfig:
         help="parser for the model's tool-call syntax; without one, calls stay in the text",
     )
     tool_parser_plugin: str | None = flag(
-        None, metavar="FILE", help="Python file that registers tool parsers"
+        None,
+        metavar="FILE",
+        help="Python file that registers tool parsers; one written for vLLM needs the package "
+        "dovetail-vllm-compat",
     )
     tool_parser_strict: bool = flag(
         False,
@@ -75,7 +78,10 @@ class FrontendConfig:
         help="parser for the model's reasoning syntax; without one, reasoning stays in the text",
     )
     reasoning_parser_plugin: str | None = flag(
-        None, metavar="FILE", help="Python file that registers reasoning parsers"
+        None,
+        metavar="FILE",
+        help="Python file that registers reasoning parsers; one written for vLLM needs the package "
+        "dovetail-vllm-compat",
     )
     reasoning_field: str = flag(
         "both",

@@ -53,7 +53,7 @@ class Detokenizer:
         self.num_tokens += 1
         text = self._stream.push(token_id) if self._stream is not None and is_shown else ""
         if self._watch is not None:
-            self._watch.feed(text, 1, (len(text),))
+            self._watch.feed(text, (token_id,), (len(text),))
         return self._matcher.push(text, may_stop=self._may_stop()) if text else ""
 
     def flush(self, *, is_cut: bool = False) -> str:
@@ -65,7 +65,7 @@ class Detokenizer:
             return ""
         text = self._stream.flush()
         if self._watch is not None:
-            self._watch.feed(text, 0, ())
+            self._watch.feed(text, (), ())
             self._watch.finish(is_cut=is_cut)
         return self._matcher.push(text, may_stop=self._may_stop()) + self._matcher.flush()
 

@@ -19,8 +19,8 @@ class TextWatch(Protocol):
     def matched(self) -> str | None:
         """Return the stop string that was found, or None."""
 
-    def feed(self, text: str, num_tokens: int, num_chars: Sequence[int]) -> object:
-        """Take the text that so many tokens brought, each its share of it. Mutates: self"""
+    def feed(self, text: str, token_ids: Sequence[int], num_chars: Sequence[int]) -> object:
+        """Take the text that tokens brought, each its share of it. Mutates: self"""
 
     def finish(self, *, is_cut: bool) -> object:
         """Take the end of the text; what was held back may still be a stop string. Mutates: self

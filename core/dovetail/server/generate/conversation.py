@@ -7,7 +7,6 @@ Every dialect turns its body into a ChatRequest first; from there on they are on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -21,7 +20,12 @@ from dovetail.server.generate.generation import Generation, generation_for, resp
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.template.switches import Switch
 from dovetail.server.generate.thinking import thinking_budget
-from dovetail.server.generate.tool_choice import answer_constraint, session_plan, texts_in_use
+from dovetail.server.generate.tool_choice import (
+    after_prompt,
+    answer_constraint,
+    session_plan,
+    texts_in_use,
+)
 
 
 async def prepare(
@@ -41,14 +45,12 @@ async def prepare(
         model = server.model_name(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
         plan = session_plan(body, parsers, server.frontend)
-        kept_ids = server.special_ids(texts_in_use(plan))
         constraint = answer_constraint(body, plan, server.structured_output_spec)
         prompt = await server.render(body, others, shows_tools=bool(plan.tools))
         ids = await server.tokenize(prompt.text, add_special_tokens=body.add_special_tokens)
         names = [*ignored, *server.fields.report(prompt.unused)]
-        if parsers.reasoning is not None:
-            plan = replace(plan, starts_inside=parsers.reasoning.starts_inside(prompt.tail))
-        fields = {"kept_special_ids": kept_ids, **_engine_fields(server, body, plan)}
+        plan = after_prompt(plan, body, parsers.reasoning, prompt.tail)
+        fields = _engine_fields(server, body, plan)
         if constraint is not None:
             compiled = await server.compile_constraint(constraint, plan, prompt.tail)
             fields["constraint"] = compiled
@@ -56,9 +58,18 @@ async def prepare(
         return generation_for(server, body, meta, ids, fields, plan, dialect)
 
 
+def _kept_special_ids(server: ServerState, plan: SessionPlan) -> tuple[int, ...]:
+    """Return the special tokens whose text must be seen: those that the parsers look for, or all
+    where a parser that reads the answer itself says so."""
+    readings = (plan.reasoning_reading, plan.tool_reading)
+    if any(reading and reading.shows_special_tokens for reading in readings):
+        return tuple(sorted(server.engine.tokenizer.facts().special_ids))
+    return server.special_ids(texts_in_use(plan))
+
+
 def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
     """Return the sampling fields that chat spells in its own way. Raises: RequestError"""
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"kept_special_ids": _kept_special_ids(server, plan)}
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is not None:
         fields["max_tokens"] = max_tokens

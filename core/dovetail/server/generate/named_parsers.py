@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 from dovetail import registry
-from dovetail.errors import PluginError, RequestError
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.tokenizer import Tokenizer
 
 NOTHING = "none"
 """The name that asks for no parser."""
 
 
-def named_parser(kind: str, name: str) -> Any:
+def named_parser(kind: str, name: str, tokenizer: Tokenizer) -> Any:
     """Return a registered parser, or None for "none". Raises: RequestError"""
     if name == NOTHING:
         return None
@@ -26,13 +27,14 @@ def named_parser(kind: str, name: str) -> Any:
             where=kind,
             fix=f"use one of: {', '.join(sorted(known))}, {NOTHING}.",
         )
-    return _made(kind, name)
+    return _made(kind, name, tokenizer)
 
 
 @lru_cache(maxsize=256)
-def _made(kind: str, name: str) -> Any:
+def _made(kind: str, name: str, tokenizer: Tokenizer) -> Any:
     try:
         selection = registry.choose(kind, name, options={})
-        return registry.load_selection(selection)(registry.build_options(selection))
-    except PluginError as error:
+        made = registry.load_selection(selection)(registry.build_options(selection))
+        return made.bound(tokenizer)
+    except ConfigError as error:
         raise RequestError(error.what, where=kind, fix=error.fix) from error

@@ -18,6 +18,7 @@ from dovetail.errors import BrokenPlugin, PluginError
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.server_state import Parsers
 
@@ -110,15 +111,17 @@ def _load(kind: str, spec: str) -> type[Plugin]:
     return plugin
 
 
-def build_parsers(choice: ParserChoice) -> Parsers:
-    """Return the chosen parsers, made. Raises: PluginError"""
-    return Parsers(tool=_build(choice.tool), reasoning=_build(choice.reasoning))
+def build_parsers(choice: ParserChoice, tokenizer: Tokenizer) -> Parsers:
+    """Return the chosen parsers, made for this tokenizer. Raises: ConfigError"""
+    return Parsers(
+        tool=_build(choice.tool, tokenizer), reasoning=_build(choice.reasoning, tokenizer)
+    )
 
 
-def _build(selection: Selection | None) -> Any:
+def _build(selection: Selection | None, tokenizer: Tokenizer) -> Any:
     if selection is None:
         return None
     plugin = registry.load_selection(selection)
     if not isinstance(plugin, type):
         raise BrokenPlugin("a parser must be a class.", where=selection.target)
-    return plugin(registry.build_options(selection))
+    return plugin(registry.build_options(selection)).bound(tokenizer)

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -105,14 +105,13 @@ class ServerState:
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, with those that a request names. Raises: RequestError"""
-        if tool is None and reasoning is None:
-            return self.parsers
-        return Parsers(
-            tool=self.parsers.tool if tool is None else named_parser("tool_parser", tool),
-            reasoning=self.parsers.reasoning
-            if reasoning is None
-            else named_parser("reasoning_parser", reasoning),
-        )
+        tokenizer, chosen = self.engine.tokenizer, self.parsers
+        if tool is not None:
+            chosen = replace(chosen, tool=named_parser("tool_parser", tool, tokenizer))
+        if reasoning is not None:
+            parser = named_parser("reasoning_parser", reasoning, tokenizer)
+            chosen = replace(chosen, reasoning=parser)
+        return chosen
 
     def check_text(self, where: str) -> None:
         """Raise RequestError where nobody can turn the text of a field into tokens."""
@@ -142,6 +141,14 @@ class ServerState:
         The constraint counts from behind the reasoning, if there is any. Raises: RequestError
         """
         self.check_structured_output(request.where)
+        if plan.reasoning is None and plan.can_reason:
+            raise RequestError(
+                "this server's reasoning parser does not say by which text the reasoning ends, so "
+                "an answer behind it cannot be constrained.",
+                where=request.where,
+                fix="leave it out, or start the server with another --reasoning-parser.",
+                code="unsupported_field",
+            )
         compiler = self.engine.constraint_compiler
         assert compiler is not None
         if request.constraint is None:

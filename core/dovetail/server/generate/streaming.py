@@ -97,7 +97,7 @@ def _step(
     sessions: Iterable[CountedSession],
 ) -> Step:
     """Return the news that a delta brings. Mutates: session. Raises: RequestFault"""
-    events = session.feed(delta.text, len(delta.token_ids), delta.num_chars)
+    events = session.feed(delta.text, delta.token_ids, delta.num_chars)
     if delta.finish_reason is not None:
         _check_end(delta.finish_reason, output.request_id)
         events = [*events, *session.finish(is_cut=delta.finish_reason == "length")]

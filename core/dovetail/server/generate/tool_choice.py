@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
+from dovetail.interfaces.answer_reader import AnswerQuery
 from dovetail.interfaces.constraint import (
     Choice,
     Concat,
@@ -21,7 +22,7 @@ from dovetail.interfaces.constraint import (
 )
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.text import Markers, Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
@@ -34,7 +35,7 @@ AUTO = (None, "auto", "none")
 
 
 def session_plan(body: ChatRequest, parsers: Parsers, frontend: FrontendConfig) -> SessionPlan:
-    """Return how the answer's text is read, but for `starts_inside`, which the prompt decides.
+    """Return how the answer's text is read, but for what the prompt decides (see after_prompt).
 
     Its tools are those that the template sees; without a parser no call of theirs is read.
     Raises: RequestError for choices that cannot be kept.
@@ -44,7 +45,7 @@ def session_plan(body: ChatRequest, parsers: Parsers, frontend: FrontendConfig) 
     is_named = body.tool_choice not in (*AUTO, "required")
     reasoning = parsers.reasoning
     return SessionPlan(
-        reasoning=reasoning.markers if reasoning else None,
+        reasoning=known_markers(reasoning),
         tool_parser=parser,
         tools=() if hides else tool_values(body.tools or ()),
         layout=layout_in_use(parser, reasoning),
@@ -65,7 +66,7 @@ def _parser_in_use(
         if not may_decide:
             raise _undecided()
         return _needed(parser)
-    parser = _needed(parser) if body.tools else None
+    parser = _needed(parser).for_forced_calls() if body.tools else None
     chosen_tools(body)
     return parser
 
@@ -250,6 +251,24 @@ def _needed(parser: ToolParser | None) -> ToolParser:
             code="no_tool_parser",
         )
     return parser
+
+
+def after_prompt(
+    plan: SessionPlan, body: ChatRequest, reasoning: ReasoningParser | None, tail: str
+) -> SessionPlan:
+    """Return the plan for a rendered prompt, of which `tail` is the end."""
+    query = AnswerQuery(tools=plan.tools, tail=tail, request=lambda: body.model_dump(mode="json"))
+    return replace(
+        plan,
+        reasoning_reading=reasoning.reads(query) if reasoning else None,
+        tool_reading=plan.tool_parser.reads(query) if plan.tool_parser else None,
+        starts_inside=reasoning is not None and reasoning.starts_inside(tail),
+    )
+
+
+def known_markers(reasoning: ReasoningParser | None) -> Markers | None:
+    """Return the markers of the reasoning, or None where there are none, or nobody knows them."""
+    return reasoning.markers if reasoning and reasoning.markers.end else None
 
 
 def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> tuple[str, ...]:

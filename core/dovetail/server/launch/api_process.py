@@ -48,7 +48,7 @@ async def _serve(boot: ChildBoot) -> int:
                 engine,
                 boot.frontend,
                 apis,
-                parsers=build_parsers(boot.parsers),
+                parsers=build_parsers(boot.parsers, engine.tokenizer),
                 max_queued_requests=boot.max_queued,
             )
             sock = socket.socket(fileno=boot.socket_fd)

@@ -36,14 +36,15 @@ class Preview:
 
 def look_ahead(config: Config, spec: EngineSpec) -> Preview:
     """Return what is chosen. Raises: ConfigError for a tokenizer, template or parser at fault."""
-    facts = load_tokenizer(spec).facts()
+    tokenizer = load_tokenizer(spec)
+    facts = tokenizer.facts()
     renderer = ChatRenderer(
         facts,
         override=load_template(config.frontend.chat_template),
         content_format=config.frontend.chat_template_content_format,
     )
     parsers = choose_parsers(config, renderer.source)
-    build_parsers(parsers)
+    build_parsers(parsers, tokenizer)
     return Preview(facts=facts, template=renderer.source, parsers=parsers)
 
 

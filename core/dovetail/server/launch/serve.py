@@ -85,7 +85,9 @@ async def _run_one(
                     engine,
                     config.frontend,
                     opened,
-                    parsers=build_parsers(choose_parsers(config, renderer.source)),
+                    parsers=build_parsers(
+                        choose_parsers(config, renderer.source), engine.tokenizer
+                    ),
                     max_queued_requests=max_queued(config, spec),
                     renderer=renderer,
                 )

@@ -232,7 +232,7 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     counted = CountedSession(replace(STOPPED, min_tokens=3))
     answer = Collected()
     for text in ("stop", "s", "top", "stop"):
-        answer.add(counted.feed(text, 1, (len(text),)))
+        answer.add(counted.feed(text, (1,), (len(text),)))
     assert (answer.content, counted.matched) == ("stop", "stop")
 
 

@@ -34,7 +34,7 @@ def test_tokens_of_reasoning_do_not_depend_on_the_cut(starts_inside: bool, text:
         while token < len(sizes):
             taken = sizes[token : token + chance.randint(1, 4)]
             piece = text[start : start + sum(taken)]
-            events += counted.feed(piece, len(taken), taken)
+            events += counted.feed(piece, range(len(taken)), taken)
             start, token = start + sum(taken), token + len(taken)
         events += counted.finish()
         assert counted.num_reasoning_tokens == 4
@@ -43,7 +43,7 @@ def test_tokens_of_reasoning_do_not_depend_on_the_cut(starts_inside: bool, text:
 
 def test_text_that_no_token_brought_is_the_last_ones() -> None:
     counted = CountedSession(SessionPlan(reasoning=MARKERS, starts_inside=True))
-    events = counted.feed("ab</think>c", 3, (1, 1))
+    events = counted.feed("ab</think>c", (1, 2, 3), (1, 1))
     assert counted.num_reasoning_tokens == 3
     assert [event.text for event in events] == ["ab", "c"]
 

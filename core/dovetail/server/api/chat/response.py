@@ -65,7 +65,7 @@ class ChatResponseOptions:
 
     def counts(self, generation: Generation) -> UsageCounter:
         """Return a count of nothing yet."""
-        counts_reasoning = generation.plan.reasoning is not None
+        counts_reasoning = generation.plan.can_reason
         return UsageCounter(shows_cached=self.shows_cached, shows_reasoning=counts_reasoning)
 
     def reasoning_fields(self, text: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, l
 def _response_options(server: ServerState, generation: Generation) -> MessageResponseOptions:
     return MessageResponseOptions(
         shows_cached=server.frontend.enable_prompt_tokens_details,
-        counts_reasoning=generation.plan.reasoning is not None,
+        counts_reasoning=generation.plan.can_reason,
     )
 
 

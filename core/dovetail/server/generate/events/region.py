@@ -10,14 +10,12 @@ import re
 import secrets
 from dataclasses import dataclass
 
+from dovetail.interfaces.answer_reader import HELD_ARGUMENTS_CHARS
 from dovetail.interfaces.text import Markers, ToolCall
 from dovetail.server.generate.events.matcher import find_first, partial_length
 from dovetail.server.generate.events.types import Event, ToolCallArgsDelta, ToolCallStart
 from dovetail.syntax.json_text import check
 
-TELL_CHARS = 256
-"""Arguments shorter than this are passed on when they are whole: what breaks off before is no call
-yet, and can still be content. Longer ones are passed on while they are written."""
 MAX_OTHERS = 8
 """How many further opening markers are tried as the end of a call."""
 LOOK_EVERY_CHARS = 16
@@ -165,7 +163,7 @@ class Region:
             is_last = position == len(calls) - 1
             if position not in self._told:
                 is_cut = may_be_cut and is_last and not is_broken
-                if not (is_whole or is_cut or len(arguments) >= TELL_CHARS):
+                if not (is_whole or is_cut or len(arguments) >= HELD_ARGUMENTS_CHARS):
                     continue
                 events += self._begin(position, call, num_calls + len(self._told), most)
             told = self._told[position]

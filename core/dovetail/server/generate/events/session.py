@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dovetail.engine.client.stop import StopMatcher
+from dovetail.interfaces.answer_reader import ReadingPlan
 from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare
@@ -39,7 +40,8 @@ class SessionPlan:
     of the chat format that are not content but may stand in a call's strings. `max_calls` None is
     unbounded. `is_forced_call`: the request named the tool to call. `stops` are the stop strings,
     which count from the token `min_tokens` on. `reads_bare`: an answer that is nothing but calls
-    without their markers, as far as the parser knows such, is calls.
+    without their markers, as far as the parser knows such, is calls. `reasoning_reading` and
+    `tool_reading` say how parsers read their part of the answer themselves (see `stages`).
     """
 
     reasoning: Markers | None = None
@@ -53,11 +55,23 @@ class SessionPlan:
     includes_stop: bool = False
     min_tokens: int = 0
     reads_bare: bool = False
+    reasoning_reading: ReadingPlan | None = None
+    tool_reading: ReadingPlan | None = None
+
+    @property
+    def can_reason(self) -> bool:
+        """Return whether a part of the answer may be reasoning."""
+        return self.reasoning is not None or self.reasoning_reading is not None
+
+    @property
+    def is_staged(self) -> bool:
+        """Return whether a parser reads its part itself."""
+        return self.reasoning_reading is not None or self.tool_reading is not None
 
     @property
     def is_plain(self) -> bool:
         """Return whether text passes through unchanged, but for stop strings."""
-        return not (self.reasoning or self.tool_parser or self.layout)
+        return not (self.reasoning or self.tool_parser or self.layout or self.is_staged)
 
     def with_stops(
         self, stops: tuple[str, ...], *, includes_stop: bool, min_tokens: int

@@ -1,7 +1,8 @@
 """CountedSession: a session that also counts the tokens of the reasoning.
 
 A token belongs to where the answer was when it began, so the end marker counts and the opening one
-does not. Knows of tokens only how much text each of them brought.
+does not; where a parser reads the answer itself, to what it was read as. Ids of tokens mean nothing
+here: they are for such parsers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dovetail.server.generate.events.session import Session, SessionPlan
+from dovetail.server.generate.events.stages import StagedSession
 from dovetail.server.generate.events.types import (
     ContentDelta,
     Event,
@@ -21,35 +23,41 @@ class CountedSession:
     """One answer. `num_reasoning_tokens` grows with `feed`."""
 
     def __init__(self, plan: SessionPlan) -> None:
-        self.session = Session(plan)
+        self.session = StagedSession(plan) if plan.is_staged else Session(plan)
         self.num_reasoning_tokens = 0
+        self._is_told_by_reader = plan.reasoning_reading is not None
         self._num_tokens = 0
         self._num_held = 0
-        self._counts = plan.reasoning is not None or bool(plan.stops)
+        self._counts = plan.can_reason or bool(plan.stops) or plan.is_staged
 
     @property
     def matched(self) -> str | None:
         """Return the stop string that ended the content, or None."""
         return self.session.matched
 
-    def feed(self, text: str, num_tokens: int, num_chars: Sequence[int]) -> list[Event]:
-        """Return the events of a text that so many tokens brought, each its share of it.
-
-        Mutates: self
-        """
-        if not self._counts or num_tokens == 0:
-            return self.session.feed(text, may_stop=self._may_stop())
+    def feed(self, text: str, token_ids: Sequence[int], num_chars: Sequence[int]) -> list[Event]:
+        """Return the events of a text that tokens brought, each its share of it. Mutates: self"""
+        if not self._counts or not token_ids:
+            return self._feed(text, token_ids)
         events: list[Event] = []
-        for piece in _pieces(text, num_tokens, num_chars):
+        pieces = _pieces(text, len(token_ids), num_chars)
+        for token_id, piece in zip(token_ids, pieces, strict=True):
             if self.session.is_held:
                 self._num_held += 1
-            else:
+            elif not self._is_told_by_reader:
                 self.num_reasoning_tokens += self.session.is_reasoning
             self._num_tokens += 1
-            events += self.session.feed(piece, may_stop=self._may_stop())
+            events += self._feed(piece, (token_id,))
+            if self._is_told_by_reader:
+                self.num_reasoning_tokens += self.session.is_reasoning
             if not self.session.is_held:
                 self._count_held()
-        return joined(events) if num_tokens > 1 else events
+        return joined(events) if len(token_ids) > 1 else events
+
+    def _feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
+        if isinstance(self.session, StagedSession):
+            return self.session.feed(text, token_ids, may_stop=self._may_stop())
+        return self.session.feed(text, may_stop=self._may_stop())
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self"""
