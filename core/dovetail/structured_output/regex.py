@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.unicode_sets import named_set
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points, first and last of each run; sorted, apart."""
@@ -280,6 +281,8 @@ class _Parser:
             return _CLASSES[letter]
         if letter in _CONTROLS:
             code = _CONTROLS[letter]
+        elif letter in ("p", "P"):
+            return self.property_set(is_negative=letter == "P")
         elif letter in _HEX_DIGITS:
             size = _HEX_DIGITS[letter]
             digits = self.text[self.at : self.at + size]
@@ -295,6 +298,18 @@ class _Parser:
         else:
             code = ord(letter)
         return ((code, code),)
+
+    def property_set(self, *, is_negative: bool) -> Ranges:
+        r"""Return the set of a Unicode property, \\p{L} or \\pL; its letter p was read."""
+        name = self.next()
+        if name == "{":
+            end = self.text.find("}", self.at)
+            name = self.text[self.at : end] if end >= 0 else ""
+            self.at = end + 1 if end >= 0 else self.at
+        found = named_set(name)
+        if found is None:
+            raise self.fault(f'has the Unicode property "{name[:40]}", which is not known')
+        return outside(found) if is_negative else outside(outside(found))
 
     def bracket(self) -> Ranges:
         """Return the set that a bracket holds; the opening one was read."""

@@ -56,11 +56,62 @@ class Effort:
 
 @lru_cache(maxsize=512)
 def searched(pattern: str) -> Node:
-    """Return the texts in which a schema's pattern finds something. Raises: Undecided"""
+    """Return the texts in which a schema's pattern finds something. Raises: Undecided
+
+    Lookahead is read at the beginning of an anchored pattern: it restricts the whole text.
+    """
+    heads, rest = lookaheads(pattern)
     try:
-        return found_within(pattern)
+        node: Node | None = found_within(f"^(?:{rest})" if heads else rest)
+        effort = Effort()
+        for is_wanted, inner in heads:
+            part = found_within(f"^(?:{inner})")
+            if node is not None:
+                node = shared(node, part, effort) if is_wanted else left(node, part, effort)
     except InvalidConstraint as error:
         raise Undecided(str(error)) from error
+    return _NONE if node is None else node
+
+
+def lookaheads(pattern: str) -> tuple[list[tuple[bool, str]], str]:
+    """Return what an anchored pattern looks ahead for (wanted or not), and the rest of it."""
+    found: list[tuple[bool, str]] = []
+    if not pattern.startswith(("^(?=", "^(?!")):
+        return found, pattern
+    at = 1
+    while pattern.startswith(("(?=", "(?!"), at):
+        end = _group_end(pattern, at)
+        if end is None:
+            return [], pattern
+        found.append((pattern[at + 2] == "=", pattern[at + 3 : end]))
+        at = end + 1
+    rest = pattern[at:]
+    # An alternative at the top would begin without what stands before it.
+    return ([], pattern) if _group_end(f"({rest})", 0, stop="|") is None else (found, rest)
+
+
+def _group_end(pattern: str, start: int, stop: str = "") -> int | None:
+    """Return where the group that begins here ends; None if it does not, or `stop` comes first."""
+    depth, at, is_set = 0, start, False
+    while at < len(pattern):
+        letter = pattern[at]
+        if letter == "\\":
+            at += 1
+        elif is_set:
+            is_set = letter != "]"
+        elif letter == "[":
+            is_set = True
+            at += pattern.startswith(("]", "^]"), at + 1) * (1 + pattern.startswith("^", at + 1))
+        elif letter == "(":
+            depth += 1
+        elif letter == ")":
+            depth -= 1
+            if depth == 0:
+                return at
+        elif letter == stop and depth == 1:
+            return None
+        at += 1
+    return None
 
 
 def matches(node: Node, text: str, effort: Effort) -> bool:

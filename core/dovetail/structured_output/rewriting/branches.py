@@ -43,7 +43,8 @@ def without_one_of(node: Schema, context: Context) -> Any:
     taken = any_of(list(_alone(branches, context, at)), at)
     if taken is False:
         return False
-    if "anyOf" not in made and isinstance(taken, Mapping) and set(taken) == {"$comment", "anyOf"}:
+    is_alone = not {"anyOf", "allOf", "$ref"} & set(made)  # these name members, which come first
+    if is_alone and isinstance(taken, Mapping) and set(taken) == {"$comment", "anyOf"}:
         return {**made, "anyOf": taken["anyOf"]}
     return with_parts(made, taken)
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from dovetail.interfaces.structured_output import words
-from dovetail.structured_output.json_formats import FORMATS, is_bound
+from dovetail.structured_output.json_formats import BOUNDS, FORMATS, is_bound
 from dovetail.structured_output.rewriting.tree import (
     KIND_OF,
     ORIGIN,
@@ -82,6 +82,10 @@ def _format(node: Schema, kinds: frozenset[str]) -> Schema:
     if is_bound(node):
         return node
     rest = {k: v for k, v in node.items() if k != "format"}
+    if node["format"] in BOUNDS and "number" in kinds:
+        least, most = BOUNDS[node["format"]]
+        part = {ORIGIN: origin(node), "minimum": least, "maximum": most}
+        return {**rest, "allOf": [*rest.get("allOf", ()), part]}
     if node["format"] not in FORMATS or "string" not in kinds:
         return rest
     if "pattern" in rest:

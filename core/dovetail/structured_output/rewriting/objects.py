@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 from typing import Any
 
 from dovetail.interfaces.structured_output import InvalidConstraint
@@ -17,6 +19,7 @@ from dovetail.structured_output.json_formats import FORMATS
 from dovetail.structured_output.regex import (
     ANY,
     ANYTHING,
+    Cat,
     Chars,
     Many,
     Node,
@@ -27,6 +30,7 @@ from dovetail.structured_output.regex import (
 from dovetail.structured_output.rewriting.automaton import (
     Undecided,
     left,
+    lookaheads,
     matches,
     other_texts,
     searched,
@@ -35,11 +39,13 @@ from dovetail.structured_output.rewriting.automaton import (
 from dovetail.structured_output.rewriting.context import Context
 from dovetail.structured_output.rewriting.negation import opposite, pattern_of
 from dovetail.structured_output.rewriting.tree import (
+    KINDS,
     ORIGIN,
     Schema,
     all_of,
     any_of,
     is_any,
+    kinds_of,
     origin,
     resolved,
     with_parts,
@@ -48,6 +54,8 @@ from dovetail.structured_output.rewriting.tree import (
 MAX_PATTERNS = 12
 MAX_ALTERNATIVES = 32
 MAX_DEPTH = 24
+MAX_COUNTED = 24
+"""Characters up to which lengths beside a pattern are told exactly."""
 _NOTHING = Or(())
 
 
@@ -110,7 +118,61 @@ def _texts(schema: Any, context: Context, depth: int) -> Node:
         if part is not None and part != ANYTHING:
             both = part if found == ANYTHING else shared(found, part, context.effort)
             found = _NOTHING if both is None else both
-    return found
+    return _shortened(found, schema["maxLength"], context) if "maxLength" in schema else found
+
+
+def _shortened(node: Node, most: int, context: Context) -> Node:
+    """Return the texts of at most so many characters; of a pattern with repeats and many characters
+    those whose repeats share what room there is. Raises: Undecided"""
+    repeats, room = _repeats(node), most - _least(node)
+    if most <= MAX_COUNTED or not repeats:
+        both = shared(node, Many(Chars(ANY), 0, most), context.effort)
+        return _NOTHING if both is None else both
+    if room < 0:
+        raise Undecided("a text is longer than maxLength")
+    return _repeated(node, room // repeats)
+
+
+def _least(node: Node) -> int:
+    """Return the characters of the longest text without what may be left out or repeated."""
+    match node:
+        case Cat(parts):
+            return sum(map(_least, parts))
+        case Or(parts):
+            return max(map(_least, parts), default=0)
+        case Many(part, least, most):
+            return _least(part) * (least if most is None else most)
+    return 1
+
+
+def _repeats(node: Node) -> int:
+    """Return the characters that one more of every repeat without limit adds."""
+    match node:
+        case Cat(parts):
+            return sum(map(_repeats, parts))
+        case Or(parts):
+            return max(map(_repeats, parts), default=0)
+        case Many(part, least, None):
+            return _least(part) + _repeats(part) * (least + 1)
+        case Many(part, _, most):
+            return _repeats(part) * (most or 0)
+    return 0
+
+
+def _repeated(node: Node, more: int) -> Node:
+    """Return an expression whose repeats without limit have one."""
+    match node:
+        case Cat(parts):
+            return Cat(tuple(_repeated(part, more) for part in parts))
+        case Or(parts):
+            return Or(tuple(_repeated(part, more) for part in parts))
+        case Many(part, least, None):
+            if _repeats(part):
+                raise Undecided("repeats within repeats have no length")
+            return Many(part, least, least + more)
+        case Many(part, least, most):
+            return Many(_repeated(part, more), least, most)
+    return node
 
 
 def _of_keyword(keyword: str, node: Schema, context: Context, depth: int) -> Node | None:
@@ -126,9 +188,7 @@ def _of_keyword(keyword: str, node: Schema, context: Context, depth: int) -> Nod
         case "format":
             return parse(FORMATS[said]) if said in FORMATS else None
         case "minLength":
-            return Many(Chars(ANY), said, node.get("maxLength"))
-        case "maxLength":
-            return Many(Chars(ANY), 0, said)
+            return Many(Chars(ANY), said, None)
         case "$ref":
             return _texts(resolved(context.root, said), context, depth)
         case "allOf":
@@ -190,6 +250,70 @@ def _cut(given: Mapping[str, Any], context: Context, at: str) -> Schema:
     return {text or pattern_of(node): schema for node, schema, text in found}
 
 
+def without_lookaround(node: Schema, context: Context) -> Any:
+    """Return a node whose patterns do not look ahead, where they do so at the beginning."""
+    made = node
+    if lookaheads(node.get("pattern", ""))[0]:
+        made = {**node, "pattern": _without_lookahead(node["pattern"], f"{origin(node)}/pattern")}
+    given = node.get("patternProperties", {})
+    if any(lookaheads(pattern)[0] for pattern in given):
+        at = f"{origin(node)}/patternProperties"
+        members = [(_without_lookahead(p, at), s) for p, s in given.items()]
+        made = {**made, "patternProperties": dict(members)}
+    return made
+
+
+def _without_lookahead(pattern: str, at: str) -> str:
+    if not lookaheads(pattern)[0]:
+        return pattern
+    try:
+        return pattern_of(searched(pattern))
+    except (Undecided, InvalidConstraint) as error:
+        raise InvalidConstraint(str(error), at) from error
+
+
+def without_counts(node: Schema, context: Context) -> Any:
+    """Return a node in which the number of members is a choice of which there are, where names are
+    listed and some may be left out. With others beside them, those are left out."""
+    names, needed = list(node.get("properties", ())), set(node.get("required", ()))
+    free = [name for name in names if name not in needed and node["properties"][name] is not False]
+    least, most = node.get("minProperties", 0), node.get("maxProperties")
+    if not free or (least <= len(needed) and most is None):
+        return node
+    at = f"{origin(node)}/{'minProperties' if most is None else 'maxProperties'}"
+    made = {k: v for k, v in node.items() if k not in ("minProperties", "maxProperties")}
+    branches: list[Any] = []
+    if most is not None:
+        made |= {"additionalProperties": False}
+        made.pop("patternProperties", None)
+    sizes = _sizes(len(free), least - len(needed), None if most is None else most - len(needed))
+    if sum(comb(len(free), size) for size in sizes) > MAX_ALTERNATIVES:
+        return node
+    for size in sizes:
+        for chosen in combinations(free, size):
+            branch = {ORIGIN: at, "required": list(chosen)}
+            if most is not None:
+                absent = [name for name in free if name not in chosen]
+                branch["properties"] = dict.fromkeys(absent, False)
+            branches.append(branch)
+    context.budget.spend(len(branches), at)
+    return with_parts(made, any_of([*branches, *_no_object(node, at)], at))
+
+
+def _sizes(count: int, least: int, most: int | None) -> list[int]:
+    """Return how many of the free names there may be; without a limit the least number is enough
+    to ask for."""
+    first = max(0, least)
+    if most is None:
+        return [first] if first <= count else []
+    return list(range(first, min(most, count) + 1))
+
+
+def _no_object(node: Schema, at: str) -> list[Any]:
+    others = [kind for kind in KINDS if kind in kinds_of(node) and kind != "object"]
+    return [{ORIGIN: at, "type": others}] if others else []
+
+
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
     """One way to meet a schema: what must hold for it, and the names that it evaluates."""
@@ -221,12 +345,11 @@ def without_unevaluated_properties(node: Schema, context: Context) -> Any:
     for way in _ways(made, context, at, 0):
         closed: Any = True
         if not way.is_all:
-            closed = {
-                ORIGIN: at,
-                "properties": dict.fromkeys(way.names, True),
-                "patternProperties": dict.fromkeys(way.patterns, True),
-                "additionalProperties": node["unevaluatedProperties"],
-            }
+            closed = {ORIGIN: at, "additionalProperties": node["unevaluatedProperties"]}
+            if way.names:
+                closed["properties"] = dict.fromkeys(way.names, True)
+            if way.patterns:
+                closed["patternProperties"] = dict.fromkeys(way.patterns, True)
         branches.append(all_of([*way.holds, closed], at))
     context.budget.spend(len(branches), at)
     return with_parts(made, any_of(branches, at))

@@ -33,6 +33,8 @@ from dovetail.structured_output.rewriting.constants import only_constants
 from dovetail.structured_output.rewriting.context import Context
 from dovetail.structured_output.rewriting.effect import effective
 from dovetail.structured_output.rewriting.objects import (
+    without_counts,
+    without_lookaround,
     without_overlaps,
     without_property_names,
     without_unevaluated_properties,
@@ -52,10 +54,12 @@ from dovetail.structured_output.rewriting.tree import (
 MAX_DEPTH = 160
 PASSES: tuple[Callable[[Schema, Context], Any], ...] = (
     only_constants,
+    without_lookaround,
     without_unevaluated_properties,
     without_unevaluated_items,
     without_property_names,
     without_overlaps,
+    without_counts,
     without_unique,
     without_contains,
     without_dependents,

@@ -34,10 +34,13 @@ _NOT_COPIED = ("$defs", "definitions")
 
 
 def draft_of(schema: Any) -> int | None:
-    """Return the number of the draft that `$schema` names (3, 4, 6, 7), None for a later one."""
+    """Return the number of the draft that `$schema` names (3, 4, 6, 7, 8 for 2019-09), None for
+    the latest one and for those that are not known."""
     named = schema.get("$schema") if isinstance(schema, Mapping) else None
     found = re.search(r"draft-0([3467])/", f"{named}/".replace("#", "/"))
-    return int(found[1]) if found else None
+    if found:
+        return int(found[1])
+    return 8 if isinstance(named, str) and "draft/2019-09" in named else None
 
 
 def gathered(document: Schema, budget: Budget) -> Schema:
@@ -123,8 +126,11 @@ class _Gatherer:
         return made
 
     def _is_kept(self, keyword: str, node: Mapping[str, Any]) -> bool:
-        if self._draft is not None and "$ref" in node:
-            return False  # drafts up to 7: what stands beside a reference is ignored
+        draft = self._draft or 9
+        if draft < 8 and ("$ref" in node or keyword in ("minContains", "maxContains")):
+            return False  # what stands beside a reference is ignored
+        if draft < 9 and keyword == "prefixItems":
+            return False
         if keyword in _OF_DRAFT_3:
             return self._draft == 3
         return keyword in VALIDATING and keyword not in _NOT_COPIED
