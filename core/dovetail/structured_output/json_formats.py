@@ -47,7 +47,8 @@ _MAIL_HOST = rf"(?:{_LABEL}(?:\.{_LABEL})?|{_SHORT}(?:\.{_SHORT}){{2,4}})"
 def _mailbox(letters: str) -> str:
     """Return mailboxes whose local part has these letters: 64 at most."""
     atom = f"[{letters}!#$%&'*+/=?^_`{{|}}~\\-]"
-    return rf"(?:{atom}(?:\.?{atom}){{0,31}}|{atom}{{33,64}})@{_MAIL_HOST}"
+    local = rf"{atom}(?:\.?{atom}){{0,31}}|{atom}{{1,40}}\.{atom}{{1,23}}|{atom}{{33,64}}"
+    return f"(?:{local})@{_MAIL_HOST}"
 
 
 _BEYOND_ASCII = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
