@@ -2,11 +2,12 @@
 
     PYTHONPATH=core:plugins:kernels python benchmarks/schemas.py [--suite FOLDER]
 
-Asks every backend alone, and all together as `auto` does, for each schema of tests/data/schemas, for the metaschemas of the drafts, and, where its folder
-is given (tests/draft2020-12 of github.com/json-schema-org/JSON-Schema-Test-Suite), for those of the
-suite. Whatever is taken is walked through at random, and jsonschema judges the texts; the suite's
-wrong values must not be taken. Keeps the figures for docs/generate.py; without the folder, those of
-the suite stay as they were.
+Asks every backend alone, and all together as `auto` does, for each schema of tests/data/schemas,
+for the metaschemas of the drafts, and, where its folder is given (tests/draft2020-12 of
+github.com/json-schema-org/JSON-Schema-Test-Suite), for those of the suite. Whatever is taken is
+walked through at random, and jsonschema judges the texts; the suite's wrong values must not be
+taken. Keeps the figures for docs/generate.py; without the folder, those of the suite stay as they
+were.
 """
 
 from __future__ import annotations

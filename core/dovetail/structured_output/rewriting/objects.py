@@ -291,7 +291,7 @@ def without_counts(node: Schema, context: Context) -> Any:
         return node
     for size in sizes:
         for chosen in combinations(free, size):
-            branch = {ORIGIN: at, "required": list(chosen)}
+            branch: Schema = {ORIGIN: at, "required": list(chosen)}
             if most is not None:
                 absent = [name for name in free if name not in chosen]
                 branch["properties"] = dict.fromkeys(absent, False)
