@@ -259,9 +259,8 @@ def structured_output_page() -> str:
         "`oneOf` that overlaps, `dependentRequired` and others are gone by then where they can be "
         "(the page below says how). A keyword that is left and not in the tables is refused "
         "with status 400 and a JSON Pointer; annotations are ignored. `auto` takes the first "
-        "backend by rank that enforces all of a request's constraint. [structured_output.md](../explanation/structured_output.md) says "
-        "how it "
-        "works.\n",
+        "backend by rank that enforces all of a request's constraint. "
+        "[structured_output.md](../explanation/structured_output.md) says how it works.\n",
         f"| can | {head} |",
         f"|---|{line}",
     ]

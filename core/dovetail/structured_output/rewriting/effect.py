@@ -15,6 +15,7 @@ from dovetail.interfaces.structured_output import words
 from dovetail.structured_output.json_formats import BOUNDS, FORMATS, is_bound
 from dovetail.structured_output.rewriting.tree import (
     KIND_OF,
+    KINDS,
     ORIGIN,
     Schema,
     is_any,
@@ -84,7 +85,9 @@ def _format(node: Schema, kinds: frozenset[str]) -> Schema:
     rest = {k: v for k, v in node.items() if k != "format"}
     if node["format"] in BOUNDS and "number" in kinds:
         least, most = BOUNDS[node["format"]]
-        part = {ORIGIN: origin(node), "minimum": least, "maximum": most}
+        others = [kind for kind in KINDS if kind != "number"]
+        bounds = {"type": [*others, "integer"], "minimum": least, "maximum": most}
+        part = {ORIGIN: origin(node), **bounds}
         return {**rest, "allOf": [*rest.get("allOf", ()), part]}
     if node["format"] not in FORMATS or "string" not in kinds:
         return rest
