@@ -11,18 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import Any
 
 from dovetail.interfaces.structured_output import InvalidConstraint, words
 from dovetail.structured_output.json_formats import FORMATS, bounded
-from dovetail.structured_output.numbers import (
-    INTEGER,
-    MAX_DIGITS,
-    NUMBER,
-    decimal_range,
-    integer_range,
-)
+from dovetail.structured_output.numbers import number_within
 from dovetail.structured_output.regex import (
     ANY,
     Cat,
@@ -39,12 +32,14 @@ from dovetail.structured_output.regex import (
     ranges,
     without,
 )
+from dovetail.structured_output.rewriting.values import same
 from dovetail.structured_output.schema import resolved
+from dovetail.structured_output.unique_lists import MAX_DIFFERENT, constants_of, different
 
 KEYWORDS = words(
     "type enum const properties required additionalProperties items prefixItems minItems maxItems "
     "minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum "
-    "anyOf oneOf allOf $ref $defs definitions"
+    "uniqueItems anyOf oneOf allOf $ref $defs definitions"
 )
 ROOT = "root"
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -60,6 +55,8 @@ def refuses(node: Mapping[str, Any], keyword: str) -> str | None:
         return "a length beside a pattern or a format is not enforced"
     if keyword in ("enum", "const") and set(node) & KEYWORDS - _BESIDE_CONSTANTS:
         return "constants beside other keywords are not enforced"
+    if keyword == "uniqueItems" and node[keyword] and constants_of(node) is None:
+        return f"only items that are at most {MAX_DIFFERENT} constants can be told to differ"
     return None
 
 
@@ -171,7 +168,7 @@ class JsonGrammar:
                 return Or((literal("true"), literal("false")))
             case "null":
                 return literal("null")
-        return _number(schema, is_whole=kind == "integer")
+        return number_within(schema, is_whole=kind == "integer")
 
     def _object(self, schema: dict[str, Any], depth: int | None) -> Node:
         named = dict(schema.get("properties", {}))
@@ -227,6 +224,8 @@ class JsonGrammar:
             return _NOTHING
         if most == 0:
             return empty if least == 0 else _NOTHING
+        if schema.get("uniqueItems"):
+            return self._different(schema, least, most)
         item = self._value_of_any(schema.get("items", True), depth)
         values = [self._value(head, depth) for head in heads[:most]]
         if _NOTHING in values:
@@ -248,6 +247,16 @@ class JsonGrammar:
             tail = Cat((self._comma(), values[index], tail))
             tail = tail if index < least else Many(tail, 0, 1)
         return self._list(Cat((values[0], tail)), least)
+
+    def _different(self, schema: dict[str, Any], least: int, most: int | None) -> Node:
+        """Return lists of different constants. Raises: InvalidConstraint for anything else"""
+        given = constants_of(schema)
+        if given is None or self._depth is not None:
+            raise InvalidConstraint("the items of this list cannot be told to differ")
+        values = [v for at, v in enumerate(given) if not any(same(v, w) for w in given[:at])]
+        parts = [self._constant(value) for value in values]
+        inner = different(parts, self._comma(), least, most, self._shared)
+        return _NOTHING if inner == _NOTHING else self._wrapped("[", inner, "]")
 
     def _list(self, inner: Node, least: int) -> Node:
         """Return a list that is not empty, or may be."""
@@ -281,7 +290,7 @@ def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, 
     reference = made.pop("$ref", None)
     if "const" in made:
         constant = made.pop("const")
-        made["enum"] = [v for v in made.get("enum", [constant]) if _same(v, constant)]
+        made["enum"] = [v for v in made.get("enum", [constant]) if same(v, constant)]
     if reference is not None:
         if reference in through:
             raise InvalidConstraint(f"{reference} refers to itself")
@@ -305,12 +314,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidConstraint("a number is not finite")
     return json.dumps(value, ensure_ascii=False)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other)
 
 
 def _types_of(value: Any) -> set[str]:
@@ -341,35 +344,6 @@ def _string(schema: dict[str, Any]) -> Node:
     if inner == _NOTHING:
         return _NOTHING
     return Cat((literal('"'), inner, literal('"')))
-
-
-def _number(schema: dict[str, Any], *, is_whole: bool) -> Node:
-    low, high, opens = None, None, False
-    for keyword, excludes in (("minimum", False), ("exclusiveMinimum", True)):
-        if keyword in schema:
-            bound = _fraction(schema[keyword])
-            if low is None or bound > low or (bound == low and excludes):
-                low, opens_low = bound, excludes
-    for keyword, excludes in (("maximum", False), ("exclusiveMaximum", True)):
-        if keyword in schema:
-            bound = _fraction(schema[keyword])
-            if high is None or bound < high or (bound == high and excludes):
-                high, opens_high = bound, excludes
-    if low is None and high is None:
-        return INTEGER if is_whole else NUMBER
-    opens = (low is not None and opens_low) or (high is not None and opens_high)
-    if is_whole:
-        first = None if low is None else -((-low) // 1) + (opens_low and low == low // 1)
-        last = None if high is None else high // 1 - (opens_high and high == high // 1)
-        return integer_range(first, last) or _NOTHING
-    return decimal_range(low, high, opens=opens) or _NOTHING
-
-
-def _fraction(value: int | float) -> Fraction:
-    found = Fraction(str(value))
-    if len(str(int(found))) > MAX_DIGITS:
-        raise InvalidConstraint("a bound has too many digits")
-    return found
 
 
 def _name_outside(named: Mapping[str, Any]) -> Node:
@@ -442,7 +416,7 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "maxLength": min,
     "minItems": max,
     "maxItems": min,
-    "enum": lambda a, b: [v for v in a if any(_same(v, w) for w in b)],
+    "enum": lambda a, b: [v for v in a if any(same(v, w) for w in b)],
     "properties": _both_members,
     "items": lambda a, b: {"allOf": [a, b]},
 }
@@ -466,7 +440,7 @@ def _is_apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
     if not kinds[0] & kinds[1]:
         return True
     if _values(one) is not None and _values(other) is not None:
-        return not any(_same(a, b) for a in _values(one) or () for b in _values(other) or ())
+        return not any(same(a, b) for a in _values(one) or () for b in _values(other) or ())
     shared = set(one.get("required", ())) & set(other.get("required", ()))
     if kinds[0] != {"object"} or kinds[1] != {"object"}:
         return False
