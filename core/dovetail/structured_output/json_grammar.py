@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces.structured_output import InvalidConstraint, words
 from dovetail.structured_output.json_formats import FORMATS, bounded
+from dovetail.structured_output.json_merge import both
 from dovetail.structured_output.numbers import number_within
 from dovetail.structured_output.regex import (
     ANY,
@@ -32,7 +33,8 @@ from dovetail.structured_output.regex import (
     ranges,
     without,
 )
-from dovetail.structured_output.rewriting.values import same
+from dovetail.structured_output.rewriting.automaton import Effort, Undecided, shared
+from dovetail.structured_output.rewriting.values import meets, same
 from dovetail.structured_output.schema import resolved
 from dovetail.structured_output.unique_lists import MAX_DIFFERENT, constants_of, different
 
@@ -44,17 +46,12 @@ KEYWORDS = words(
 ROOT = "root"
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_RULES = 20_000
-_BESIDE_CONSTANTS = words("enum const type $defs definitions")
 _CHARACTER = quoted(Chars(ANY))
 _NOTHING = Or(())
 
 
 def refuses(node: Mapping[str, Any], keyword: str) -> str | None:
     """Return why a keyword is not enforced in this node of a schema, or None."""
-    if keyword in ("minLength", "maxLength") and ("pattern" in node or "format" in node):
-        return "a length beside a pattern or a format is not enforced"
-    if keyword in ("enum", "const") and set(node) & KEYWORDS - _BESIDE_CONSTANTS:
-        return "constants beside other keywords are not enforced"
     if keyword == "uniqueItems" and node[keyword] and constants_of(node) is None:
         return f"only items that are at most {MAX_DIFFERENT} constants can be told to differ"
     return None
@@ -124,7 +121,7 @@ class JsonGrammar:
             parts = [_merged(self._schema, p) for p in schema[keyword] if p is not False]
             if keyword == "oneOf" and not _are_apart(parts):
                 raise InvalidConstraint("the branches of oneOf must differ by type or constant")
-            return _either([self._branches(_both(rest, part), depth) for part in parts])
+            return _either([self._branches(both(rest, part), depth) for part in parts])
         if "enum" in schema:
             return self._constants(schema)
         kinds = schema.get("type", list(_TYPES))
@@ -134,13 +131,14 @@ class JsonGrammar:
         return _either([self._of_type(kind, schema, depth) for kind in kinds])
 
     def _constants(self, schema: dict[str, Any]) -> Node:
-        """Return the constants of a schema that has no keyword beside them but their type."""
+        """Return the constants of a schema that are valid under what stands beside them."""
         values = schema["enum"]
-        others = set(schema) - {"enum", "type"}
-        if others:
-            raise InvalidConstraint(
-                f"constants beside {', '.join(sorted(others))} are not supported"
-            )
+        if set(schema) - {"enum", "type"}:
+            try:
+                values = [v for v in values if meets(v, schema, self._schema, Effort())]
+            except Undecided as error:
+                what = f"constants beside other keywords are not supported: {error}"
+                raise InvalidConstraint(what) from error
         if "type" in schema:
             kinds = schema["type"]
             kinds = {kinds} if isinstance(kinds, str) else set(kinds)
@@ -286,6 +284,8 @@ def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, 
     made = bounded({k: v for k, v in schema.items() if k in KEYWORDS})
     for keyword in ("$defs", "definitions"):
         made.pop(keyword, None)
+    if (name := made.pop("format", None)) is not None:
+        made = both({"pattern": f"^(?:{FORMATS[name]})$"}, made)
     parts = made.pop("allOf", [])
     reference = made.pop("$ref", None)
     if "const" in made:
@@ -300,7 +300,7 @@ def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, 
         if part is True:
             continue
         other = {"enum": []} if part is False else _merged(root, part, through)
-        made = _both(made, other)
+        made = both(made, other)
     return made
 
 
@@ -326,21 +326,27 @@ def _types_of(value: Any) -> set[str]:
     return {names[type(value)]}
 
 
+def _sized(schema: dict[str, Any]) -> Node:
+    """Return the texts of a pattern that have the right length. Raises: InvalidConstraint"""
+    found = found_within(schema["pattern"])
+    if "minLength" not in schema and "maxLength" not in schema:
+        return found
+    size = Many(Chars(ANY), schema.get("minLength", 0), schema.get("maxLength"))
+    try:
+        return shared(found, size, Effort()) or _NOTHING
+    except Undecided as error:
+        raise InvalidConstraint(f"a length beside a pattern: {error}") from error
+
+
 def _string(schema: dict[str, Any]) -> Node:
-    if "format" in schema and "pattern" in schema:
-        raise InvalidConstraint("a pattern beside a format is not supported")
-    if "format" in schema:
-        inner: Node = quoted(parse(FORMATS[schema["format"]]))
-    elif "pattern" in schema:
+    if "pattern" in schema:
         # Characters that cannot be written are no way on, nor is what needs one of them.
-        inner = without(quoted(found_within(schema["pattern"])))
+        inner = without(quoted(_sized(schema)))
     else:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if most is not None and most < least:
             return _NOTHING
         return Cat((literal('"'), Many(_CHARACTER, least, most), literal('"')))
-    if "minLength" in schema or "maxLength" in schema:
-        raise InvalidConstraint("a length beside a pattern or a format is not supported")
     if inner == _NOTHING:
         return _NOTHING
     return Cat((literal('"'), inner, literal('"')))
@@ -367,59 +373,6 @@ def _text_outside(names: list[str]) -> Node:
         rests = [name[1:] for name in names if name[:1] == head]
         branches.append(Cat((quoted(literal(head)), _text_outside(rests))))
     return Or(tuple(branches))
-
-
-def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema for the values that are valid under both. Raises: InvalidConstraint"""
-    made = dict(one)
-    for keyword, value in other.items():
-        if keyword not in made or made[keyword] == value:
-            made[keyword] = value
-        elif keyword in _JOINED:
-            made[keyword] = _JOINED[keyword](made[keyword], value)
-        else:
-            raise InvalidConstraint(f'two values of "{keyword}" exclude each other')
-    if "additionalProperties" in made and "properties" in made:
-        for part in (one, other):
-            if "additionalProperties" in part and set(part.get("properties", ())) != set(
-                made["properties"]
-            ):
-                raise InvalidConstraint("additionalProperties in several parts is not supported")
-    for part in (one, other):
-        if "items" in part and part.get("prefixItems") != made.get("prefixItems"):
-            raise InvalidConstraint("items and prefixItems in several parts are not supported")
-    return made
-
-
-def _both_types(one: Any, other: Any) -> list[str]:
-    def kinds(given: Any) -> set[str]:
-        names = {given} if isinstance(given, str) else set(given)
-        return names | {"integer"} if "number" in names else names
-
-    found = kinds(one) & kinds(other)
-    return sorted(found - {"integer"} if "number" in found else found)
-
-
-def _both_members(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    shared = {k: {"allOf": [one[k], other[k]]} for k in one.keys() & other.keys()}
-    return {**one, **other, **shared}
-
-
-_JOINED: dict[str, Callable[[Any, Any], Any]] = {
-    "type": _both_types,
-    "required": lambda a, b: sorted({*a, *b}),
-    "minimum": max,
-    "exclusiveMinimum": max,
-    "maximum": min,
-    "exclusiveMaximum": min,
-    "minLength": max,
-    "maxLength": min,
-    "minItems": max,
-    "maxItems": min,
-    "enum": lambda a, b: [v for v in a if any(same(v, w) for w in b)],
-    "properties": _both_members,
-    "items": lambda a, b: {"allOf": [a, b]},
-}
 
 
 def are_apart(root: Any, branches: list[Any]) -> bool:
