@@ -53,7 +53,7 @@ _NOTHING = Or(())
 def refuses(node: Mapping[str, Any], keyword: str) -> str | None:
     """Return why a keyword is not enforced in this node of a schema, or None."""
     if keyword == "uniqueItems" and node[keyword] and constants_of(node) is None:
-        return f"only items that are at most {MAX_DIFFERENT} constants can be told to differ"
+        return f"only items that are at most {MAX_DIFFERENT} constants can be checked to differ"
     return None
 
 
@@ -250,7 +250,7 @@ class JsonGrammar:
         """Return lists of different constants. Raises: InvalidConstraint for anything else"""
         given = constants_of(schema)
         if given is None or self._depth is not None:
-            raise InvalidConstraint("the items of this list cannot be told to differ")
+            raise InvalidConstraint("the items of this list cannot be checked to differ")
         values = [v for at, v in enumerate(given) if not any(same(v, w) for w in given[:at])]
         parts = [self._constant(value) for value in values]
         inner = different(parts, self._comma(), least, most, self._shared)

@@ -64,7 +64,7 @@ def _alone(branches: list[Any], context: Context, at: str) -> Iterator[Any]:
             try:
                 parts.append(opposite(other, context, at, names))
             except Undecided as error:
-                what = "the branches of oneOf overlap, and cannot be told apart"
+                what = "the branches of oneOf overlap and cannot be distinguished"
                 raise InvalidConstraint(f"{what}: {error}", f"{at}/{other_number}") from error
         yield all_of(parts, at)
 

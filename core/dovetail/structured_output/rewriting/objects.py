@@ -217,7 +217,7 @@ def without_overlaps(node: Schema, context: Context) -> Any:
         return node
     at = f"{origin(node)}/patternProperties"
     if len(given) > MAX_PATTERNS:
-        raise InvalidConstraint(f"at most {MAX_PATTERNS} patterns are told apart", at)
+        raise InvalidConstraint(f"at most {MAX_PATTERNS} patterns are supported", at)
     try:
         return {**node, "patternProperties": _cut(given, context, at)}
     except Undecided as error:

@@ -181,4 +181,4 @@ def _has_format(value: Any, name: str, effort: Effort) -> bool:
         return True
     if matches(parse(FORMATS[name]), value, effort):
         return True
-    raise Undecided("the format has more spellings than are told apart here")
+    raise Undecided("the format has spellings that are not distinguished here")
