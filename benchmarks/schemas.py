@@ -2,11 +2,12 @@
 
     PYTHONPATH=core:plugins:kernels python benchmarks/schemas.py [--suite FOLDER]
 
-Asks for each schema of tests/data/schemas, for the metaschemas of the drafts, and, where its folder
-is given (tests/draft2020-12 of github.com/json-schema-org/JSON-Schema-Test-Suite), for those of the
-suite. Whatever is taken is walked through at random, and jsonschema judges the texts; the suite's
-wrong values must not be taken. Keeps the figures for docs/generate.py; without the folder, those of
-the suite stay as they were.
+Asks every backend alone, and all together as `auto` does, for each schema of tests/data/schemas,
+for the metaschemas of the drafts, and, where its folder is given (tests/draft2020-12 of
+github.com/json-schema-org/JSON-Schema-Test-Suite), for those of the suite. Whatever is taken is
+walked through at random, and jsonschema judges the texts; the suite's wrong values must not be
+taken. Keeps the figures for docs/generate.py; without the folder, those of the suite stay as they
+were.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from support.schema_judge import Judge  # noqa: E402
 FIGURES = ROOT / "docs" / "reference" / "structured_output.json"
 KIND = "structured_output_backend"
 WHERE = "schema"
+AUTO = "auto"
 WALKS = 20
 LIMIT_S = 4.0
 COMPILE_LIMIT_S = 10.0
@@ -75,11 +77,18 @@ def groups(suite: Path | None) -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for path in sorted((ROOT / "tests" / "data" / "schemas").glob("*.json")):
         found[path.stem] = [Case(schema=s) for s in json.loads(path.read_text()).values()]
+    for path in sorted((ROOT / "tests" / "data" / "schemas" / "wild").glob("*.json")):
+        found[f"wild/{path.stem}"] = list(map(wild_case, json.loads(path.read_text()).values()))
     found["metaschemas of the drafts"] = [Case(schema=schema) for schema in metaschemas()]
     if suite is not None:
         paths = [*sorted(suite.glob("*.json")), *sorted(suite.glob("optional/format/*.json"))]
         found[SUITE] = [case for path in paths for case in suite_cases(path)]
     return found
+
+
+def wild_case(found: dict[str, Any]) -> Case:
+    """Return a schema of the wild; its values are valid."""
+    return Case(schema=found["schema"], values=tuple((value, True) for value in found["valid"]))
 
 
 def metaschemas() -> Iterator[Any]:
@@ -99,20 +108,22 @@ def suite_cases(path: Path) -> Iterator[Case]:
 
 
 def spec_of(name: str) -> StructuredOutputSpec:
-    """Return a spec of one backend over the demo model's vocabulary."""
+    """Return a spec of one backend, or of all ("auto"), over the demo model's vocabulary."""
+    names = registry.names(KIND) if name == AUTO else [name]
     return StructuredOutputSpec(
         tokenizer=select("tokenizer", "hf"),
         tokenizer_path=str(DEMO_PATH),
         eos_ids=(2041,),
         vocab_size=2048,
-        backends=(select(KIND, name),),
+        backends=tuple(select(KIND, one) for one in names),
         compile_limit_s=COMPILE_LIMIT_S,
     )
 
 
-async def measure(name: str, found: dict[str, list[Case]]) -> dict[str, Figures]:
+async def measure(name: str, found: dict[str, list[Case]], limit_s: float) -> dict[str, Figures]:
     """Return group -> figures of one backend, asked as the server asks it."""
     compiler, table = ConstraintCompiler(spec_of(name)), ConstraintCache(spec_of(name))
+    requested = None if name == AUTO else name
     made = {group: Figures() for group in found}
     for group, cases in found.items():
         for number, case in enumerate(cases):
@@ -123,13 +134,13 @@ async def measure(name: str, found: dict[str, list[Case]]) -> dict[str, Figures]
                 continue
             constraint = JsonSchema({} if case.schema is True else case.schema)
             try:
-                compiled = await compiler.compile(constraint, where=WHERE, backend=name)
+                compiled = await compiler.compile(constraint, where=WHERE, backend=requested)
             except RequestError as error:
                 figures.refused[reason(error)] += 1
                 continue
             figures.counts["taken"] += 1
             loaded = table.prepare(compiled).constraints[0]
-            walks(loaded, case.schema, table, figures, seed=number)
+            walks(loaded, case.schema, table, figures, seed=number, limit_s=limit_s)
             verdicts(loaded, case, table, figures)
     await compiler.close()
     return made
@@ -153,11 +164,17 @@ def reason(error: RequestError) -> str:
 
 
 def walks(
-    loaded: LoadedConstraint, schema: Any, table: ConstraintCache, figures: Figures, seed: int
+    loaded: LoadedConstraint,
+    schema: Any,
+    table: ConstraintCache,
+    figures: Figures,
+    *,
+    seed: int,
+    limit_s: float,
 ) -> None:
     """Walk through a schema at random; count and print what breaks it. Mutates: figures"""
     judge, wanderer = Judge(schema), Wanderer(table.vocabulary)
-    chance, end_s = random.Random(seed), time.monotonic() + LIMIT_S
+    chance, end_s = random.Random(seed), time.monotonic() + limit_s
     for _ in range(WALKS):
         if time.monotonic() > end_s:
             break
@@ -191,12 +208,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--backend", action="append")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for the walks of a schema")
     parser.add_argument("--out", type=Path, default=FIGURES)
     chosen = parser.parse_args()
     found = groups(chosen.suite)
-    for name in chosen.backend or registry.names(KIND):
+    for name in chosen.backend or [*registry.names(KIND), AUTO]:
         begun_s = time.monotonic()
-        made = asyncio.run(measure(name, found))
+        made = asyncio.run(measure(name, found, chosen.limit_s))
         kept = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
         for group, figures in made.items():
             print(f"{name}, {group}: {figures.as_json()}", flush=True)

@@ -11,6 +11,8 @@ import decimal
 import ipaddress
 import json
 import re
+import unicodedata
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -34,19 +36,40 @@ def _is_number(checker: Any, value: Any) -> bool:
     return isinstance(value, int | decimal.Decimal) and not isinstance(value, bool)
 
 
-_TYPES = _DRAFT.TYPE_CHECKER.redefine_many({"integer": _is_integer, "number": _is_number})
 FORMATS = jsonschema.FormatChecker(formats=())
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Any:
-    """ECMA-262 means ASCII digits and words."""
-    if isinstance(value, str) and not re.search(pattern, value, re.ASCII):
+    """ECMA-262 means ASCII digits and words, and knows Unicode categories."""
+    if isinstance(value, str) and not re.search(_python(pattern), value, re.ASCII):
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
 
-_Validator = validators.extend(
-    _DRAFT, {"pattern": _pattern}, type_checker=_TYPES, format_checker=FORMATS
-)
+def _python(pattern: str) -> str:
+    """Return a pattern whose categories (within sets only) are written as runs of letters."""
+    return re.sub(r"\\p\{(\w+)\}", lambda found: _category(found[1]), pattern)
+
+
+@cache
+def _category(name: str) -> str:
+    letters = (chr(code) for code in range(128, 0x110000))
+    found = [c for c in letters if unicodedata.category(c).startswith(name)]
+    ascii_ones = [chr(c) for c in range(128) if unicodedata.category(chr(c)).startswith(name)]
+    return "".join(map(re.escape, ascii_ones)) + "".join(found)
+
+
+def validator_of(schema: Any) -> Any:
+    """Return the validator of a schema's draft: as `$schema` says, or as it is spelled."""
+    text = json.dumps(schema)
+    fallback: Any = _DRAFT
+    if re.search(r'"exclusiveM(ax|in)imum": (true|false)', text):
+        fallback = jsonschema.Draft4Validator
+    elif '"items": [' in text or '"dependencies"' in text:
+        fallback = jsonschema.Draft7Validator
+    found = validators.validator_for(schema, default=fallback)
+    types = found.TYPE_CHECKER.redefine_many({"integer": _is_integer, "number": _is_number})
+    changed: dict[str, Any] = {"pattern": _pattern}
+    return validators.extend(found, changed, type_checker=types, format_checker=FORMATS)
 
 
 class Unjudged(ValueError):
@@ -76,7 +99,8 @@ class Judge:
     """Judges answers to one schema. `blanks` is the most white space allowed in a row."""
 
     def __init__(self, schema: Any, blanks: int = 8) -> None:
-        self._validator = _Validator(exact(json.dumps(schema)), format_checker=FORMATS)
+        made = validator_of(schema)
+        self._validator = made(exact(json.dumps(schema)), format_checker=FORMATS)
         self._blanks = blanks
 
     def fault(self, text: bytes) -> str | None:
@@ -93,6 +117,10 @@ class Judge:
             return f"{type(error).__name__}: {error}"
         if found := _long_blank(decoded, self._blanks):
             return f"{found} blanks in a row"
+        return self.fault_of(value)
+
+    def fault_of(self, value: Any) -> str | None:
+        """Return why a value does not meet the schema, or None."""
         fault = next(iter(self._validator.iter_errors(value)), None)
         return None if fault is None else str(fault.message)[:300]
 

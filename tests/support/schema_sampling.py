@@ -21,6 +21,7 @@ from dovetail.interfaces.structured_output import (
     LoadedConstraint,
     StructuredOutputBackend,
 )
+from dovetail.structured_output.rewriting.pipeline import rewritten
 from dovetail.structured_output.select_backend import unsupported_parts
 from dovetail.testing.random_walks import Wanderer, follows, small_vocabulary
 from support.schema_judge import Judge
@@ -51,7 +52,10 @@ class Tally:
 
 def compiled_or_refusal(backend: StructuredOutputBackend, schema: Any) -> LoadedConstraint | str:
     """Return a loaded schema, or the word for how it was refused."""
-    constraint = JsonSchema(schema)
+    try:
+        constraint = JsonSchema(rewritten(schema))
+    except InvalidConstraint:
+        return "refused"
     if unsupported_parts(type(backend), constraint):
         return "refused"
     try:

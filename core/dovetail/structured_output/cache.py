@@ -26,7 +26,12 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
 )
 from dovetail.structured_output.early_close import EarlyClose
-from dovetail.structured_output.select_backend import check_backend, none_installed, select_backend
+from dovetail.structured_output.select_backend import (
+    check_backend,
+    none_installed,
+    prepared,
+    select_backend,
+)
 from dovetail.structured_output.trigger import Trigger
 from dovetail.structured_output.vocabulary import load_vocabulary
 
@@ -162,6 +167,7 @@ def compile_in_process(
     the constraint themselves. Raises: RequestError"""
     if backend and cache.spec.backends:
         check_backend(cache.spec, backend, "backend")
+    constraint = prepared(constraint, WHERE)
     name = select_backend(cache.spec, [constraint], backend, WHERE)
     try:
         artifact = cache.backend(name).compile(constraint)

@@ -28,6 +28,7 @@ from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
+from dovetail.structured_output.rewriting.pipeline import original_pointer
 
 LENGTH = struct.Struct("<I")
 PIECE_BYTES = 1 << 20
@@ -164,7 +165,8 @@ def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compil
     except TooSlow as error:
         return CompileResult(fault=str(error), is_too_complex=True)
     except InvalidConstraint as error:
-        return CompileResult(fault=str(error), pointer=error.pointer)
+        pointer = original_pointer(decode_constraint(job.constraint), error.pointer)
+        return CompileResult(fault=str(error), pointer=pointer)
     except MemoryError:
         return CompileResult(fault="compiling it takes too much memory")
     except DovetailError as error:

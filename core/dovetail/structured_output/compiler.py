@@ -23,7 +23,7 @@ from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredCon
 from dovetail.process import Child, spawn
 from dovetail.structured_output.cache import constraint_key
 from dovetail.structured_output.compile_worker import LENGTH, CompileResult, Job
-from dovetail.structured_output.select_backend import select_backends
+from dovetail.structured_output.select_backend import prepared, select_backends
 
 START_LIMIT_S = 60.0
 SLACK_S = 10.0
@@ -34,6 +34,8 @@ MAX_WAITING = 64
 """Constraints that may wait to be compiled; beyond it requests are rejected at once."""
 MAX_WAIT_S = 45.0
 MAX_REFUSED = 256
+MAX_PREPARED = 64
+"""Constraints whose schemas are kept as rewritten."""
 _LASTING = ("grammar_too_complex", "invalid_grammar")
 
 
@@ -50,6 +52,7 @@ class ConstraintCompiler:
         self._num_waiting = 0
         self._artifacts: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
         self._num_bytes = 0
+        self._prepared: OrderedDict[bytes, Constraint] = OrderedDict()
 
     async def compile(
         self,
@@ -110,7 +113,8 @@ class ConstraintCompiler:
         the next backend try. Raises: RequestError, that of the first backend
         """
         first: RequestError | None = None
-        written = [_written(constraint, where) for constraint in constraints]
+        constraints = [await self._read(constraint, where) for constraint in constraints]
+        written = [encode_constraint(constraint) for constraint in constraints]
         names = select_backends(self.spec, constraints, backend, where)
         while (name := await _next(names, sum(map(len, written)))) is not None:
             try:
@@ -121,6 +125,22 @@ class ConstraintCompiler:
                     break
         assert first is not None
         raise first
+
+    async def _read(self, constraint: Constraint, where: str) -> Constraint:
+        """Return a constraint as backends read it, outside the event loop if it is a new one.
+
+        Raises: RequestError
+        """
+        data = _written(constraint, where)
+        if data not in self._prepared:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(None, prepared, constraint, where)
+            self._prepared[data] = made
+            while len(self._prepared) > MAX_PREPARED:
+                self._prepared.popitem(last=False)
+            return made
+        self._prepared.move_to_end(data)
+        return self._prepared[data]
 
     async def close(self) -> None:
         """End the process, whatever it is doing."""

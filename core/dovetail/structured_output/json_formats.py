@@ -1,11 +1,13 @@
 """The values of the schema keyword "format" that are enforced, each as a regular expression.
 
-Every text that one matches is valid by the format's RFC; rare spellings that an expression cannot
-tell from invalid ones (leap seconds, quoted mail addresses) are left out. Libraries have patterns
-of their own; these replace them, so that a format means the same in every backend.
+Every text that one matches is valid by the format's RFC; rare spellings are left out: leap seconds,
+years before 1000, quoted mail addresses and local parts of more than 32 letters, labels of hosts of
+more than 31 letters or with two hyphens in a row, Unicode in host names but lower-case letters of
+Western Europe, regular expressions with anything unusual. Libraries have patterns of their own;
+these replace them, so that a format means the same in every backend.
 OpenAPI's formats of integers are bounds.
 Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs); the
-format registry of OpenAPI (integers).
+format registry of OpenAPI (integers); 3987 (IRIs), 6570 (templates), 6901 (JSON Pointers).
 """
 
 from __future__ import annotations
@@ -28,18 +30,65 @@ _GROUP = f"{_HEX}{{1,4}}"
 _IPV6 = "|".join(
     [f"(?:{_GROUP}:){{7}}{_GROUP}", f"(?:{_GROUP}:){{1,7}}:"]
     + [f"(?:{_GROUP}:){{1,{7 - n}}}(?::{_GROUP}){{1,{n}}}" for n in range(1, 7)]
-    + [f":(?::{_GROUP}){{1,7}}", "::"]
+    + [
+        f":(?::{_GROUP}){{1,7}}",
+        "::",
+        f"(?:{_GROUP}:){{6}}{_IPV4}",
+        f"::(?:{_GROUP}:){{0,4}}{_IPV4}",
+    ]
 )
-_LABEL = "[a-zA-Z0-9]{1,30}(?:-[a-zA-Z0-9]{1,29})?"
-_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
-_ATOM = "[a-zA-Z0-9_+]{1,12}"
-_MAIL = rf"{_ATOM}(?:[.\-]{_ATOM}){{0,3}}@{_HOST}"
-_URI_CHAR = "(?:[a-zA-Z0-9._~!$&'()*+,;=:@\\-]|%[0-9a-fA-F]{2})"
-_URI_REST = rf"(?:\?(?:{_URI_CHAR}|[/?])*)?(?:\#(?:{_URI_CHAR}|[/?])*)?"
-_URI = (
-    rf"(?:[a-z][a-z0-9+.\-]{{0,15}}://{_HOST}(?::[0-9]{{1,5}})?(?:/{_URI_CHAR}*)*"
-    rf"|(?:mailto|urn|tel|news|about):{_URI_CHAR}+){_URI_REST}"
+_ALNUM = "[a-zA-Z0-9]"
+# Names of hosts have 253 characters at most: few long labels, or several short ones. Libraries take
+# seconds for expressions that count the same letters in several ways; these count in one.
+_LABEL = f"{_ALNUM}(?:-?{_ALNUM}){{0,30}}"
+_SHORT = f"{_ALNUM}(?:-?{_ALNUM}){{0,15}}"
+_HOST = rf"(?:{_LABEL}(?:\.{_LABEL}){{0,3}}|{_SHORT}(?:\.{_SHORT}){{4,6}})"
+_MAIL_LABEL = f"{_ALNUM}(?:-?{_ALNUM}){{0,22}}"
+_MAIL_HOST = rf"{_MAIL_LABEL}(?:\.{_MAIL_LABEL}){{0,3}}"
+
+
+def _mailbox(letters: str) -> str:
+    """Return mailboxes whose local part has these letters: 32 at most, and dots."""
+    atom = f"[{letters}!#$%&'*+/=?^_`{{|}}~\\-]"
+    return rf"{atom}(?:\.?{atom}){{0,31}}@{_MAIL_HOST}"
+
+
+_BEYOND_ASCII = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
+_LATIN = "a-z0-9\u00e0-\u00f6\u00f8-\u00ff"
+
+
+def _addresses(letters: str) -> tuple[str, str]:
+    """Return addresses with these letters, absolute ones and references."""
+    free = f"{letters}0-9._~!$&'()*+,;=\\-"
+    escape = "%[0-9a-fA-F]{2}"
+    part = f"(?:[{free}:@]|{escape})"
+    host = rf"(?:[{letters}0-9](?:[{letters}0-9._\-]*[{letters}0-9])?|\[(?:{_IPV6})\])"
+    authority = rf"(?:(?:[{free}:]|{escape})*@)?{host}(?::[0-9]{{1,5}})?"
+    path = f"(?:/{part}*)*"
+    rest = rf"(?:\?(?:{part}|[/?])*)?(?:\#(?:{part}|[/?])*)?"
+    scheme = r"[a-zA-Z0-9+.\-]{0,30}:"
+    # "http:x" is an address by its grammar alone: such schemes have a host here.
+    whole = (
+        f"(?:[a-zA-Z]{scheme}//{authority}{path}|[fF][iI][lL][eE]://(?:/{part}*)+"
+        f"|[a-gi-zA-GI-Z]{scheme}{part}(?:{part}|/)*)"
+    )
+    relative = f"(?://{authority}{path}|/(?:{part}+{path})?|(?:[{free}@]|{escape})+{path})?"
+    return f"{whole}{rest}", f"(?:{whole}|{relative}){rest}"
+
+
+_URI, _URI_REFERENCE = _addresses("a-zA-Z")
+_IRI, _IRI_REFERENCE = _addresses(f"a-zA-Z{_BEYOND_ASCII}")
+_VARIABLE = r"[A-Za-z0-9_](?:\.?[A-Za-z0-9_])*(?::[1-9][0-9]{0,3}|\*)?"
+_TEMPLATE = (
+    r"(?:[!#$&()*+,\-./0-9:;=?@A-Z\[\]_a-z~]|%[0-9a-fA-F]{2}"
+    rf"|\{{[+\#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
 )
+_STEPS = "(?:/(?:[^/~]|~[01])*)*"
+_PIECE = (
+    r"(?:[a-zA-Z0-9 _,:;@#&=!<>~\"'%/]|\\[dDwWsS.\\()\[\]{}*+?|^$]|\.|"
+    r"\[\^?(?:a-z|A-Z|0-9|[a-zA-Z0-9_ .,:;@#]|\\[dws])+\])(?:[*+?]|\{[1-9]\})?"
+)
+_GROUPED = rf"(?:{_PIECE}|\((?:\?:)?(?:{_PIECE})+(?:\|(?:{_PIECE})+)*\)[*+?]?)"
 _NUMBER = "[0-9]{1,9}"
 _SPAN = f"T(?:{_NUMBER}H(?:{_NUMBER}M(?:{_NUMBER}S)?)?|{_NUMBER}M(?:{_NUMBER}S)?|{_NUMBER}S)"
 _DAYS = f"(?:{_NUMBER}Y(?:{_NUMBER}M(?:{_NUMBER}D)?)?|{_NUMBER}M(?:{_NUMBER}D)?|{_NUMBER}D)"
@@ -49,12 +98,21 @@ FORMATS: dict[str, str] = {
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "duration": f"P(?:{_DAYS}(?:{_SPAN})?|{_SPAN}|{_NUMBER}W)",
-    "email": _MAIL,
+    "email": _mailbox("a-zA-Z0-9"),
+    "idn-email": _mailbox("a-zA-Z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u4e00-\u9fff"),
     "hostname": _HOST,
+    "idn-hostname": rf"(?:{_HOST}|[{_LATIN}]{{1,20}}(?:\.[{_LATIN}]{{1,20}}){{0,4}})",
     "ipv4": _IPV4,
     "ipv6": f"(?:{_IPV6})",
     "uuid": f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
     "uri": _URI,
+    "uri-reference": _URI_REFERENCE,
+    "iri": _IRI,
+    "iri-reference": _IRI_REFERENCE,
+    "uri-template": _TEMPLATE,
+    "json-pointer": _STEPS,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_STEPS})",
+    "regex": rf"\^?{_GROUPED}*(?:\|{_GROUPED}+)*\$?",
 }
 """Name -> an expression that matches the whole text."""
 

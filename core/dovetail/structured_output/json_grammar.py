@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from typing import Any
 
 from dovetail.interfaces.structured_output import InvalidConstraint, words
 from dovetail.structured_output.json_formats import FORMATS, bounded
-from dovetail.structured_output.numbers import (
-    INTEGER,
-    MAX_DIGITS,
-    NUMBER,
-    decimal_range,
-    integer_range,
-)
+from dovetail.structured_output.json_merge import both
+from dovetail.structured_output.numbers import number_within
 from dovetail.structured_output.regex import (
     ANY,
     Cat,
@@ -39,27 +33,27 @@ from dovetail.structured_output.regex import (
     ranges,
     without,
 )
+from dovetail.structured_output.rewriting.automaton import Effort, Undecided, shared
+from dovetail.structured_output.rewriting.values import meets, same
 from dovetail.structured_output.schema import resolved
+from dovetail.structured_output.unique_lists import MAX_DIFFERENT, constants_of, different
 
 KEYWORDS = words(
     "type enum const properties required additionalProperties items prefixItems minItems maxItems "
     "minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum "
-    "anyOf oneOf allOf $ref $defs definitions"
+    "uniqueItems anyOf oneOf allOf $ref $defs definitions"
 )
 ROOT = "root"
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_RULES = 20_000
-_BESIDE_CONSTANTS = words("enum const type $defs definitions")
 _CHARACTER = quoted(Chars(ANY))
 _NOTHING = Or(())
 
 
 def refuses(node: Mapping[str, Any], keyword: str) -> str | None:
     """Return why a keyword is not enforced in this node of a schema, or None."""
-    if keyword in ("minLength", "maxLength") and ("pattern" in node or "format" in node):
-        return "a length beside a pattern or a format is not enforced"
-    if keyword in ("enum", "const") and set(node) & KEYWORDS - _BESIDE_CONSTANTS:
-        return "constants beside other keywords are not enforced"
+    if keyword == "uniqueItems" and node[keyword] and constants_of(node) is None:
+        return f"only items that are at most {MAX_DIFFERENT} constants can be checked to differ"
     return None
 
 
@@ -127,7 +121,7 @@ class JsonGrammar:
             parts = [_merged(self._schema, p) for p in schema[keyword] if p is not False]
             if keyword == "oneOf" and not _are_apart(parts):
                 raise InvalidConstraint("the branches of oneOf must differ by type or constant")
-            return _either([self._branches(_both(rest, part), depth) for part in parts])
+            return _either([self._branches(both(rest, part), depth) for part in parts])
         if "enum" in schema:
             return self._constants(schema)
         kinds = schema.get("type", list(_TYPES))
@@ -137,13 +131,14 @@ class JsonGrammar:
         return _either([self._of_type(kind, schema, depth) for kind in kinds])
 
     def _constants(self, schema: dict[str, Any]) -> Node:
-        """Return the constants of a schema that has no keyword beside them but their type."""
+        """Return the constants of a schema that are valid under what stands beside them."""
         values = schema["enum"]
-        others = set(schema) - {"enum", "type"}
-        if others:
-            raise InvalidConstraint(
-                f"constants beside {', '.join(sorted(others))} are not supported"
-            )
+        if set(schema) - {"enum", "type"}:
+            try:
+                values = [v for v in values if meets(v, schema, self._schema, Effort())]
+            except Undecided as error:
+                what = f"constants beside other keywords are not supported: {error}"
+                raise InvalidConstraint(what) from error
         if "type" in schema:
             kinds = schema["type"]
             kinds = {kinds} if isinstance(kinds, str) else set(kinds)
@@ -171,7 +166,7 @@ class JsonGrammar:
                 return Or((literal("true"), literal("false")))
             case "null":
                 return literal("null")
-        return _number(schema, is_whole=kind == "integer")
+        return number_within(schema, is_whole=kind == "integer")
 
     def _object(self, schema: dict[str, Any], depth: int | None) -> Node:
         named = dict(schema.get("properties", {}))
@@ -227,6 +222,8 @@ class JsonGrammar:
             return _NOTHING
         if most == 0:
             return empty if least == 0 else _NOTHING
+        if schema.get("uniqueItems"):
+            return self._different(schema, least, most)
         item = self._value_of_any(schema.get("items", True), depth)
         values = [self._value(head, depth) for head in heads[:most]]
         if _NOTHING in values:
@@ -248,6 +245,16 @@ class JsonGrammar:
             tail = Cat((self._comma(), values[index], tail))
             tail = tail if index < least else Many(tail, 0, 1)
         return self._list(Cat((values[0], tail)), least)
+
+    def _different(self, schema: dict[str, Any], least: int, most: int | None) -> Node:
+        """Return lists of different constants. Raises: InvalidConstraint for anything else"""
+        given = constants_of(schema)
+        if given is None or self._depth is not None:
+            raise InvalidConstraint("the items of this list cannot be checked to differ")
+        values = [v for at, v in enumerate(given) if not any(same(v, w) for w in given[:at])]
+        parts = [self._constant(value) for value in values]
+        inner = different(parts, self._comma(), least, most, self._shared)
+        return _NOTHING if inner == _NOTHING else self._wrapped("[", inner, "]")
 
     def _list(self, inner: Node, least: int) -> Node:
         """Return a list that is not empty, or may be."""
@@ -277,11 +284,13 @@ def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, 
     made = bounded({k: v for k, v in schema.items() if k in KEYWORDS})
     for keyword in ("$defs", "definitions"):
         made.pop(keyword, None)
+    if (name := made.pop("format", None)) is not None:
+        made = both({"pattern": f"^(?:{FORMATS[name]})$"}, made)
     parts = made.pop("allOf", [])
     reference = made.pop("$ref", None)
     if "const" in made:
         constant = made.pop("const")
-        made["enum"] = [v for v in made.get("enum", [constant]) if _same(v, constant)]
+        made["enum"] = [v for v in made.get("enum", [constant]) if same(v, constant)]
     if reference is not None:
         if reference in through:
             raise InvalidConstraint(f"{reference} refers to itself")
@@ -291,7 +300,7 @@ def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, 
         if part is True:
             continue
         other = {"enum": []} if part is False else _merged(root, part, through)
-        made = _both(made, other)
+        made = both(made, other)
     return made
 
 
@@ -307,12 +316,6 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other)
-
-
 def _types_of(value: Any) -> set[str]:
     if isinstance(value, bool):
         return {"boolean"}
@@ -323,53 +326,30 @@ def _types_of(value: Any) -> set[str]:
     return {names[type(value)]}
 
 
+def _sized(schema: dict[str, Any]) -> Node:
+    """Return the texts of a pattern that have the right length. Raises: InvalidConstraint"""
+    found = found_within(schema["pattern"])
+    if "minLength" not in schema and "maxLength" not in schema:
+        return found
+    size = Many(Chars(ANY), schema.get("minLength", 0), schema.get("maxLength"))
+    try:
+        return shared(found, size, Effort()) or _NOTHING
+    except Undecided as error:
+        raise InvalidConstraint(f"a length beside a pattern: {error}") from error
+
+
 def _string(schema: dict[str, Any]) -> Node:
-    if "format" in schema and "pattern" in schema:
-        raise InvalidConstraint("a pattern beside a format is not supported")
-    if "format" in schema:
-        inner: Node = quoted(parse(FORMATS[schema["format"]]))
-    elif "pattern" in schema:
+    if "pattern" in schema:
         # Characters that cannot be written are no way on, nor is what needs one of them.
-        inner = without(quoted(found_within(schema["pattern"])))
+        inner = without(quoted(_sized(schema)))
     else:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if most is not None and most < least:
             return _NOTHING
         return Cat((literal('"'), Many(_CHARACTER, least, most), literal('"')))
-    if "minLength" in schema or "maxLength" in schema:
-        raise InvalidConstraint("a length beside a pattern or a format is not supported")
     if inner == _NOTHING:
         return _NOTHING
     return Cat((literal('"'), inner, literal('"')))
-
-
-def _number(schema: dict[str, Any], *, is_whole: bool) -> Node:
-    low, high, opens = None, None, False
-    for keyword, excludes in (("minimum", False), ("exclusiveMinimum", True)):
-        if keyword in schema:
-            bound = _fraction(schema[keyword])
-            if low is None or bound > low or (bound == low and excludes):
-                low, opens_low = bound, excludes
-    for keyword, excludes in (("maximum", False), ("exclusiveMaximum", True)):
-        if keyword in schema:
-            bound = _fraction(schema[keyword])
-            if high is None or bound < high or (bound == high and excludes):
-                high, opens_high = bound, excludes
-    if low is None and high is None:
-        return INTEGER if is_whole else NUMBER
-    opens = (low is not None and opens_low) or (high is not None and opens_high)
-    if is_whole:
-        first = None if low is None else -((-low) // 1) + (opens_low and low == low // 1)
-        last = None if high is None else high // 1 - (opens_high and high == high // 1)
-        return integer_range(first, last) or _NOTHING
-    return decimal_range(low, high, opens=opens) or _NOTHING
-
-
-def _fraction(value: int | float) -> Fraction:
-    found = Fraction(str(value))
-    if len(str(int(found))) > MAX_DIGITS:
-        raise InvalidConstraint("a bound has too many digits")
-    return found
 
 
 def _name_outside(named: Mapping[str, Any]) -> Node:
@@ -395,59 +375,6 @@ def _text_outside(names: list[str]) -> Node:
     return Or(tuple(branches))
 
 
-def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema for the values that are valid under both. Raises: InvalidConstraint"""
-    made = dict(one)
-    for keyword, value in other.items():
-        if keyword not in made or made[keyword] == value:
-            made[keyword] = value
-        elif keyword in _JOINED:
-            made[keyword] = _JOINED[keyword](made[keyword], value)
-        else:
-            raise InvalidConstraint(f'two values of "{keyword}" exclude each other')
-    if "additionalProperties" in made and "properties" in made:
-        for part in (one, other):
-            if "additionalProperties" in part and set(part.get("properties", ())) != set(
-                made["properties"]
-            ):
-                raise InvalidConstraint("additionalProperties in several parts is not supported")
-    for part in (one, other):
-        if "items" in part and part.get("prefixItems") != made.get("prefixItems"):
-            raise InvalidConstraint("items and prefixItems in several parts are not supported")
-    return made
-
-
-def _both_types(one: Any, other: Any) -> list[str]:
-    def kinds(given: Any) -> set[str]:
-        names = {given} if isinstance(given, str) else set(given)
-        return names | {"integer"} if "number" in names else names
-
-    found = kinds(one) & kinds(other)
-    return sorted(found - {"integer"} if "number" in found else found)
-
-
-def _both_members(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    shared = {k: {"allOf": [one[k], other[k]]} for k in one.keys() & other.keys()}
-    return {**one, **other, **shared}
-
-
-_JOINED: dict[str, Callable[[Any, Any], Any]] = {
-    "type": _both_types,
-    "required": lambda a, b: sorted({*a, *b}),
-    "minimum": max,
-    "exclusiveMinimum": max,
-    "maximum": min,
-    "exclusiveMaximum": min,
-    "minLength": max,
-    "maxLength": min,
-    "minItems": max,
-    "maxItems": min,
-    "enum": lambda a, b: [v for v in a if any(_same(v, w) for w in b)],
-    "properties": _both_members,
-    "items": lambda a, b: {"allOf": [a, b]},
-}
-
-
 def are_apart(root: Any, branches: list[Any]) -> bool:
     """Return whether no value fits two branches of a node, as far as types and constants tell."""
     try:
@@ -466,7 +393,7 @@ def _is_apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
     if not kinds[0] & kinds[1]:
         return True
     if _values(one) is not None and _values(other) is not None:
-        return not any(_same(a, b) for a in _values(one) or () for b in _values(other) or ())
+        return not any(same(a, b) for a in _values(one) or () for b in _values(other) or ())
     shared = set(one.get("required", ())) & set(other.get("required", ()))
     if kinds[0] != {"object"} or kinds[1] != {"object"}:
         return False

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
+from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.regex import DIGITS, Cat, Chars, Many, Node, Or, literal
 
 MAX_DIGITS = 40
@@ -17,6 +20,37 @@ INTEGER = Or((ZERO, Cat((Many(MINUS, 0, 1), Chars(_ABOVE_ZERO), Many(Chars(DIGIT
 _WHOLE = Or((ZERO, Cat((Chars(_ABOVE_ZERO), Many(Chars(DIGITS), 0, 17)))))
 _POWER = Cat((_EXPONENT, Many(Chars(DIGITS), 1, 2)))
 NUMBER = Cat((Many(MINUS, 0, 1), _WHOLE, Many(_FRACTION, 0, 1), Many(_POWER, 0, 1)))
+
+
+def number_within(schema: Mapping[str, Any], *, is_whole: bool) -> Node:
+    """Return the numbers within the bounds of a schema, Or(()) if there are none. Raises:
+    InvalidConstraint"""
+    low, high, opens = None, None, False
+    for keyword, excludes in (("minimum", False), ("exclusiveMinimum", True)):
+        if keyword in schema:
+            bound = _fraction(schema[keyword])
+            if low is None or bound > low or (bound == low and excludes):
+                low, opens_low = bound, excludes
+    for keyword, excludes in (("maximum", False), ("exclusiveMaximum", True)):
+        if keyword in schema:
+            bound = _fraction(schema[keyword])
+            if high is None or bound < high or (bound == high and excludes):
+                high, opens_high = bound, excludes
+    if low is None and high is None:
+        return INTEGER if is_whole else NUMBER
+    opens = (low is not None and opens_low) or (high is not None and opens_high)
+    if is_whole:
+        first = None if low is None else -((-low) // 1) + (opens_low and low == low // 1)
+        last = None if high is None else high // 1 - (opens_high and high == high // 1)
+        return integer_range(first, last) or Or(())
+    return decimal_range(low, high, opens=opens) or Or(())
+
+
+def _fraction(value: int | float) -> Fraction:
+    found = Fraction(str(value))
+    if len(str(int(found))) > MAX_DIGITS:
+        raise InvalidConstraint("a bound has too many digits")
+    return found
 
 
 def integer_range(low: int | None, high: int | None) -> Node | None:

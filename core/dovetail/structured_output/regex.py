@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.regex_text import character, count_text
+from dovetail.structured_output.unicode_sets import named_set
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points, first and last of each run; sorted, apart."""
@@ -280,6 +282,8 @@ class _Parser:
             return _CLASSES[letter]
         if letter in _CONTROLS:
             code = _CONTROLS[letter]
+        elif letter in ("p", "P"):
+            return self.property_set(is_negative=letter == "P")
         elif letter in _HEX_DIGITS:
             size = _HEX_DIGITS[letter]
             digits = self.text[self.at : self.at + size]
@@ -295,6 +299,16 @@ class _Parser:
         else:
             code = ord(letter)
         return ((code, code),)
+
+    def property_set(self, *, is_negative: bool) -> Ranges:
+        r"""Return the set of a Unicode property, \\p{L} or \\pL; its letter p was read."""
+        name = self.next()
+        if name == "{" and (end := self.text.find("}", self.at)) >= 0:
+            name, self.at = self.text[self.at : end], end + 1
+        found = named_set(name)
+        if found is None:
+            raise self.fault(f'has the Unicode property "{name[:40]}", which is not known')
+        return outside(found) if is_negative else outside(outside(found))
 
     def bracket(self) -> Ranges:
         """Return the set that a bracket holds; the opening one was read."""
@@ -457,43 +471,21 @@ def written(node: Node) -> str:
             if not inner:
                 return ""
             whole = inner if isinstance(part, Chars) else f"(?:{inner})"
-            return whole + _count_text(least, most)
+            return whole + count_text(least, most)
         case Rule(name):
             raise InvalidConstraint(f"a recursive rule ({name}) is not a regular expression")
     raise InvalidConstraint("the expression has an anchor in the middle")
 
 
-def _count_text(least: int, most: int | None) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
-    if short is not None:
-        return short
-    return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
-
-
 def _set_text(found: Ranges) -> str:
     if len(found) == 1 and found[0][0] == found[0][1]:
-        return _character(found[0][0])
+        return character(found[0][0])
     others = outside(found)
     if not others:
         return r"(?:[^a]|a)"
     is_negative = len(others) < len(found)
     body = "".join(
-        _character(first) + ("" if first == last else "-" + _character(last))
+        character(first) + ("" if first == last else "-" + character(last))
         for first, last in (others if is_negative else found)
     )
     return f"[^{body}]" if is_negative else f"[{body}]"
-
-
-_WITH_BACKSLASH = frozenset(r"\.^$|?*+()[]{}/-")
-_AS_NUMBER = frozenset([*map(chr, range(32)), "\x7f", "&", "~"])
-"""Set operators of some libraries, and what cannot be seen."""
-
-
-def _character(code: int) -> str:
-    letter = chr(code)
-    named = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(letter)
-    if named:
-        return named
-    if letter in _AS_NUMBER:
-        return f"\\x{code:02x}"
-    return "\\" + letter if letter in _WITH_BACKSLASH else letter

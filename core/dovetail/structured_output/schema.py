@@ -13,17 +13,14 @@ from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     StructuredOutputBackend,
     UnsupportedPart,
-    words,
 )
 from dovetail.structured_output.json_formats import FORMATS, bounded, is_bound
+from dovetail.structured_output.rewriting.spelling import RIGHT
+from dovetail.structured_output.rewriting.tree import VALIDATING, escaped
 
 MAX_DEPTH = 64
-WITHOUT_EFFECT = words(
-    "title description default examples example $schema $id $comment $anchor $vocabulary "
-    "deprecated readOnly writeOnly contentMediaType contentEncoding contentSchema "
-    "strict name discriminator xml externalDocs"
-)
-"""Keywords that never make a value valid or invalid."""
+_READ = VALIDATING | {"$defs", "definitions"}
+"""Keywords that are not annotations."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _OF_ONE = (
@@ -38,60 +35,6 @@ _OF_ONE = (
     "then",
     "else",
 )
-_TYPES = words("string number integer boolean null object array")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, bool | Mapping)
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _is_type(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(v, str) and v in _TYPES for v in value)
-    return isinstance(value, str) and value in _TYPES
-
-
-def _is_schemas(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_schema, value.values()))
-
-
-def _is_schema_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
-
-
-_VALUE_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(
-        words("minLength maxLength minItems maxItems minProperties maxProperties"),
-        (_is_count, "a whole number, not negative"),
-    ),
-    **dict.fromkeys(
-        words("minimum maximum exclusiveMinimum exclusiveMaximum"), (_is_number, "a number")
-    ),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above zero"),
-    "required": (_is_names, "a list of names"),
-    "type": (_is_type, "the name of a type or a list of such"),
-    "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
-    "pattern": (lambda value: isinstance(value, str), "a regular expression"),
-    "format": (lambda value: isinstance(value, str), "the name of a format"),
-    "$ref": (lambda value: isinstance(value, str), "a reference"),
-    "uniqueItems": (lambda value: isinstance(value, bool), "true or false"),
-    **dict.fromkeys(_OF_SCHEMAS, (_is_schemas, "an object of schemas")),
-    **dict.fromkeys(_OF_LISTS, (_is_schema_list, "a list of schemas")),
-    **dict.fromkeys(_OF_ONE, (_is_schema, "a schema")),
-}
-"""Keyword -> whether its value has the right type, and that type in words."""
 
 
 def unsupported_keywords(
@@ -116,9 +59,9 @@ def unsupported_keywords(
 def _why_not(
     backend: type[StructuredOutputBackend], node: Mapping[str, Any], keyword: str
 ) -> str | None:
-    if keyword in WITHOUT_EFFECT or keyword.startswith("x-"):
+    if keyword not in _READ:
         return None
-    fits, value_type = _VALUE_TYPES.get(keyword, (None, ""))
+    fits, value_type = RIGHT.get(keyword, (None, ""))
     if fits is not None and not fits(node[keyword]):
         return f'the keyword "{keyword}" takes {value_type}'
     if keyword not in backend.keywords:
@@ -131,8 +74,6 @@ def _why_not(
 
 
 def _misplaced(schema: Any, node: Mapping[str, Any], keyword: str) -> str | None:
-    if keyword == "$id" and node is not schema:
-        return "nested schemas with an $id are not supported"
     if keyword == "$ref" and not isinstance(resolved(schema, node[keyword]), bool | Mapping):
         return "a reference must be # or #/ with a JSON Pointer to a schema within this one"
     return None
@@ -182,11 +123,6 @@ def resolved(schema: Any, reference: Any) -> Any:
     return found
 
 
-def escaped(key: str) -> str:
-    """Return a key, escaped for a JSON Pointer."""
-    return key.replace("~", "~0").replace("/", "~1")
-
-
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects have only the listed properties, unless it allows others."""
     made: dict[str, Any] = copy.deepcopy(dict(schema))
@@ -197,7 +133,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) -> dict[str, Any]:
-    """Return a schema without keywords that have no effect, in which formats are patterns and
+    """Return a schema without annotations, in which formats are patterns and
     patterns are plain expressions for a whole text, as `as_pattern` writes them.
 
     Raises: InvalidConstraint, with the pointer of a pattern that is not supported
@@ -205,7 +141,7 @@ def plain_schema(schema: Mapping[str, Any], as_pattern: Callable[[str], str]) ->
     made: dict[str, Any] = copy.deepcopy(dict(schema))
     for pointer, node in list(nodes(made)):
         assert isinstance(node, dict)
-        for keyword in [k for k in node if k in WITHOUT_EFFECT or k.startswith("x-")]:
+        for keyword in [k for k in node if k not in _READ]:
             del node[keyword]
         if is_bound(node):
             node |= bounded(node)

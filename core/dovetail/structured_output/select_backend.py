@@ -22,10 +22,25 @@ from dovetail.interfaces.constraint import (
     Repeat,
 )
 from dovetail.interfaces.spec import StructuredOutputSpec
-from dovetail.interfaces.structured_output import StructuredOutputBackend, UnsupportedPart
+from dovetail.interfaces.structured_output import (
+    InvalidConstraint,
+    StructuredOutputBackend,
+    UnsupportedPart,
+)
+from dovetail.structured_output.rewriting.pipeline import original, rewritten_constraint
 from dovetail.structured_output.schema import unsupported_keywords
 
 NAMES_SHOWN = 3
+
+
+def prepared(constraint: Constraint, where: str) -> Constraint:
+    """Return a constraint as backends read it: with schemas rewritten. Raises: RequestError"""
+    try:
+        return rewritten_constraint(constraint)
+    except InvalidConstraint as error:
+        raise RequestError(
+            f"{error}.", where=f"{where}{error.pointer}", code="unsupported_schema"
+        ) from error
 
 
 def select_backend(
@@ -120,7 +135,10 @@ def unsupported_parts(
     """Return the parts of a constraint that the backend does not enforce."""
     match constraint:
         case JsonSchema(schema, whitespace):
-            missing = _needs(backend, "json") or unsupported_keywords(backend, schema)
+            missing = _needs(backend, "json") or [
+                UnsupportedPart(original(schema, part.pointer), part.what)
+                for part in unsupported_keywords(backend, schema)
+            ]
             return (
                 missing
                 if whitespace == JsonSchema().whitespace

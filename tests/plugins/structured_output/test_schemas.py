@@ -83,7 +83,16 @@ def test_branches_that_a_constant_tells_apart_are_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_branches_that_nothing_tells_apart_are_refused(name: str) -> None:
+def test_branches_that_overlap_are_taken_each_without_the_other(name: str) -> None:
     refs = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
     defs = {"a": {"type": "object", "required": ["a"]}, "b": {"type": "object", "required": ["b"]}}
-    assert isinstance(compiled_or_refusal(backend(name), refs | {"$defs": defs}), str)
+    found = compiled_or_refusal(backend(name), refs | {"$defs": defs})
+    assert not isinstance(found, str)
+    for text, is_right in ((b'{"a": 1}', True), (b'{"b": 1}', True), (b'{"a": 1, "b": 1}', False)):
+        assert follows(found.matcher(), small_vocabulary(), text) == is_right
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_branches_that_nothing_tells_apart_are_refused(name: str) -> None:
+    schema = {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}], "type": "integer"}
+    assert isinstance(compiled_or_refusal(backend(name), schema), str)

@@ -58,7 +58,7 @@ async def prepare(
         return generation_for(server, body, meta, ids, fields, plan, dialect)
 
 
-def _kept_special_ids(server: ServerState, plan: SessionPlan) -> tuple[int, ...]:
+def kept_special_ids(server: ServerState, plan: SessionPlan) -> tuple[int, ...]:
     """Return the special tokens whose text must be seen: those that the parsers look for, or all
     where a parser that reads the answer itself says so."""
     readings = (plan.reasoning_reading, plan.tool_reading)
@@ -69,7 +69,7 @@ def _kept_special_ids(server: ServerState, plan: SessionPlan) -> tuple[int, ...]
 
 def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
     """Return the sampling fields that chat spells in its own way. Raises: RequestError"""
-    fields: dict[str, Any] = {"kept_special_ids": _kept_special_ids(server, plan)}
+    fields: dict[str, Any] = {"kept_special_ids": kept_special_ids(server, plan)}
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is not None:
         fields["max_tokens"] = max_tokens

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.answer_reader import AnswerQuery, Reading, ReadingPlan
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
@@ -15,9 +17,10 @@ from dovetail.interfaces.text import Markers, ToolCall
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.conversation import kept_special_ids
 from dovetail.server.generate.events import Collected, CountedSession, SessionPlan
 from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.tool_choice import kept_special_ids, session_plan, tool_use
+from dovetail.server.generate.tool_choice import after_prompt, answer_constraint, session_plan
 from dovetail.testing.fake_async_engine import FakeFacts, Script
 from support.serving import TOOLS, USER, NameAndJson, Thinks, app_for, chat
 
@@ -182,18 +185,22 @@ def body(**fields: Any) -> ChatRequest:
 
 def test_the_plan_of_a_request() -> None:
     asked = body(tools=TOOLS)
-    use = tool_use(asked, Parsers(tool=Dots(None)))
-    plan = session_plan(asked, use, Bars(None), "")
+    parsers = Parsers(tool=Dots(None), reasoning=Bars(None))
+    plan = after_prompt(session_plan(asked, parsers, FrontendConfig()), asked, Bars(None), "")
     assert plan.tool_reading is not None
     assert plan.reasoning_reading is not None
     assert plan.reasoning is None
     facts: TokenizerFacts = FakeFacts(special_ids=frozenset({0, 7}))
-    assert kept_special_ids(use.parser, Bars(None), plan, facts) == (0, 7)
+    tokenizer = SimpleNamespace(facts=lambda: facts)
+    server: Any = SimpleNamespace(engine=SimpleNamespace(tokenizer=tokenizer))
+    assert kept_special_ids(server, plan) == (0, 7)
 
 
 def test_calls_that_must_be_made_have_their_own_parser() -> None:
     with pytest.raises(Exception, match="cannot be constrained"):
-        tool_use(body(tools=TOOLS, tool_choice="required"), Parsers(tool=Dots(None)))
+        asked = body(tools=TOOLS, tool_choice="required")
+        plan = session_plan(asked, Parsers(tool=Dots(None)), FrontendConfig())
+        answer_constraint(asked, plan, None)
 
 
 def test_a_constraint_behind_unknown_reasoning_is_refused() -> None:

@@ -1,0 +1,26 @@
+"""How characters and counts are spelled in regular expressions that every library reads alike."""
+
+from __future__ import annotations
+
+_WITH_BACKSLASH = frozenset(r"\.^$|?*+()[]{}/-")
+_AS_NUMBER = frozenset([*map(chr, range(32)), "\x7f", "&", "~"])
+"""Set operators of some libraries, and what cannot be seen."""
+
+
+def character(code: int) -> str:
+    """Return a character, escaped where it would mean something else."""
+    letter = chr(code)
+    named = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(letter)
+    if named:
+        return named
+    if letter in _AS_NUMBER:
+        return f"\\x{code:02x}"
+    return "\\" + letter if letter in _WITH_BACKSLASH else letter
+
+
+def count_text(least: int, most: int | None) -> str:
+    """Return the count behind a part."""
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+    if short is not None:
+        return short
+    return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"

@@ -1,0 +1,97 @@
+"""Pass 4: keywords that cannot make a value invalid where they stand are left out.
+
+Those of other types than the node's, bounds that everything meets, formats that are annotations
+(every name that is not one of ours: the format vocabulary asserts nothing that it does not know),
+`then` without `if`. Source: https://json-schema.org/draft/2020-12/json-schema-validation (6, 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from dovetail.interfaces.structured_output import words
+from dovetail.structured_output.json_formats import BOUNDS, FORMATS, is_bound
+from dovetail.structured_output.rewriting.tree import (
+    KIND_OF,
+    KINDS,
+    ORIGIN,
+    Schema,
+    is_any,
+    kinds_of,
+    mapped,
+    origin,
+)
+
+_FROM_ZERO = words("minLength minItems minProperties")
+_EMPTY = words("properties patternProperties dependentRequired dependentSchemas required")
+_OF_ANYTHING = words("items propertyNames unevaluatedProperties unevaluatedItems")
+
+
+def effective(schema: Any) -> Any:
+    """Return a schema without what has no effect."""
+    if not isinstance(schema, Mapping):
+        return schema
+    node = mapped(dict(schema), effective)
+    kinds = kinds_of(node)
+    for keyword in list(node):
+        if KIND_OF.get(keyword, next(iter(kinds), "")) not in kinds or _is_idle(node, keyword):
+            del node[keyword]
+    if "format" in node:
+        node = _format(node, kinds)
+    if is_any(node.get("not")) or any(part is False for part in node.get("allOf", ())):
+        return False
+    if "allOf" in node:
+        node["allOf"] = [part for part in node["allOf"] if not is_any(part)]
+    return {k: v for k, v in node.items() if not (k == "allOf" and not v)}
+
+
+def _is_idle(node: Schema, keyword: str) -> bool:
+    """Return whether a keyword has no effect within its node."""
+    value = node[keyword]
+    if keyword in _FROM_ZERO or keyword in _EMPTY:
+        return not value
+    if keyword in _OF_ANYTHING:
+        return is_any(value)
+    match keyword:
+        case "uniqueItems" | "not":
+            return value is False
+        case "if":
+            return is_any(node.get("then", True)) and is_any(node.get("else", True))
+        case "then" | "else":
+            return "if" not in node
+        case "minContains" | "maxContains":
+            return "contains" not in node
+        case "contains":
+            return node.get("minContains") == 0 and "maxContains" not in node
+        case "multipleOf":
+            return _is_whole(node) and Fraction(1) % Fraction(str(value)) == 0
+        case "anyOf":
+            return any(map(is_any, value))
+    return False
+
+
+def _is_whole(node: Schema) -> bool:
+    kinds = node.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds or ["number"]
+    return "number" not in kinds and "integer" in kinds
+
+
+def _format(node: Schema, kinds: frozenset[str]) -> Schema:
+    """Return a node whose format is enforced or gone; beside a pattern it is a part of its own."""
+    if is_bound(node):
+        return node
+    rest = {k: v for k, v in node.items() if k != "format"}
+    if node["format"] in BOUNDS and "number" in kinds:
+        least, most = BOUNDS[node["format"]]
+        others = [kind for kind in KINDS if kind != "number"]
+        bounds = {"type": [*others, "integer"], "minimum": least, "maximum": most}
+        part = {ORIGIN: origin(node), **bounds}
+        return {**rest, "allOf": [*rest.get("allOf", ()), part]}
+    if node["format"] not in FORMATS or "string" not in kinds:
+        return rest
+    if "pattern" in rest:
+        part = {ORIGIN: origin(node), "format": node["format"]}
+        return {**rest, "allOf": [*rest.get("allOf", ()), part]}
+    return node

@@ -1,0 +1,171 @@
+"""What the passes share: the words of schemas, origins of nodes, and a budget.
+
+A node that a pass has moved or made keeps the JSON Pointer of what it comes from, as its
+`$comment`; comments of the schema's author are dropped before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dovetail.interfaces.structured_output import InvalidConstraint, words
+
+Schema = dict[str, Any]
+ORIGIN = "$comment"
+KINDS = ("object", "array", "string", "number", "boolean", "null")
+"""The types of values; "integer" is a part of "number"."""
+OF_SCHEMAS = (
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+    "dependencies",
+)
+OF_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+OF_ONE = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+KIND_OF = {
+    **dict.fromkeys(words("minLength maxLength pattern"), "string"),
+    **dict.fromkeys(
+        words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"), "number"
+    ),
+    **dict.fromkeys(
+        words(
+            "items prefixItems additionalItems minItems maxItems uniqueItems contains "
+            "minContains maxContains unevaluatedItems"
+        ),
+        "array",
+    ),
+    **dict.fromkeys(
+        words(
+            "properties patternProperties additionalProperties propertyNames required "
+            "minProperties maxProperties dependentRequired dependentSchemas dependencies "
+            "unevaluatedProperties"
+        ),
+        "object",
+    ),
+}
+"""Keyword -> the type of values that it constrains; values of others are valid under it."""
+VALIDATING = frozenset(KIND_OF) | words(
+    "type enum const format allOf anyOf oneOf not if then else $ref"
+)
+"""The keywords that can make a value invalid. Whatever else a schema has is an annotation."""
+MAX_NODES = 20_000
+
+
+class Budget:
+    """Counts the nodes that passes make, so that no rewriting explodes."""
+
+    def __init__(self, most: int = MAX_NODES) -> None:
+        self._left = most
+
+    def spend(self, count: int, at: str) -> None:
+        """Take so many nodes. Raises: InvalidConstraint when there are none left"""
+        self._left -= count
+        if self._left < 0:
+            raise InvalidConstraint("the schema becomes too large where it is rewritten", at)
+
+
+def kinds_of(node: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types of KINDS that `type` allows; "number" stands for integers, too."""
+    given = node.get("type")
+    if given is None:
+        return frozenset(KINDS)
+    names = [given] if isinstance(given, str) else given
+    return frozenset("number" if name == "integer" else name for name in names)
+
+
+def origin(node: Any) -> str:
+    """Return the JSON Pointer that a node comes from."""
+    found = node.get(ORIGIN, "") if isinstance(node, Mapping) else ""
+    return str(found)
+
+
+def is_any(schema: Any) -> bool:
+    """Return whether a schema says nothing about its values."""
+    return schema is True or (isinstance(schema, Mapping) and not set(schema) - {ORIGIN, "$defs"})
+
+
+def with_parts(node: Schema, *parts: Any) -> Schema:
+    """Return a node that must meet these schemas as well."""
+    wanted = [part for part in parts if not is_any(part)]
+    if not wanted:
+        return node
+    return {**node, "allOf": [*node.get("allOf", ()), *wanted]}
+
+
+def any_of(branches: list[Any], at: str) -> Any:
+    """Return the schema of the values that meet one of these."""
+    kept = [branch for branch in branches if branch is not False]
+    if any(map(is_any, kept)):
+        return True
+    if not kept:
+        return False
+    return kept[0] if len(kept) == 1 else {ORIGIN: at, "anyOf": kept}
+
+
+def all_of(parts: list[Any], at: str) -> Any:
+    """Return the schema of the values that meet all of these."""
+    kept = [part for part in parts if not is_any(part)]
+    if any(part is False for part in kept):
+        return False
+    if not kept:
+        return True
+    return kept[0] if len(kept) == 1 else {ORIGIN: at, "allOf": kept}
+
+
+def mapped(node: Schema, change: Callable[[Any], Any]) -> Schema:
+    """Return a node whose direct subschemas were changed."""
+    made: Schema = {}
+    for keyword, value in node.items():
+        if keyword in OF_SCHEMAS and isinstance(value, Mapping):
+            made[keyword] = {name: _changed(inner, change) for name, inner in value.items()}
+        elif keyword in OF_LISTS and isinstance(value, list):
+            made[keyword] = [_changed(inner, change) for inner in value]
+        elif keyword in OF_ONE:
+            made[keyword] = _changed(value, change)
+        else:
+            made[keyword] = value
+    return made
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    return change(value) if isinstance(value, bool | Mapping) else value
+
+
+def below(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the direct subschemas of a node, each with its JSON Pointer from there."""
+    for keyword, value in node.items():
+        if keyword in OF_SCHEMAS and isinstance(value, Mapping):
+            for name, inner in value.items():
+                yield f"/{escaped(keyword)}/{escaped(name)}", inner
+        elif (keyword in OF_LISTS or keyword == "items") and isinstance(value, list):
+            yield from ((f"/{keyword}/{number}", inner) for number, inner in enumerate(value))
+        elif keyword in OF_ONE:
+            yield f"/{keyword}", value
+
+
+def escaped(key: str) -> str:
+    """Return a key, escaped for a JSON Pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def resolved(root: Schema, reference: str) -> Any:
+    """Return what a reference of the gathered form leads to: "#" or "#/$defs/NAME"."""
+    if reference == "#":
+        return root
+    name = reference.removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~")
+    return root.get("$defs", {}).get(name, False)
