@@ -7,9 +7,11 @@ recently used ones are dropped.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dovetail import registry
@@ -26,9 +28,16 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
 )
 from dovetail.structured_output.early_close import EarlyClose
-from dovetail.structured_output.select_backend import check_backend, none_installed, select_backend
+from dovetail.structured_output.select_backend import (
+    check_backend,
+    first_backend,
+    none_installed,
+    select_backend,
+)
 from dovetail.structured_output.trigger import Trigger
 from dovetail.structured_output.vocabulary import load_vocabulary
+
+logger = logging.getLogger(__name__)
 
 WHERE = "constraint"
 
@@ -65,27 +74,47 @@ class ConstraintCache:
         self._early_close: EarlyClose | None = None
         self._loaded: OrderedDict[str, CachedConstraint] = OrderedDict()
         self._lock = threading.Lock()
+        self._building = threading.RLock()
+        self._builder: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Read the vocabulary and construct the backend that most requests use, on another thread.
+
+        That thread has the caller's priority, and constructs the other backends when they are asked
+        for. Mutates: self
+        """
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="dovetail-vocabulary")
+        self._builder.submit(self._constructed, first_backend(self.spec)).add_done_callback(_told)
 
     @property
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary, read at its first use."""
-        if self._vocabulary is None:
-            spec = self.spec
-            self._vocabulary = load_vocabulary(
-                spec.tokenizer, spec.tokenizer_path, spec.eos_ids, spec.vocab_size
-            )
-        return self._vocabulary
+        with self._building:
+            if self._vocabulary is None:
+                spec = self.spec
+                self._vocabulary = load_vocabulary(
+                    spec.tokenizer, spec.tokenizer_path, spec.eos_ids, spec.vocab_size
+                )
+            return self._vocabulary
 
     def backend(self, name: str) -> StructuredOutputBackend:
         """Return a backend, constructed at its first use. Raises: RequestError"""
-        if name not in self._backends:
-            if name not in self._selections:
-                raise RequestError(f'backend "{name}" is not loaded.', where="backend")
-            selection = self._selections[name]
-            self._backends[name] = registry.load_selection(selection)(
-                registry.build_options(selection), self.vocabulary
-            )
-        return self._backends[name]
+        if name in self._backends:
+            return self._backends[name]
+        if self._builder is None:
+            return self._constructed(name)
+        return self._builder.submit(self._constructed, name).result()
+
+    def _constructed(self, name: str) -> StructuredOutputBackend:
+        with self._building:
+            if name not in self._backends:
+                if name not in self._selections:
+                    raise RequestError(f'backend "{name}" is not loaded.', where="backend")
+                selection = self._selections[name]
+                self._backends[name] = registry.load_selection(selection)(
+                    registry.build_options(selection), self.vocabulary
+                )
+            return self._backends[name]
 
     @property
     def early_close(self) -> EarlyClose:
@@ -142,6 +171,12 @@ class ConstraintCache:
         while total > self.spec.cache_bytes and len(self._loaded) > 1:
             _, dropped = self._loaded.popitem(last=False)
             total -= dropped.num_bytes
+
+
+def _told(started: Future[StructuredOutputBackend]) -> None:
+    """Log why a backend could not be constructed; the first request that needs it is told, too."""
+    if (error := started.exception()) is not None:
+        logger.warning("structured output could not be prepared: %s", error)
 
 
 def open_constraint_cache(spec: EngineSpec) -> ConstraintCache:

@@ -8,7 +8,7 @@ the OpenAI API reference (response_format), the structured output fields of `vll
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from dovetail.structured_output.schema import closed
 from dovetail.structured_output.select_backend import check_backend
 
 BLANKS = Regex(r"[ \n\r\t]{0,8}")
+MAX_JSON_DEPTH = 256
 _NO_BLANKS = outside(ranges(" \n\r\t"))
 
 
@@ -95,14 +96,12 @@ class _JsonStyle:
     def json(self, schema: Any, where: str) -> JsonSchema:
         """Return JSON by a schema, given as an object or as text. Raises: RequestError"""
         if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except ValueError as error:
-                raise RequestError(f"is not JSON: {error}.", where=where) from error
+            schema = _read_json(schema, where)
         if schema is True:
             schema = {}
         if not isinstance(schema, dict):
             raise RequestError("must be a JSON schema, an object.", where=where)
+        _check_depth(schema, where)
         return JsonSchema(closed(schema) if self.closes else schema, self.whitespace)
 
     def request(self, where: str, constraint: Constraint) -> ConstraintRequest:
@@ -257,15 +256,45 @@ def _text(tag: Any, key: str, where: str) -> str:
 
 
 def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return given
-    try:
-        value = json.loads(given)
-    except ValueError as error:
-        raise RequestError(f"is not JSON: {error}.", where=where) from error
+    value = given if isinstance(given, dict) else _read_json(given, where)
     if not isinstance(value, dict):
         raise RequestError("must be an object.", where=where)
+    _check_depth(value, where)
     return value
+
+
+def _read_json(text: str, where: str) -> Any:
+    """Return what a JSON text says. Raises: RequestError, also for what is nested too deep"""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"is not JSON: {error}.", where=where) from error
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    return value
+
+
+def _check_depth(value: Any, where: str) -> None:
+    """Raise RequestError for a value that is nested so deep that reading it would not end well."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [v for one in level for v in _inner(one) if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise _too_deep(where)
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _too_deep(where: str) -> RequestError:
+    return RequestError(
+        "is nested too deep.",
+        where=where,
+        fix=f"nest at most {MAX_JSON_DEPTH} objects and lists.",
+        code="grammar_too_complex",
+    )
 
 
 def after_reasoning(constraint: Constraint, markers: Markers) -> Constraint:

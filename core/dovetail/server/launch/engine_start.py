@@ -62,9 +62,13 @@ async def _start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -
     """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
 
-    in_process = config.frontend.disable_frontend_multiprocessing
+    frontend = config.frontend
     with timer.time("engine"):
-        engine = await AsyncEngine.start(spec, in_process=in_process)
+        engine = await AsyncEngine.start(
+            spec,
+            in_process=frontend.disable_frontend_multiprocessing,
+            prepares=frontend.api_server_count == 1,  # of several, each has its own
+        )
     for phase in engine.phases:
         timer.durations_s[f"engine: {phase.name}"] = phase.duration_s
     return engine

@@ -198,6 +198,31 @@ def test_what_says_no_constraint_is_refused(fields: dict[str, Any]) -> None:
     assert (refused({"response_format": fields}) or "").startswith("response_format")
 
 
+BRACKETS = ("[" * 20_000, '{"not":' * 1000 + "{}" + "}" * 1000)
+
+
+@pytest.mark.parametrize("text", BRACKETS, ids=["brackets", "schema"])
+def test_what_is_nested_too_deep_is_refused_with_its_place(text: str) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {"not": schema}
+    tag = {"begin": "<a>", "schema": text, "end": "</a>"}
+    for fields, where in (
+        ({"guided_json": text}, "guided_json"),
+        ({"structured_outputs": {"json": text}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": schema}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"structural_tag": text}},
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [tag]}},
+            "response_format.structures[0].schema",
+        ),
+    ):
+        assert refused(fields) == where
+
+
 def test_strict_calls_are_held_beside_tags() -> None:
     parsers = pytest.importorskip("dovetail_plugins.tool_parsers.hermes")
     pythonic = pytest.importorskip("dovetail_plugins.tool_parsers.pythonic")
