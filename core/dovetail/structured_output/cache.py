@@ -28,11 +28,12 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
 )
 from dovetail.structured_output.early_close import EarlyClose
+from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
 from dovetail.structured_output.select_backend import (
     check_backend,
     first_backend,
     none_installed,
-    select_backend,
+    select_backends,
 )
 from dovetail.structured_output.trigger import Trigger
 from dovetail.structured_output.vocabulary import load_vocabulary
@@ -72,6 +73,7 @@ class ConstraintCache:
         self._backends: dict[str, StructuredOutputBackend] = {}
         self._vocabulary: Vocabulary | None = None
         self._early_close: EarlyClose | None = None
+        self._probe: FirstTokenProbe | None = None
         self._loaded: OrderedDict[str, CachedConstraint] = OrderedDict()
         self._lock = threading.Lock()
         self._building = threading.RLock()
@@ -115,6 +117,13 @@ class ConstraintCache:
                     registry.build_options(selection), self.vocabulary
                 )
             return self._backends[name]
+
+    @property
+    def probe(self) -> FirstTokenProbe:
+        """Return the trial of constraints over this vocabulary."""
+        if self._probe is None:
+            self._probe = FirstTokenProbe(self.vocabulary)
+        return self._probe
 
     @property
     def early_close(self) -> EarlyClose:
@@ -194,16 +203,23 @@ def compile_in_process(
     starts_after: str = "",
 ) -> AnswerConstraint:
     """Return a compiled constraint of a whole answer, without a time limit: for callers who wrote
-    the constraint themselves. Raises: RequestError"""
+    the constraint themselves. What one backend cannot compile, or no answer can begin with, is left
+    to the next, as in the server. Raises: RequestError, that of the first backend"""
     if backend and cache.spec.backends:
         check_backend(cache.spec, backend, "backend")
-    name = select_backend(cache.spec, [constraint], backend, WHERE)
-    try:
-        artifact = cache.backend(name).compile(constraint)
-    except InvalidConstraint as error:
-        raise RequestError(f"{error}.", where=WHERE + error.pointer) from error
-    key = constraint_key(name, artifact, starts_after.encode(), str(False))
-    return AnswerConstraint(backend=name, key=key, artifact=artifact, starts_after=starts_after)
+    first: RequestError | None = None
+    for name in select_backends(cache.spec, [constraint], backend, WHERE):
+        try:
+            artifact = cache.probe.compiled(cache.backend(name), constraint)
+        except (InvalidConstraint, TooSlow, RecursionError) as error:
+            pointer = error.pointer if isinstance(error, InvalidConstraint) else ""
+            what = "is nested too deep" if isinstance(error, RecursionError) else str(error)
+            first = first or RequestError(f"{what}.", where=WHERE + pointer)
+            continue
+        key = constraint_key(name, artifact, starts_after.encode(), str(False))
+        return AnswerConstraint(backend=name, key=key, artifact=artifact, starts_after=starts_after)
+    assert first is not None
+    raise first
 
 
 def constraint_key(*parts: bytes | str) -> str:
