@@ -169,8 +169,9 @@ def _limit(more_bytes: int, most_s: float) -> None:
 def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
     """Return the result of compiling; any error is reported as a fault of the constraint."""
     try:
-        constraint = decode_constraint(job.constraint)
-        return CompileResult(artifact=probe.compiled(cache.backend(job.backend), constraint))
+        backend = cache.backend(job.backend)
+        artifact = probe.compiled(backend, decode_constraint(job.constraint))
+        return CompileResult(artifact=artifact)
     except TooSlow as error:
         return CompileResult(fault=str(error), is_too_complex=True)
     except InvalidConstraint as error:

@@ -317,9 +317,12 @@ class _Lark:
         rest = list(parts)
         while rest:
             match rest:
-                case [FreeText((word, *more)), Literal(text), *others] if text.startswith(
-                    word
-                ) and not any(w in word for w in self._special):
+                case [FreeText(words), Literal(text), *others] if _ending(words, text):
+                    word, *more = _ending(words, text)
+                    if any(w in word for w in self._special):
+                        yield self._part(rest[0])
+                        rest = [Literal(text), *others]
+                        continue
                     body = _slashed(f"(?s:.*){_escaped(word)}")
                     if more:
                         early = "|".join(map(_escaped, more))
@@ -327,6 +330,8 @@ class _Lark:
                     yield self._named("until[lazy]", self._named("UNTIL", body))
                     rest = [Literal(text[len(word) :]), *others]
                 case [part, *others]:
+                    if others and _ends_in_free_text(part):
+                        raise InvalidConstraint("nothing says where free text ends")
                     yield self._part(part)
                     rest = others
 
@@ -378,6 +383,27 @@ def _anchored(pattern: str) -> str:
     """Return a schema's pattern between anchors: with NUL in a set, the library would let quotation
     marks and backslashes through that the set has not. Raises: InvalidConstraint"""
     return f"^(?:{written(without(found_within(pattern), NEVER_WRITTEN))})$"
+
+
+def _ending(words: Sequence[str], text: str) -> list[str]:
+    """Return the words that free text must not contain, the one that ends it first; none where a
+    text does not begin with any of them."""
+    first = next((word for word in words if text.startswith(word)), None)
+    return [] if first is None else [first, *(word for word in words if word != first)]
+
+
+def _ends_in_free_text(constraint: Constraint) -> bool:
+    """Return whether free text may be the last part: it would take what follows it, too."""
+    match constraint:
+        case FreeText():
+            return True
+        case Concat(parts):
+            return bool(parts) and _ends_in_free_text(parts[-1])
+        case Choice(parts):
+            return any(map(_ends_in_free_text, parts))
+        case Repeat(part):
+            return _ends_in_free_text(part)
+    return False
 
 
 def _is_unwritten(value: Any) -> bool:

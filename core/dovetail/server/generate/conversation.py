@@ -35,7 +35,13 @@ from dovetail.server.generate.thinking import (
     thinking_budget,
     unused_fields,
 )
-from dovetail.server.generate.tool_choice import ToolUse, kept_special_ids, session_plan, tool_use
+from dovetail.server.generate.tool_choice import (
+    ToolUse,
+    kept_special_ids,
+    session_plan,
+    tool_use,
+    with_allowed_tools,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,7 @@ async def prepare(
     `ignored` are names that the dialect has reported itself, `others` its words on thinking.
     """
     with in_words_of(dialect.field_names):
+        body = with_allowed_tools(body)
         switches = switches_of(body, others)
         meta = response_meta(server, body, request, body.model)
         prompt = await render(server, body, switches)

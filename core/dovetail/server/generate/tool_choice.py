@@ -46,8 +46,10 @@ def tool_use(
 ) -> ToolUse:
     """Return which tools are offered. With tool_choice "none" no call is read, and with
     `hides_unused` the template sees no tool; without `may_decide` the model itself is not asked
-    whether to call. Raises: RequestError for choices that cannot be kept.
+    whether to call. Of "allowed_tools" the model sees no others. Raises: RequestError for choices
+    that cannot be kept.
     """
+    body = with_allowed_tools(body)
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         if not body.tools or (choice == "none" and hides_unused):
@@ -69,6 +71,36 @@ def tool_use(
     calls = calls_constraint(parser, tool_values(offered), most, where="tool_choice")
     constraint = ConstraintRequest(where="tool_choice", constraint=calls)
     return ToolUse(tools=body.tools, parser=parser, constraint=constraint, is_named=is_named)
+
+
+def with_allowed_tools(body: ChatRequest) -> ChatRequest:
+    """Return a request whose tool_choice lists what may be called as one that offers only that,
+    with the list's mode as its choice. Raises: RequestError"""
+    choice = body.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return body
+    where = "tool_choice.allowed_tools"
+    listed = choice.get("allowed_tools", choice)  # the Responses API has no object around it
+    tools = listed.get("tools") if isinstance(listed, dict) else None
+    if not isinstance(tools, list) or not tools:
+        raise RequestError("must list tools.", where=where)
+    if (mode := listed.get("mode", "auto")) not in ("auto", "required"):
+        raise RequestError('must be "auto" or "required".', where=f"{where}.mode")
+    known = {tool.function.name: tool for tool in body.tools or ()}
+    names = [_name_of(tool, f"{where}.tools[{n}]") for n, tool in enumerate(tools)]
+    if unknown := [name for name in names if name not in known]:
+        raise RequestError(f'"{unknown[0][:64]}" is no tool of this request.', where=where)
+    allowed = [known[name] for name in known if name in names]
+    return body.model_copy(update={"tools": allowed, "tool_choice": mode})
+
+
+def _name_of(tool: Any, where: str) -> str:
+    """Return the name in {"type": "function", "function": {"name"}}, or beside the type."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or tool.get("type", "function") != "function":
+        raise RequestError("must name a function.", where=where)
+    return name
 
 
 def _undecided() -> RequestError:
