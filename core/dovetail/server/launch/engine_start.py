@@ -62,13 +62,11 @@ async def _start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -
     """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
 
-    frontend = config.frontend
+    in_process = config.frontend.disable_frontend_multiprocessing
+    # Of several API processes each has its own compiler; who wants one process gets it when needed.
+    prepares = not in_process and config.frontend.api_server_count == 1
     with timer.time("engine"):
-        engine = await AsyncEngine.start(
-            spec,
-            in_process=frontend.disable_frontend_multiprocessing,
-            prepares=frontend.api_server_count == 1,  # of several, each has its own
-        )
+        engine = await AsyncEngine.start(spec, in_process=in_process, prepares=prepares)
     for phase in engine.phases:
         timer.durations_s[f"engine: {phase.name}"] = phase.duration_s
     return engine
