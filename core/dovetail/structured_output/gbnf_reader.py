@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.json_grammar import ROOT
@@ -267,12 +267,18 @@ def _without_tail_call(name: str, node: Node) -> Node:
     return Cat((Many(_one_of(heads), 0, None), _one_of(ends)))
 
 
-def _one_of(parts: list[Node]) -> Node:
+def _one_of(parts: Sequence[Node]) -> Node:
     return parts[0] if len(parts) == 1 else Or(tuple(parts))
 
 
 def inlined(rules: Mapping[str, Node]) -> Node | None:
     """Return the whole as one regular expression, None where a rule is recursive or it gets too
+    long."""
+    return regular(rules, Rule(ROOT))
+
+
+def regular(rules: Mapping[str, Node], node: Node) -> Node | None:
+    """Return a part of a grammar as one regular expression, None where it is recursive or too
     long."""
     budget = [MAX_NODES]
 
@@ -292,4 +298,4 @@ def inlined(rules: Mapping[str, Node]) -> Node | None:
                 return None if inner is None else Many(inner, least, most)
         return node
 
-    return put(rules[ROOT], frozenset({ROOT}))
+    return put(node, frozenset())

@@ -35,6 +35,7 @@ from dovetail.interfaces.structured_output import (
 from dovetail.structured_output.gbnf_reader import inlined, read_gbnf
 from dovetail.structured_output.json_grammar import ROOT, are_apart
 from dovetail.structured_output.lark_anchors import check_anchors
+from dovetail.structured_output.lexemes import with_lexemes
 from dovetail.structured_output.regex import (
     Cat,
     Chars,
@@ -241,7 +242,8 @@ class _Lark:
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self._lines: list[str] = []
-        self._characters: dict[str, str] = {}
+        self._terminals: dict[str, str] = {}
+        self._lexemes: frozenset[Node] = frozenset()
 
     def grammar(self, constraint: Constraint) -> str:
         """Return the whole grammar."""
@@ -280,26 +282,27 @@ class _Lark:
 
         The library's lexer takes the longest text that a terminal matches, so `[a-z]* "b"` of two
         terminals could never end: a grammar is one terminal where it is a regular expression, and
-        otherwise its terminals are single characters.
+        otherwise its terminals are single characters, and what no lexer can misread.
         """
         whole = inlined(rules)
         if whole is not None:
             return self._named("TEXT", _slashed(written(whole)))
         number = len(self._lines)
         names = {name: f"rule_{number}_{i}" for i, name in enumerate(rules)}
-        for name, node in rules.items():
+        marked, self._lexemes = with_lexemes(rules)
+        for name, node in marked.items():
             self._lines.append(f"{names[name]}: {self._rule_body(node, names)}")
         return names[ROOT]
 
     def _rule_body(self, node: Node, names: Mapping[str, str]) -> str:
+        if isinstance(node, Chars) or node in self._lexemes:
+            text = _slashed(written(node))
+            if text not in self._terminals:
+                self._terminals[text] = self._named("LEXEME", text)
+            return self._terminals[text]
         match node:
             case Rule(name):
                 return names[name]
-            case Chars():
-                text = _slashed(written(node))
-                if text not in self._characters:
-                    self._characters[text] = self._named("CHARACTER", text)
-                return self._characters[text]
             case Cat(()):
                 return '""'
             case Cat(parts):

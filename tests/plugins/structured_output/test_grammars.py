@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,12 @@ def balanced(text: str) -> bool:
     return depth == 0
 
 
+QUOTED = {
+    "b" * depth + f"a{''.join(t)}a" + "b" * depth
+    for depth in range(3)
+    for n in range(3)
+    for t in itertools.product("bc", repeat=n)
+}
 LANGUAGES: list[tuple[str, Any]] = [
     ('root ::= x "b"\nx ::= [a-z]*', lambda t: t.endswith("b")),
     ('root ::= ("a" | "ab") ("c" | "bc")', lambda t: t in ("ac", "abc", "abbc")),
@@ -45,6 +52,7 @@ LANGUAGES: list[tuple[str, Any]] = [
     ('root ::= ("a" root "b")*', balanced),
     ('root ::= "c" | "a" root [a-b]* "b"', None),
     ('root ::= root "a" | "b"', lambda t: t == "b" + "a" * (len(t) - 1)),
+    ('root ::= q | "b" root "b"\nq ::= "a" [^a]* "a"', lambda t: t in QUOTED),
     ('root ::= "a" root | "b"', lambda t: t == "a" * (len(t) - 1) + "b"),
 ]
 TEXTS = ["".join(t) for size in range(5) for t in itertools.product("abc", repeat=size)]
@@ -96,6 +104,48 @@ def test_every_backend_reads_the_same_language(
             assert (name, text) == ("lm-format-enforcer", 'root ::= root "a" | "b"')
             return
     assert taken == [bool(has(one)) for one in TEXTS]
+
+
+def random_grammar(chance: random.Random) -> str:
+    """Return a grammar over a, b and c with rules that use each other."""
+    names = ["root", "x", "y", "z"]
+
+    def part(depth: int) -> str:
+        kind = chance.random()
+        if depth > 2 or kind < 0.45:
+            return chance.choice(['"a"', '"b"', '"c"', '"ab"', '"ca"', "[a-b]", "[^c]", "[b-c]"])
+        if kind < 0.6:
+            return chance.choice(names[1:])
+        if kind < 0.8:
+            return f"({part(depth + 1)}){chance.choice(['*', '+', '?', '{1,2}', '{2,}'])}"
+        if kind < 0.9:
+            return f'"{(end := chance.choice("abc"))}" [^{end}]* "{end}"'
+        return f"({part(depth + 1)} | {part(depth + 1)})"
+
+    def body() -> str:
+        return " ".join(part(0) for _ in range(chance.randint(1, 3)))
+
+    rules = [f"{name} ::= {body()} | {body()}" for name in names]
+    return "\n".join(rules)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_grammars_mean_the_same_under_two_backends(
+    seed: int, vocabulary: Vocabulary
+) -> None:
+    """Two libraries of different kinds, one with a lexer and one without."""
+    chance = random.Random(seed)
+    backends = [built(name, vocabulary) for name in ("guidance", "xgrammar")]
+    text = random_grammar(chance)
+    taken = []
+    for backend in backends:
+        try:
+            loaded = backend.load(backend.compile(Grammar(text)))
+        except InvalidConstraint as error:
+            assert "ever ends" in str(error), text
+            return
+        taken.append([t for t in TEXTS if follows(loaded.matcher(), vocabulary, t.encode())])
+    assert taken[0] == taken[1], text
 
 
 LONG = {
