@@ -138,7 +138,7 @@ def test_only_allowed_tools_are_called(client: httpx.Client) -> None:
         assert names == {"second"}
     unknown = choice | {"allowed_tools": {"tools": [{"type": "function", "name": "fourth"}]}}
     error = refusal(client, tools=tools, tool_choice=unknown)
-    assert "no tool of this request" in error["message"]
+    assert "not a tool of this request" in error["message"]
 
 
 def test_only_allowed_tools_are_called_by_responses(client: httpx.Client) -> None:

@@ -89,7 +89,7 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
     known = {tool.function.name: tool for tool in body.tools or ()}
     names = [_name_of(tool, f"{where}.tools[{n}]") for n, tool in enumerate(tools)]
     if unknown := [name for name in names if name not in known]:
-        raise RequestError(f'"{unknown[0][:64]}" is no tool of this request.', where=where)
+        raise RequestError(f'"{unknown[0][:64]}" is not a tool of this request.', where=where)
     allowed = [known[name] for name in known if name in names]
     return body.model_copy(update={"tools": allowed, "tool_choice": mode})
 
