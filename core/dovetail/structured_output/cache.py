@@ -91,6 +91,8 @@ class ConstraintCache:
     @property
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary, read at its first use."""
+        if self._vocabulary is not None:  # a step need not wait while a backend is constructed
+            return self._vocabulary
         with self._building:
             if self._vocabulary is None:
                 spec = self.spec

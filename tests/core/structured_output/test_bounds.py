@@ -270,6 +270,18 @@ def test_the_engine_prepares_the_vocabulary_on_a_thread_of_its_own() -> None:
     assert threads[0].startswith("dovetail-vocabulary")
 
 
+def test_a_step_does_not_wait_while_a_backend_is_constructed() -> None:
+    table = ConstraintCache(spec_of("guidance"))
+    table.start()
+    first = table.backend("guidance").vocabulary  # type: ignore[attr-defined]
+    with table._building:
+        found: list[Any] = []
+        step = threading.Thread(target=lambda: found.append(table.vocabulary))
+        step.start()
+        step.join(5.0)
+        assert found == [first]
+
+
 HALF = "\ud800"
 
 
