@@ -96,11 +96,15 @@ def test_formats_of_structural_tags(client: httpx.Client) -> None:
         found = chat(client, **fields)
         assert found["finish_reason"] == "stop"
         assert re.fullmatch(ANSWER, found["message"]["content"])
-    listed = {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+    listed: dict[str, Any] = {
+        "type": "tags_with_separator",
+        "separator": "\n",
+        "at_least_one": True,
+    }
     listed |= {"tags": [TAG], "stop_after_first": True}
     found = chat(client, response_format=tags | {"format": listed})
     assert re.fullmatch(ANSWER, found["message"]["content"])
-    triggered = {"type": "triggered_tags", "triggers": ["<answer"], "tags": [TAG]}
+    triggered: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<answer"], "tags": [TAG]}
     triggered |= {"at_least_one": True}
     found = chat(client, response_format=tags | {"format": triggered}, max_tokens=300)
     assert re.match(ANSWER, found["message"]["content"])

@@ -151,8 +151,9 @@ class _Automaton:
                 return only, only, False
             case Or(parts):
                 made = [self.add(part) for part in parts]
-                firsts, lasts = (frozenset().union(*(m[i] for m in made)) for i in (0, 1))
-                return firsts, lasts, any(m[2] for m in made)
+                firsts: _Positions = frozenset().union(*(first for first, _, _ in made))
+                lasts: _Positions = frozenset().union(*(last for _, last, _ in made))
+                return firsts, lasts, any(may_be_empty for _, _, may_be_empty in made)
             case Cat(parts):
                 return self._in_order(parts)
             case Many(part, least, most):

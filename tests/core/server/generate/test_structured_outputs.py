@@ -318,10 +318,11 @@ def test_allowed_tools_are_the_only_ones() -> None:
     free = used({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}})
     assert [tool.function.name for tool in free.tools] == ["f", "h"]
     assert free.constraint is None
-    for inner in (
+    wrong: list[Any] = [
         {"mode": "none", "tools": named}, {"tools": []}, {"tools": [{"function": {"name": "x"}}]},
         {"tools": ["f"]}, {"tools": [{"type": "custom", "name": "f"}]}, 7,
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for inner in wrong:
         with pytest.raises(RequestError):
             used({"type": "allowed_tools", "allowed_tools": inner})
 
