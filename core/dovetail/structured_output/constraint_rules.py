@@ -20,7 +20,7 @@ from dovetail.interfaces.constraint import (
     Repeat,
 )
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail.structured_output.gbnf_reader import LANGUAGES, inlined, read_gbnf
+from dovetail.structured_output.gbnf_reader import LANGUAGES, read_gbnf
 from dovetail.structured_output.json_grammar import ROOT, JsonGrammar
 from dovetail.structured_output.regex import (
     Cat,
@@ -76,17 +76,9 @@ class _Maker:
                 return Or(tuple(map(self.node, parts)))
             case Repeat(part, least, most):
                 return Many(self.node(part), least, most)
-            case Grammar(text, language) if language in LANGUAGES:
-                return self._grammar(read_gbnf(text))
+            case Grammar(text, language) if language in LANGUAGES and self._depth is None:
+                return self._added(read_gbnf(text))
         raise InvalidConstraint("grammars of this language are not supported")
-
-    def _grammar(self, rules: dict[str, Node]) -> Node:
-        if self._depth is None:
-            return self._added(rules)
-        whole = inlined(rules)
-        if whole is None:
-            raise InvalidConstraint("a recursive grammar is not a regular expression")
-        return whole
 
     def _added(self, rules: dict[str, Node]) -> Node:
         """Add rules under unique names; return their root."""

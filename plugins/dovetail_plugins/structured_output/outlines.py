@@ -24,7 +24,6 @@ from dovetail.interfaces.structured_output import (
 )
 from dovetail.structured_output import json_grammar
 from dovetail.structured_output.constraint_rules import rules_of
-from dovetail.structured_output.gbnf_reader import LANGUAGES
 from dovetail.structured_output.regex import without, written
 
 MAX_DEPTH = 1
@@ -45,13 +44,12 @@ class Outlines(StructuredOutputBackend):
     """Holds the library's vocabulary; an artifact is an index."""
 
     info = Info(
-        summary="outlines-core: JSON schemas and grammars without recursion, regular expressions",
+        summary="outlines-core: JSON schemas without recursion, regular expressions",
         source="https://github.com/dottxt-ai/outlines-core",
         requires=("outlines_core",),
         extra="structured-output",
     )
-    capabilities = frozenset({"json", "regex", "grammar", "concat", "whitespace"})
-    languages = LANGUAGES
+    capabilities = frozenset({"json", "regex", "concat", "whitespace"})
     auto_rank = 1
     keywords = json_grammar.KEYWORDS
 
