@@ -16,6 +16,7 @@ import random
 import statistics
 import string
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -88,18 +89,19 @@ def made_up(size: int) -> Vocabulary:
         if style > 0.93:
             word = "".join(chr(chance.randrange(0x4E00, 0x9FFF)) for _ in range(2))
         tokens[word.encode()] = None
+    ids = {token: i for i, token in enumerate(tokens, start=1)}
     return Vocabulary(
         tokens=[b"", *tokens],
         special={"<|end|>": 0},
         special_ids=frozenset((0,)),
         eos_ids=(0,),
         size=size,
+        encode=lambda text: longest_first(text.encode(), ids),
     )
 
 
-def longest_first(text: bytes, vocabulary: Vocabulary) -> list[int]:
+def longest_first(text: bytes, ids: Mapping[bytes, int]) -> list[int]:
     """Return the tokens of a text."""
-    ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
     found, at = [], 0
     while at < len(text):
         end = next(e for e in range(min(len(text), at + 24), at, -1) if text[at:e] in ids)
@@ -125,10 +127,9 @@ def masks(size: int, names: list[str]) -> None:
         backend = plugin(plugin.Options(), vocabulary)
         print(f"{name}: vocabulary {time.perf_counter() - begun_s:.1f} s")
         for word, (constraint, text) in CONSTRAINTS.items():
-            print(
-                f"    {word:<14}{_one(backend, constraint, longest_first(text, vocabulary))}",
-                flush=True,
-            )
+            token_ids = vocabulary.encode(text.decode())
+            assert token_ids is not None
+            print(f"    {word:<14}{_one(backend, constraint, token_ids)}", flush=True)
 
 
 def _one(backend: StructuredOutputBackend, constraint: Constraint, ids: list[int]) -> str:

@@ -79,7 +79,8 @@ class LLM(AbstractContextManager["LLM"]):
         """Return a constraint of whole answers, for SamplingParams(constraint=...).
 
         With `starts_after` it applies from behind that text, for example the end of the reasoning.
-        It is compiled in this process, without a time limit.
+        It is compiled in this process, without a time limit. What one backend cannot compile, or
+        no answer can begin with, is left to the next.
         Raises: RequestError for a part that no backend enforces or can read.
         """
         if self._constraint_cache is None:

@@ -101,7 +101,7 @@ def test_a_unix_socket_answers(unix: ServerProcess, folder: Path) -> None:
         info = client.get("/get_tokenizer_info").json()
         assert "<|im_start|>" in info["chat_template"]
         assert str(folder) not in json.dumps(info)
-    assert len(unix.descendants()) == 3
+    assert len(unix.serving()) == 3
     listening = [c for p in unix.descendants() for c in p.net_connections("tcp")]
     assert listening == []
 

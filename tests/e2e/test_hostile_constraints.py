@@ -5,6 +5,7 @@ constraint that takes too long ends one. tests/core/structured_output/test_bound
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -69,6 +70,17 @@ def ways() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "response_format", {"response_format": wrapped}
     yield "guided_json", {"guided_json": schema}
     yield "tags", {"response_format": {"type": "structural_tag", "structures": [tag]}}
+    brackets = "[" * 20_000
+    yield "brackets", {"guided_json": brackets}
+    yield "brackets in a tag", {"structured_outputs": {"structural_tag": brackets}}
+    yield "deep schema", {"guided_json": '{"not":' * 3_000 + "{}" + "}" * 3_000}
+    yield "half a pair", {"structured_outputs": {"json": {"enum": ["\ud800"]}}}
+    yield "half a pair in a word", {"structured_outputs": {"choice": ["a", "\udfff"]}}
+    half = {"begin": "\ud800", "schema": {}, "end": "x"}
+    yield (
+        "half a pair in a tag",
+        {"response_format": {"type": "structural_tag"} | {"structures": [half]}},
+    )
     yield "no expression", {"structured_outputs": {"regex": "(("}}
     yield "no schema", {"structured_outputs": {"json": {"type": 7}}}
 
@@ -86,7 +98,8 @@ def installed() -> Iterator[str]:
 def send(rig: Any, word: str, fields: dict[str, Any]) -> None:
     """Ask with a constraint, and fail unless it is enforced or refused."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, **fields}
-    response: httpx.Response = rig.client.post("/v1/chat/completions", json=body, timeout=60.0)
+    data = json.dumps(body).encode()  # in ASCII: what is not Unicode can be written, too
+    response: httpx.Response = rig.client.post("/v1/chat/completions", content=data, timeout=60.0)
     found = response.json()
     if response.status_code == 200:
         assert found["choices"][0]["finish_reason"] in ("length", "stop"), word
@@ -98,6 +111,8 @@ def send(rig: Any, word: str, fields: dict[str, Any]) -> None:
 
 
 def test_hostile_constraints_cost_their_own_request(rig: Any) -> None:
+    lines = [" ".join(process.cmdline()) for process in rig.server.descendants()]
+    assert any("compile_worker" in line for line in lines), "prepared before the first request"
     for name in installed():  # its vocabulary is ready from now on
         send(rig, name, {"structured_outputs": {"regex": "[ab]", "backend": name}})
     crowd = Crowd(rig)

@@ -233,7 +233,7 @@ def usage_line(client: httpx.Client) -> str:
 def test_several_api_processes() -> None:
     with ServerProcess("--port", "0", "--api-server-count", "2") as server:
         server.wait_ready()
-        assert len(server.descendants()) == 3
+        assert len(server.serving()) == 3
         for _ in range(12):
             with server.client() as client:
                 assert "Paris" in chat(client).json()["choices"][0]["message"]["content"]

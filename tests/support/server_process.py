@@ -78,6 +78,11 @@ class ServerProcess:
                 self._known[child.pid] = child
         return [child for child in self._known.values() if is_running(child)]
 
+    def serving(self) -> list[psutil.Process]:
+        """Return the living API processes and the engine, without those that compile constraints:
+        they start whenever they like."""
+        return [c for c in self.descendants() if not any("compile_w" in x for x in c.cmdline())]
+
     def engine(self) -> psutil.Process:
         """Return the engine process."""
         return next(c for c in self.descendants() if "dovetail.engine.ipc.process" in c.cmdline())

@@ -9,8 +9,8 @@ threads started in the constructor do not exist there.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -86,7 +86,10 @@ class Vocabulary:
 
     `tokens[i]` are the bytes of token i, empty for special tokens and for ids without a token.
     `special` maps the texts of special tokens to their ids: such a token is allowed only where a
-    constraint contains its text literally. `size` is the length of a row of logits.
+    constraint contains its text literally. `size` is the length of a row of logits. `encode`
+    returns the tokens that the model's tokenizer writes for a text that follows others, or None
+    where they would not be this text, byte for byte: text that is forced must be these tokens, for
+    the model has seen no others.
     """
 
     tokens: Sequence[bytes]
@@ -94,6 +97,7 @@ class Vocabulary:
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]
     size: int
+    encode: Callable[[str], list[int] | None] = field(default=lambda text: None, compare=False)
 
     @property
     def mask_words(self) -> int:
@@ -117,7 +121,8 @@ class Matcher(Protocol):
         """Return whether nothing but the end may follow."""
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens of a text that must follow; empty where there is a choice."""
+        """Return the tokens of a text that must follow, as the tokenizer writes it; empty where
+        there is a choice."""
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens."""

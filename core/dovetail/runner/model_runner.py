@@ -84,7 +84,12 @@ class ModelRunner:
         self._masks: ConstraintProcessor | None = None
 
     def load(self) -> None:
-        """Build the model and fill its weights. Raises: ConfigError. Mutates: self"""
+        """Build the model and fill its weights. Raises: ConfigError. Mutates: self
+
+        The vocabulary is prepared for constraints meanwhile.
+        """
+        if self.constraints is not None:
+            self.constraints.start()
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
         self._compiled: CompiledForward | None = None

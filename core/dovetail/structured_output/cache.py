@@ -7,9 +7,11 @@ recently used ones are dropped.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dovetail import registry
@@ -26,14 +28,18 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
 )
 from dovetail.structured_output.early_close import EarlyClose
+from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
 from dovetail.structured_output.select_backend import (
     check_backend,
+    first_backend,
     none_installed,
     prepared,
-    select_backend,
+    select_backends,
 )
 from dovetail.structured_output.trigger import Trigger
 from dovetail.structured_output.vocabulary import load_vocabulary
+
+logger = logging.getLogger(__name__)
 
 WHERE = "constraint"
 
@@ -68,29 +74,59 @@ class ConstraintCache:
         self._backends: dict[str, StructuredOutputBackend] = {}
         self._vocabulary: Vocabulary | None = None
         self._early_close: EarlyClose | None = None
+        self._probe: FirstTokenProbe | None = None
         self._loaded: OrderedDict[str, CachedConstraint] = OrderedDict()
         self._lock = threading.Lock()
+        self._building = threading.RLock()
+        self._builder: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Read the vocabulary and construct the backend that most requests use, on another thread.
+
+        That thread has the caller's priority, and constructs the other backends when they are asked
+        for. Mutates: self
+        """
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="dovetail-vocabulary")
+        self._builder.submit(self._constructed, first_backend(self.spec)).add_done_callback(_told)
 
     @property
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary, read at its first use."""
-        if self._vocabulary is None:
-            spec = self.spec
-            self._vocabulary = load_vocabulary(
-                spec.tokenizer, spec.tokenizer_path, spec.eos_ids, spec.vocab_size
-            )
-        return self._vocabulary
+        if self._vocabulary is not None:  # a step need not wait while a backend is constructed
+            return self._vocabulary
+        with self._building:
+            if self._vocabulary is None:
+                spec = self.spec
+                self._vocabulary = load_vocabulary(
+                    spec.tokenizer, spec.tokenizer_path, spec.eos_ids, spec.vocab_size
+                )
+            return self._vocabulary
 
     def backend(self, name: str) -> StructuredOutputBackend:
         """Return a backend, constructed at its first use. Raises: RequestError"""
-        if name not in self._backends:
-            if name not in self._selections:
-                raise RequestError(f'backend "{name}" is not loaded.', where="backend")
-            selection = self._selections[name]
-            self._backends[name] = registry.load_selection(selection)(
-                registry.build_options(selection), self.vocabulary
-            )
-        return self._backends[name]
+        if name in self._backends:
+            return self._backends[name]
+        if self._builder is None:
+            return self._constructed(name)
+        return self._builder.submit(self._constructed, name).result()
+
+    def _constructed(self, name: str) -> StructuredOutputBackend:
+        with self._building:
+            if name not in self._backends:
+                if name not in self._selections:
+                    raise RequestError(f'backend "{name}" is not loaded.', where="backend")
+                selection = self._selections[name]
+                self._backends[name] = registry.load_selection(selection)(
+                    registry.build_options(selection), self.vocabulary
+                )
+            return self._backends[name]
+
+    @property
+    def probe(self) -> FirstTokenProbe:
+        """Return the trial of constraints over this vocabulary."""
+        if self._probe is None:
+            self._probe = FirstTokenProbe(self.vocabulary)
+        return self._probe
 
     @property
     def early_close(self) -> EarlyClose:
@@ -149,6 +185,12 @@ class ConstraintCache:
             total -= dropped.num_bytes
 
 
+def _told(started: Future[StructuredOutputBackend]) -> None:
+    """Log why a backend could not be constructed; the first request that needs it is told, too."""
+    if (error := started.exception()) is not None:
+        logger.warning("structured output could not be prepared: %s", error)
+
+
 def open_constraint_cache(spec: EngineSpec) -> ConstraintCache:
     """Return an engine's cache, empty. Raises: RequestError where no backend is installed."""
     if spec.run.structured_output is None:
@@ -164,17 +206,24 @@ def compile_in_process(
     starts_after: str = "",
 ) -> AnswerConstraint:
     """Return a compiled constraint of a whole answer, without a time limit: for callers who wrote
-    the constraint themselves. Raises: RequestError"""
+    the constraint themselves. What one backend cannot compile, or no answer can begin with, is left
+    to the next, as in the server. Raises: RequestError, that of the first backend"""
     if backend and cache.spec.backends:
         check_backend(cache.spec, backend, "backend")
     constraint = prepared(constraint, WHERE)
-    name = select_backend(cache.spec, [constraint], backend, WHERE)
-    try:
-        artifact = cache.backend(name).compile(constraint)
-    except InvalidConstraint as error:
-        raise RequestError(f"{error}.", where=WHERE + error.pointer) from error
-    key = constraint_key(name, artifact, starts_after.encode(), str(False))
-    return AnswerConstraint(backend=name, key=key, artifact=artifact, starts_after=starts_after)
+    first: RequestError | None = None
+    for name in select_backends(cache.spec, [constraint], backend, WHERE):
+        try:
+            artifact = cache.probe.compiled(cache.backend(name), constraint)
+        except (InvalidConstraint, TooSlow, RecursionError) as error:
+            pointer = error.pointer if isinstance(error, InvalidConstraint) else ""
+            what = "is nested too deep" if isinstance(error, RecursionError) else str(error)
+            first = first or RequestError(f"{what}.", where=WHERE + pointer)
+            continue
+        key = constraint_key(name, artifact, starts_after.encode(), str(False))
+        return AnswerConstraint(backend=name, key=key, artifact=artifact, starts_after=starts_after)
+    assert first is not None
+    raise first
 
 
 def constraint_key(*parts: bytes | str) -> str:

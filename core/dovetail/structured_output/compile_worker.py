@@ -2,8 +2,8 @@
 
 Its boot message is a StructuredOutputSpec; jobs and results are length-prefixed msgpack on its
 channel. It holds the vocabulary and the backends and forks a child for every constraint: the child
-is killed at the time limit, the system limits its memory, and the next constraint starts from the
-same state.
+ends at the limit of processor time, is killed at a wall-clock limit well above, the system limits
+its memory, and the next constraint starts from the same state.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from dovetail.structured_output.rewriting.pipeline import original_pointer
 
 LENGTH = struct.Struct("<I")
 PIECE_BYTES = 1 << 20
+WALL_FACTOR = 6.0
+"""How many times its limit of processor time a constraint may take by the clock: other processes
+may have the cores meanwhile."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +47,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
     """The artifact, or what is wrong and where in the constraint.
 
-    `is_too_complex`: the constraint reached the limits, and would reach them again.
+    `is_too_complex`: the constraint reached the limits, and would reach them again. `is_starved`:
+    it was given too little of the processor to tell.
     """
 
     artifact: bytes = b""
     fault: str | None = None
     pointer: str = ""
     is_too_complex: bool = False
+    is_starved: bool = False
 
 
 def write(stream: BinaryIO, message: msgspec.Struct) -> None:
@@ -74,7 +79,6 @@ def main() -> int:
     spec = process.read_boot(StructuredOutputSpec)
     channel = process.open_channel()
     incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
-    os.nice(10)  # running streams come first
     cache = ConstraintCache(spec)
     probe = FirstTokenProbe(cache.vocabulary)
     write(outgoing, CompileResult(artifact=str(cache.vocabulary.size).encode()))
@@ -109,13 +113,17 @@ def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compi
         _child(cache, probe, job, writer)
     os.close(writer)
     try:
-        data = _received(reader, time.monotonic() + limit_s)
+        data = _received(reader, time.monotonic() + WALL_FACTOR * limit_s)
     finally:
         os.close(reader)
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
     if data is None:
-        return CompileResult(fault=f"took more than {limit_s:g} s to compile", is_too_complex=True)
+        what = f"could not be compiled within {WALL_FACTOR * limit_s:g} s: the machine is busy"
+        return CompileResult(fault=what, is_starved=True)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        what = f"took more than {limit_s:g} s of processor time to compile"
+        return CompileResult(fault=what, is_too_complex=True)
     try:
         return msgspec.msgpack.decode(data, type=CompileResult)
     except msgspec.DecodeError:  # nothing, or not all of it
@@ -127,6 +135,7 @@ def _child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job, writer: int
     """Compile, write the result and exit, whatever happens."""
     try:
         process.kill_with_parent()
+        os.nice(10)  # running streams come first
         _limit(cache.spec.compile_memory_bytes, cache.spec.compile_limit_s)
         with os.fdopen(writer, "wb") as stream:
             stream.write(msgspec.msgpack.encode(_compile(cache, probe, job)))
@@ -149,19 +158,21 @@ def _received(reader: int, until_s: float) -> bytes | None:
 
 def _limit(more_bytes: int, most_s: float) -> None:
     """Limit the memory that this process may map beyond what it maps now, and its processor time,
-    in case nobody is left to kill it."""
+    whose end is SIGPROF's; the system's own limit, in whole seconds, is above it."""
     most_bytes = psutil.Process().memory_info().vms + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.RLIM_INFINITY))
     most_cpu_s = math.ceil(most_s) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (most_cpu_s, most_cpu_s))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, most_s)
 
 
 def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
     """Return the result of compiling; any error is reported as a fault of the constraint."""
     try:
         backend = cache.backend(job.backend)
-        artifact = backend.compile(decode_constraint(job.constraint))
-        return CompileResult(artifact=artifact, fault=probe.fault(backend.load(artifact)))
+        artifact = probe.compiled(backend, decode_constraint(job.constraint))
+        return CompileResult(artifact=artifact)
     except TooSlow as error:
         return CompileResult(fault=str(error), is_too_complex=True)
     except InvalidConstraint as error:

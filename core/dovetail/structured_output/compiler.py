@@ -1,42 +1,49 @@
 """ConstraintCompiler: turns constraints into CompiledConstraints, or into errors that say why not,
 within a bounded time.
 
-Compiling runs in a separate process (compile_worker), started at the first use, which limits time
-and memory of every constraint. Artifacts are cached, bounded in bytes; equal constraints that
-arrive together are compiled once.
+Compiling runs in a separate process (compile_worker), which limits time and memory of every
+constraint; it is started with the server, or at the first use. Artifacts are cached, bounded in
+bytes; equal constraints that arrive together are compiled once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
 
 from dovetail.errors import Overloaded, RequestError
-from dovetail.interfaces.constraint import Constraint, encode_constraint
+from dovetail.interfaces.constraint import Constraint, Literal, encode_constraint
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredConstraints
 from dovetail.process import Child, spawn
 from dovetail.structured_output.cache import constraint_key
-from dovetail.structured_output.compile_worker import LENGTH, CompileResult, Job
-from dovetail.structured_output.select_backend import prepared, select_backends
+from dovetail.structured_output.compile_worker import LENGTH, WALL_FACTOR, CompileResult, Job
+from dovetail.structured_output.select_backend import first_backend, prepared, select_backends
 
-START_LIMIT_S = 60.0
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = 600.0
+"""A large vocabulary on a busy machine may take minutes, and no request is to blame."""
 SLACK_S = 10.0
-"""The process enforces the limit itself; this much later it is considered stuck."""
+"""The process enforces the limits itself; this much later it is considered stuck."""
 MAX_CONSTRAINT_BYTES = 512 << 10
 SHORT_CONSTRAINT_BYTES = 16 << 10
 MAX_WAITING = 64
 """Constraints that may wait to be compiled; beyond it requests are rejected at once."""
 MAX_WAIT_S = 45.0
 MAX_REFUSED = 256
-MAX_PREPARED = 64
+MAX_REWRITTEN = 64
 """Constraints whose schemas are kept as rewritten."""
-_LASTING = ("grammar_too_complex", "invalid_grammar")
+REFUSED_FOR_S = {"grammar_too_complex": 120.0, "invalid_grammar": float("inf")}
+"""How long a refusal is remembered, by its code: a limit may be met another time."""
 
 
 class ConstraintCompiler:
@@ -48,11 +55,16 @@ class ConstraintCompiler:
         self._ready: set[str] = set()
         self._turn = asyncio.Lock()
         self._task: asyncio.Future[bytes] | None = None
-        self._refused: OrderedDict[tuple[str, bytes], RequestError] = OrderedDict()
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._refused: OrderedDict[tuple[str, bytes], _Refusal] = OrderedDict()
         self._num_waiting = 0
         self._artifacts: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
         self._num_bytes = 0
-        self._prepared: OrderedDict[bytes, Constraint] = OrderedDict()
+        self._rewritten: OrderedDict[bytes, Constraint] = OrderedDict()
+
+    def start(self) -> None:
+        """Start the process and load the backend that most requests use, in the background."""
+        self._prepared(first_backend(self.spec))
 
     async def compile(
         self,
@@ -92,6 +104,8 @@ class ConstraintCompiler:
         Raises: RequestError, Overloaded
         """
         constraints = [constraint for _, constraint in parts]
+        for trigger, _ in parts:
+            _written(Literal(trigger), where)
         name, artifacts = await self._chosen(constraints, backend, where)
         triggers = tuple(text for text, _ in parts)
         texts = (*triggers, *reasoning_markers, str(starts_in_reasoning))
@@ -132,29 +146,33 @@ class ConstraintCompiler:
         Raises: RequestError
         """
         data = _written(constraint, where)
-        if data not in self._prepared:
+        if data not in self._rewritten:
             loop = asyncio.get_running_loop()
             made = await loop.run_in_executor(None, prepared, constraint, where)
-            self._prepared[data] = made
-            while len(self._prepared) > MAX_PREPARED:
-                self._prepared.popitem(last=False)
+            self._rewritten[data] = made
+            while len(self._rewritten) > MAX_REWRITTEN:
+                self._rewritten.popitem(last=False)
             return made
-        self._prepared.move_to_end(data)
-        return self._prepared[data]
+        self._rewritten.move_to_end(data)
+        return self._rewritten[data]
 
     async def close(self) -> None:
         """End the process, whatever it is doing."""
-        if self._task is not None:
-            self._task.cancel()
+        tasks: list[asyncio.Future[Any]] = [*self._preparing.values()]
+        tasks += [self._task] if self._task is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._kill()
 
     async def _artifact(self, backend: str, data: bytes, where: str) -> bytes:
-        if (backend, data) in self._refused:  # before it would wait
-            raise self._refused[backend, data]
+        self._check_refused((backend, data))  # before it would wait
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("too many constraints wait to be compiled.")
         self._num_waiting += 1
         try:
+            if backend not in self._ready:
+                await asyncio.shield(self._prepared(backend))
             await asyncio.wait_for(self._turn.acquire(), MAX_WAIT_S)
         except TimeoutError as error:
             raise Overloaded("constraints before this one take too long to compile.") from error
@@ -168,28 +186,50 @@ class ConstraintCompiler:
         self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._task)
 
+    def _prepared(self, backend: str) -> asyncio.Task[None]:
+        """Return the task that makes the process ready for this backend, one for all who wait."""
+        if backend not in self._preparing:
+            task = asyncio.ensure_future(self._prepare(backend))
+            self._preparing[backend] = task
+            task.add_done_callback(lambda done: self._note_prepared(backend, done))
+        return self._preparing[backend]
+
+    async def _prepare(self, backend: str) -> None:
+        async with self._turn:
+            await self._started(backend)
+
+    def _note_prepared(self, backend: str, task: asyncio.Task[None]) -> None:
+        del self._preparing[backend]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("structured output with %s: %s", backend, error)
+
     async def _with_turn(self, job: Job, where: str) -> bytes:
         """Return an artifact, cached or compiled, and release the turn."""
         key = (job.backend, job.constraint)
         try:
-            if key in self._refused:
-                raise self._refused[key]
+            self._check_refused(key)
             if key not in self._artifacts:
                 self._keep(key, await self._compiled(job, where))
             self._artifacts.move_to_end(key)
             return self._artifacts[key]
-        except RequestError as error:
-            self._remember(key, error)
-            raise
         finally:
             self._turn.release()
 
+    def _check_refused(self, key: tuple[str, bytes]) -> None:
+        """Raise RequestError for what was refused lately, so that it costs the time only once."""
+        refusal = self._refused.get(key)
+        if refusal is None:
+            return
+        if time.monotonic() < refusal.until_s:
+            raise refusal.error
+        del self._refused[key]
+
     def _remember(self, key: tuple[str, bytes], error: RequestError) -> None:
-        """Remember why a constraint cannot be compiled, so that it costs the time only once."""
-        if error.code in _LASTING:
-            self._refused[key] = error
-            while len(self._refused) > MAX_REFUSED:
-                self._refused.popitem(last=False)
+        """Remember why a constraint cannot be compiled. Mutates: self"""
+        until_s = time.monotonic() + REFUSED_FOR_S[str(error.code)]
+        self._refused[key] = _Refusal(error, until_s)
+        while len(self._refused) > MAX_REFUSED:
+            self._refused.popitem(last=False)
 
     def _keep(self, key: tuple[str, bytes], artifact: bytes) -> None:
         self._artifacts[key] = artifact
@@ -199,10 +239,11 @@ class ConstraintCompiler:
             self._num_bytes -= len(gone[1]) + len(old)
 
     async def _compiled(self, job: Job, where: str) -> bytes:
-        """Return the artifact. Raises: RequestError, also for a constraint that takes too long"""
+        """Return the artifact. Raises: RequestError, also for a constraint that takes too long;
+        Overloaded"""
         process = await self._started(job.backend)
         try:
-            limit_s = self.spec.compile_limit_s + SLACK_S
+            limit_s = WALL_FACTOR * self.spec.compile_limit_s + SLACK_S
             result = await asyncio.wait_for(process.compile(job), limit_s)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
@@ -210,25 +251,21 @@ class ConstraintCompiler:
             raise RequestError(what, status=500) from error
         if result.fault is None:
             return result.artifact
-        if result.is_too_complex:
-            raise RequestError(
-                result.fault,
-                where=where,
-                fix="make the constraint smaller or less nested.",
-                code="grammar_too_complex",
-            )
-        place = f"{where}{result.pointer}"
-        raise RequestError(result.fault, where=place, code="invalid_grammar")
+        if result.is_starved:
+            raise Overloaded(f"the constraint {result.fault}.")
+        refusal = _refusal(result, where)
+        self._remember((job.backend, job.constraint), refusal)
+        raise refusal
 
     async def _started(self, backend: str) -> _Worker:
-        """Return the process with this backend ready, started if there is none.
+        """Return the process with this backend ready, started if there is none. Only by who has
+        the turn.
 
         Neither counts towards the compile limit: a vocabulary may take seconds.
         """
         if self._process is not None and self._process.has_ended:
             await self._kill()
         if self._process is None:
-            self._ready.clear()
             self._process = await _Worker.start(self.spec)
             await self._until_ready(self._process.result())  # it has read the vocabulary
         if backend not in self._ready:
@@ -249,8 +286,17 @@ class ConstraintCompiler:
 
     async def _kill(self) -> None:
         worker, self._process = self._process, None
+        self._ready.clear()
         if worker is not None:
             await worker.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a constraint was refused, and until when that is remembered."""
+
+    error: RequestError
+    until_s: float
 
 
 class _Worker:
@@ -268,7 +314,11 @@ class _Worker:
     async def start(cls, spec: StructuredOutputSpec) -> Self:
         """Return a started process. Its first result comes when it has read the vocabulary."""
         child = spawn("dovetail.structured_output.compile_worker", spec, has_channel=True)
-        reader, writer = await asyncio.open_unix_connection(sock=child.channel)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=child.channel)
+        except BaseException:
+            child.end(0.0)
+            raise
         return cls(child, reader, writer)
 
     @property
@@ -296,9 +346,35 @@ class _Worker:
         await asyncio.get_running_loop().run_in_executor(None, self._child.end, 0.0)
 
 
+def _refusal(result: CompileResult, where: str) -> RequestError:
+    """Return why a constraint was not compiled, for whoever sent it."""
+    assert result.fault is not None
+    if result.is_too_complex:
+        return RequestError(
+            result.fault,
+            where=where,
+            fix="make the constraint smaller or less nested.",
+            code="grammar_too_complex",
+        )
+    return RequestError(result.fault, where=f"{where}{result.pointer}", code="invalid_grammar")
+
+
 def _written(constraint: Constraint, where: str) -> bytes:
-    """Return a constraint as bytes. Raises: RequestError for one that is too long"""
-    data = encode_constraint(constraint)
+    """Return a constraint as bytes. Raises: RequestError for one that is too long or too deep, or
+    is not Unicode"""
+    try:
+        data = encode_constraint(constraint)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        what = f"contains \\u{ord(half):04x}, half of a surrogate pair, which is not a character."
+        raise RequestError(what, where=where, code="invalid_grammar") from error
+    except RecursionError as error:
+        raise RequestError(
+            "is nested too deep.",
+            where=where,
+            fix="make the constraint less nested.",
+            code="grammar_too_complex",
+        ) from error
     if len(data) > MAX_CONSTRAINT_BYTES:
         what = f"has {len(data)} bytes; at most {MAX_CONSTRAINT_BYTES} are allowed."
         raise RequestError(what, where=where, code="grammar_too_complex")

@@ -1,7 +1,7 @@
 """rules_of(constraint): a constraint as rules over characters, for backends that read no
 grammar language.
 
-Grammars are refused, and so are constraints with special tokens, which are not characters.
+Lark grammars are refused, and so are constraints with special tokens, which are not characters.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dovetail.interfaces.constraint import (
     Concat,
     Constraint,
     FreeText,
+    Grammar,
     JsonSchema,
     Literal,
     Regex,
     Repeat,
 )
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.structured_output.gbnf_reader import LANGUAGES, read_gbnf
 from dovetail.structured_output.json_grammar import ROOT, JsonGrammar
 from dovetail.structured_output.regex import (
     Cat,
@@ -74,7 +76,9 @@ class _Maker:
                 return Or(tuple(map(self.node, parts)))
             case Repeat(part, least, most):
                 return Many(self.node(part), least, most)
-        raise InvalidConstraint("grammars are not supported")
+            case Grammar(text, language) if language in LANGUAGES and self._depth is None:
+                return self._added(read_gbnf(text))
+        raise InvalidConstraint("grammars of this language are not supported")
 
     def _added(self, rules: dict[str, Node]) -> Node:
         """Add rules under unique names; return their root."""

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dovetail.interfaces.structured_output import LoadedConstraint, Matcher, Vocabulary
+from dovetail.interfaces.constraint import Constraint
+from dovetail.interfaces.structured_output import (
+    InvalidConstraint,
+    LoadedConstraint,
+    Matcher,
+    StructuredOutputBackend,
+    Vocabulary,
+)
 
 NUM_TOKENS = 12
 SLOW_S = 3.0
@@ -35,6 +42,17 @@ class FirstTokenProbe:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lengths = np.array([len(text) for text in vocabulary.tokens])
+
+    def compiled(self, backend: StructuredOutputBackend, constraint: Constraint) -> bytes:
+        """Return the artifact of a constraint under which answers can begin.
+
+        Raises: InvalidConstraint, TooSlow, and what the library raises
+        """
+        artifact = backend.compile(constraint)
+        fault = self.fault(backend.load(artifact))
+        if fault is not None:
+            raise InvalidConstraint(fault)
+        return artifact
 
     def fault(self, loaded: LoadedConstraint) -> str | None:
         """Return why no answer can begin, or None. Raises: TooSlow, and what the library raises"""

@@ -71,7 +71,7 @@ def select_backends(
         if is_final:
             yield preferred
             return
-    ranked = sorted(classes, key=lambda name: (name != preferred, -classes[name].auto_rank, name))
+    ranked = ranked_backends(spec, preferred)
     answers = {}
     for name in ranked:
         found = _unsupported(classes[name], constraints)
@@ -82,6 +82,17 @@ def select_backends(
     if len(answers) == len(ranked):
         least = min(ranked, key=lambda name: len(answers[name]))
         raise _refused(least, answers[least], where)
+
+
+def ranked_backends(spec: StructuredOutputSpec, preferred: str) -> list[str]:
+    """Return the names of a server's backends, the preferred one first."""
+    names = [selection.name for selection in spec.backends]
+    return sorted(names, key=lambda n: (n != preferred, -backend_class(n).auto_rank, n))
+
+
+def first_backend(spec: StructuredOutputSpec) -> str:
+    """Return the backend that is asked first where a request names none."""
+    return ranked_backends(spec, spec.backend)[0]
 
 
 def none_installed(where: str | None = None) -> RequestError:

@@ -1,11 +1,19 @@
-"""vocabulary_of(tokenizer): the bytes of a model's tokens, as backends need them."""
+"""vocabulary_of(tokenizer): the bytes of a model's tokens, as backends need them, and the tokens
+that its tokenizer writes for a text."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from dovetail import registry
 from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer
+
+LEADS = ("", "\x02", "\n", ".")
+"""What may stand before a text so that it is encoded as the continuation of another: some
+tokenizers write a space before the first word."""
+SAMPLES = ("a", "{", '"', " a", "1")
 
 
 def vocabulary_of(tokenizer: Tokenizer, eos_ids: tuple[int, ...], size: int) -> Vocabulary:
@@ -14,13 +22,42 @@ def vocabulary_of(tokenizer: Tokenizer, eos_ids: tuple[int, ...], size: int) -> 
     special = frozenset(i for i in (*facts.special_ids, *eos_ids) if i < size)
     written = tokenizer.token_bytes()[:size]
     written += [b""] * (size - len(written))
+    tokens = [b"" if i in special else text for i, text in enumerate(written)]
     return Vocabulary(
-        tokens=[b"" if i in special else text for i, text in enumerate(written)],
+        tokens=tokens,
         special={written[i].decode(): i for i in sorted(special) if written[i]},
         special_ids=special,
         eos_ids=eos_ids or (() if facts.eos_token_id is None else (facts.eos_token_id,)),
         size=size,
+        encode=TextEncoder(tokenizer, tokens),
     )
+
+
+class TextEncoder:
+    """Text to the tokens that a tokenizer writes for it in the middle of a text."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[bytes]) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._lead = next((lead for lead in LEADS if self._is_neutral(lead)), None)
+
+    def __call__(self, text: str) -> list[int] | None:
+        """Return the tokens, or None if they are not this text, byte for byte: the tokenizer
+        changes it, or reads a special token in it."""
+        return None if self._lead is None else self._behind(self._lead, text)
+
+    def _is_neutral(self, lead: str) -> bool:
+        return all(self._behind(lead, sample) is not None for sample in SAMPLES)
+
+    def _behind(self, lead: str, text: str) -> list[int] | None:
+        before = self._tokenizer.encode(lead, add_special_tokens=False) if lead else []
+        ids = self._tokenizer.encode(lead + text, add_special_tokens=False)
+        if ids[: len(before)] != before:
+            return None
+        found = ids[len(before) :]
+        if not all(i < len(self._tokens) for i in found):
+            return None
+        return found if b"".join(self._tokens[i] for i in found) == text.encode() else None
 
 
 def load_vocabulary(

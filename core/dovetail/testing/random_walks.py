@@ -6,7 +6,7 @@ A walk wanders for a while and then prefers tokens that close what is open, so t
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,18 +29,32 @@ SPECIAL_WORDS = ("<|begin|>", "<|end|>", "<|call|>")
 def small_vocabulary() -> Vocabulary:
     """Return every byte, pieces of JSON and text, and three special tokens; 1 is the end.
 
-    A part of a character has no token that hides it: single bytes stand for all.
+    A part of a character has no token that hides it: single bytes stand for all. Text is encoded
+    as the longest tokens.
     """
     pieces = [bytes([byte]) for byte in range(256)]
     pieces += [piece.encode() for piece in dict.fromkeys(_PIECES.split("|")) if len(piece) > 1]
     size = len(SPECIAL_WORDS) + len(pieces) + 2  # two ids of the model have no token
+    ids = {piece: len(SPECIAL_WORDS) + i for i, piece in enumerate(pieces)}
     return Vocabulary(
         tokens=[*(b"" for _ in SPECIAL_WORDS), *pieces, b"", b""],
         special={word: i for i, word in enumerate(SPECIAL_WORDS)},
         special_ids=frozenset(range(len(SPECIAL_WORDS))),
         eos_ids=(1,),
         size=size,
+        encode=lambda text: _longest_first(text.encode(), ids),
     )
+
+
+def _longest_first(data: bytes, ids: Mapping[bytes, int]) -> list[int]:
+    """Return the tokens of a text, the longest that fits first; every byte has one."""
+    found: list[int] = []
+    longest = max(map(len, ids))
+    while data:
+        piece = next(data[:n] for n in range(longest, 0, -1) if data[:n] in ids)
+        found.append(ids[piece])
+        data = data[len(piece) :]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,22 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
     words,
 )
-from dovetail.structured_output.json_grammar import are_apart
-from dovetail.structured_output.regex import found_within, whole_text, without, written
+from dovetail.structured_output.gbnf_reader import inlined, read_gbnf
+from dovetail.structured_output.json_grammar import ROOT, are_apart
+from dovetail.structured_output.lark_anchors import check_anchors
+from dovetail.structured_output.lexemes import with_lexemes
+from dovetail.structured_output.regex import (
+    Cat,
+    Chars,
+    Many,
+    Node,
+    Or,
+    Rule,
+    found_within,
+    whole_text,
+    without,
+    written,
+)
 from dovetail.structured_output.schema import nodes, plain_schema
 
 if TYPE_CHECKING:
@@ -41,6 +55,9 @@ if TYPE_CHECKING:
 
 NUM_BYTES_PER_CONSTRAINT = 1 << 20
 """The assumed size of a loaded grammar; the library does not report it."""
+MAX_ROW_ITEMS = 20_000
+MAX_STEP_ITEMS = 10_000_000
+"""About 20,000 items take a millisecond."""
 NEVER_WRITTEN = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that the library leaves out of JSON strings without escapes by number."""
 _IS_NEVER_WRITTEN = re.compile("[\0-\7\13\16-\37\177]")
@@ -70,8 +87,9 @@ class Guidance(StructuredOutputBackend):
         from llguidance import LLTokenizer, TokenizerWrapper
 
         self.vocabulary = vocabulary
+        self._words = _Tokens(vocabulary)
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_Tokens(vocabulary)),
+            TokenizerWrapper(self._words),
             n_vocab=vocabulary.size,
             eos_token=list(vocabulary.eos_ids),
         )
@@ -95,7 +113,9 @@ class Guidance(StructuredOutputBackend):
         from llguidance import LLMatcher
 
         text = _Lark(self.vocabulary.special).grammar(constraint)
-        is_wrong, said = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer)
+        is_wrong, said = LLMatcher.validate_grammar_with_warnings(
+            text, self._tokenizer, limits=_limits()
+        )
         if is_wrong or said:
             raise InvalidConstraint("; ".join(map(_plain_words, said)) or "the grammar is wrong")
         return text.encode()
@@ -104,16 +124,32 @@ class Guidance(StructuredOutputBackend):
         """Return the grammar, copied into a matcher for each answer."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokenizer, artifact.decode(), log_level=0)
+        text = artifact.decode()
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_limits())
         if matcher.is_error():
             raise InvalidConstraint(_plain_words(matcher.get_error()))
-        return _Loaded(matcher, self.vocabulary)
+        return _Loaded(matcher, self._words)
+
+
+def _limits() -> Any:
+    """Return how far a parse may branch. The library's own limits are met by grammars over single
+    characters with large vocabularies, in the middle of an answer; the trial of a constraint's
+    first tokens is what keeps slow ones out."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_STEP_ITEMS)
 
 
 class _Tokens:
-    """The vocabulary as TokenizerWrapper reads it."""
+    """The vocabulary as TokenizerWrapper reads it.
+
+    The library asks for the tokens of text that must follow. `is_exact` becomes False where the
+    tokenizer has none: then it gets others, which are not to be forced.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.is_exact = True
         self.eos_token_id = vocabulary.eos_ids[0]
         self.bos_token_id = None
         special = {i: text.encode() for text, i in vocabulary.special.items()}
@@ -126,9 +162,17 @@ class _Tokens:
         self._ids = {text: i for i, text in enumerate(vocabulary.tokens) if text}
         self._longest = max(map(len, self._ids), default=1)
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
-        ids, at = [], 0
+    def __call__(self, text: bytes) -> list[int]:
+        """Return the tokens that the tokenizer writes, else the longest that fit. Mutates: self"""
+        ids = self.vocabulary.encode(text.decode())
+        if ids is None:
+            self.is_exact = False
+            ids = self._longest_first(text)
+        return ids
+
+    def _longest_first(self, data: bytes) -> list[int]:
+        ids: list[int] = []
+        at = 0
         while at < len(data):
             for end in range(min(len(data), at + self._longest), at, -1):
                 if data[at:end] in self._ids:
@@ -141,20 +185,21 @@ class _Tokens:
 
 
 class _Loaded:
-    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: Any, words: _Tokens) -> None:
         self._matcher = matcher
-        self._vocabulary = vocabulary
+        self._words = words
         self.num_bytes = NUM_BYTES_PER_CONSTRAINT
 
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning."""
-        return _Matcher(self._matcher.deep_copy(), self._vocabulary)
+        return _Matcher(self._matcher.deep_copy(), self._words)
 
 
 class _Matcher:
-    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: Any, words: _Tokens) -> None:
         self._matcher = matcher
-        self._eos_ids = frozenset(vocabulary.eos_ids)
+        self._words = words
+        self._eos_ids = frozenset(words.vocabulary.eos_ids)
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token if the constraint allows it. Raises: InvalidConstraint at a limit"""
@@ -181,9 +226,10 @@ class _Matcher:
         return bool(self._matcher.is_stopped())
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that must follow."""
+        """Return tokens that must follow, where they are those of the tokenizer."""
+        self._words.is_exact = True
         found: list[int] = self._matcher.compute_ff_tokens()
-        return found
+        return found if self._words.is_exact else ()
 
     def rollback(self, num_tokens: int) -> None:
         """Go back by accepted tokens."""
@@ -196,6 +242,8 @@ class _Lark:
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self._lines: list[str] = []
+        self._terminals: dict[str, str] = {}
+        self._lexemes: frozenset[Node] = frozenset()
 
     def grammar(self, constraint: Constraint) -> str:
         """Return the whole grammar."""
@@ -212,8 +260,11 @@ class _Lark:
                 return self._named("TEXT", _slashed(whole_text(regex)))
             case FreeText(without):
                 return self._named("FREE", _free(without))
-            case Grammar(text, language):
-                return self._named("grammar", "%lark {\n" + as_lark(text, language) + "\n}")
+            case Grammar(text, "lark"):
+                check_anchors(text)
+                return self._named("grammar", "%lark {\n" + text + "\n}")
+            case Grammar(text):
+                return self._rules(read_gbnf(text))
             case Concat(parts):
                 return "( " + " ".join(self._in_order(parts)) + " )"
             case Choice(parts) if self._are_plain(parts):
@@ -226,15 +277,55 @@ class _Lark:
                 bounds = f"{least},{'' if most is None else most}"
                 return f"( {self._part(part)} ){{{bounds}}}"
 
+    def _rules(self, rules: Mapping[str, Node]) -> str:
+        """Return a name for what these rules say.
+
+        The library's lexer takes the longest text that a terminal matches, so `[a-z]* "b"` of two
+        terminals could never end: a grammar is one terminal where it is a regular expression, and
+        otherwise its terminals are single characters, and what no lexer can misread.
+        """
+        whole = inlined(rules)
+        if whole is not None:
+            return self._named("TEXT", _slashed(written(whole)))
+        number = len(self._lines)
+        names = {name: f"rule_{number}_{i}" for i, name in enumerate(rules)}
+        marked, self._lexemes = with_lexemes(rules)
+        for name, node in marked.items():
+            self._lines.append(f"{names[name]}: {self._rule_body(node, names)}")
+        return names[ROOT]
+
+    def _rule_body(self, node: Node, names: Mapping[str, str]) -> str:
+        if isinstance(node, Chars) or node in self._lexemes:
+            text = _slashed(written(node))
+            if text not in self._terminals:
+                self._terminals[text] = self._named("LEXEME", text)
+            return self._terminals[text]
+        match node:
+            case Rule(name):
+                return names[name]
+            case Cat(()):
+                return '""'
+            case Cat(parts):
+                return " ".join(self._rule_body(part, names) for part in parts)
+            case Or(parts):
+                return "( " + " | ".join(self._rule_body(part, names) for part in parts) + " )"
+            case Many(part, least, most):
+                inner = self._rule_body(part, names)
+                return f"( {inner} ){{{least},{'' if most is None else most}}}"
+        raise InvalidConstraint("a grammar has no anchors")
+
     def _in_order(self, parts: Sequence[Constraint]) -> Iterator[str]:
         """Yield the parts one after the other. Free text takes as much as it can, the beginning of
         the word that ends it too; so where that word follows, both are one lazy rule."""
         rest = list(parts)
         while rest:
             match rest:
-                case [FreeText((word, *more)), Literal(text), *others] if text.startswith(
-                    word
-                ) and not any(w in word for w in self._special):
+                case [FreeText(words), Literal(text), *others] if _ending(words, text):
+                    word, *more = _ending(words, text)
+                    if any(w in word for w in self._special):
+                        yield self._part(rest[0])
+                        rest = [Literal(text), *others]
+                        continue
                     body = _slashed(f"(?s:.*){_escaped(word)}")
                     if more:
                         early = "|".join(map(_escaped, more))
@@ -242,6 +333,8 @@ class _Lark:
                     yield self._named("until[lazy]", self._named("UNTIL", body))
                     rest = [Literal(text[len(word) :]), *others]
                 case [part, *others]:
+                    if others and _ends_in_free_text(part):
+                        raise InvalidConstraint("nothing says where free text ends")
                     yield self._part(part)
                     rest = others
 
@@ -295,6 +388,27 @@ def _anchored(pattern: str) -> str:
     return f"^(?:{written(without(found_within(pattern), NEVER_WRITTEN))})$"
 
 
+def _ending(words: Sequence[str], text: str) -> list[str]:
+    """Return the words that free text must not contain, the one that ends it first; none where a
+    text does not begin with any of them."""
+    first = next((word for word in words if text.startswith(word)), None)
+    return [] if first is None else [first, *(word for word in words if word != first)]
+
+
+def _ends_in_free_text(constraint: Constraint) -> bool:
+    """Return whether free text may be the last part: it would take what follows it, too."""
+    match constraint:
+        case FreeText():
+            return True
+        case Concat(parts):
+            return bool(parts) and _ends_in_free_text(parts[-1])
+        case Choice(parts):
+            return any(map(_ends_in_free_text, parts))
+        case Repeat(part):
+            return _ends_in_free_text(part)
+    return False
+
+
 def _is_unwritten(value: Any) -> bool:
     """Return whether a text within a value has a character that is never written."""
     match value:
@@ -318,18 +432,6 @@ def _plain_words(said: str) -> str:
     told = re.split(r"\n(?:<state>|<grammar>| *\d+ \|)", said)[0]
     told = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", told)
     return " ".join(told.split())[:500]
-
-
-def as_lark(text: str, language: str) -> str:
-    """Return a grammar in llguidance's dialect of Lark. Raises: InvalidConstraint"""
-    if language == "lark":
-        return text
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(text))
-    except Exception as error:  # it raises plain exceptions for whatever it cannot read
-        raise InvalidConstraint(f"the grammar cannot be read: {error}") from error
 
 
 def _escaped(word: str) -> str:

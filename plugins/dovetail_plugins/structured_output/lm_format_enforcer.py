@@ -24,6 +24,7 @@ from dovetail.interfaces.structured_output import (
 )
 from dovetail.structured_output import json_grammar, utf8
 from dovetail.structured_output.constraint_rules import rules_of
+from dovetail.structured_output.gbnf_reader import LANGUAGES
 from dovetail.structured_output.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
 
 MAX_MASKS = 256
@@ -43,12 +44,13 @@ class LmFormatEnforcer(StructuredOutputBackend):
     """One tree of tokens; an artifact is the constraint itself, which `load` turns into rules."""
 
     info = Info(
-        summary="lm-format-enforcer: JSON schemas, regular expressions, free text",
+        summary="lm-format-enforcer: JSON schemas, regular expressions, grammars, free text",
         source="https://github.com/noamgat/lm-format-enforcer",
         requires=("lmformatenforcer",),
         extra="structured-output",
     )
-    capabilities = frozenset({"json", "regex", "concat", "free_text", "whitespace"})
+    capabilities = frozenset({"json", "regex", "grammar", "concat", "free_text", "whitespace"})
+    languages = LANGUAGES
     keywords = json_grammar.KEYWORDS
 
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:

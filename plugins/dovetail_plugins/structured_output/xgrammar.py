@@ -34,7 +34,9 @@ from dovetail.interfaces.structured_output import (
 from dovetail.structured_output import json_grammar
 from dovetail.structured_output.constraint_rules import free_rules
 from dovetail.structured_output.gbnf import as_gbnf
+from dovetail.structured_output.gbnf_reader import read_gbnf
 from dovetail.structured_output.json_grammar import ROOT, JsonGrammar
+from dovetail.structured_output.lark_anchors import check_anchors
 from dovetail.structured_output.regex import Node, whole
 
 if TYPE_CHECKING:
@@ -163,8 +165,11 @@ class _Tag:
                 return _rules({ROOT: whole(regex)})
             case FreeText(without):
                 return _rules(free_rules(without))
-            case Grammar(text, language):
-                return {"type": "grammar", "grammar": _ebnf(text, language)}
+            case Grammar(text, "lark"):
+                check_anchors(text)
+                return {"type": "grammar", "grammar": _from_lark(text)}
+            case Grammar(text):
+                return _rules(read_gbnf(text))
             case Concat(parts) | Choice(parts):
                 if not parts:
                     return _text("")
@@ -195,12 +200,12 @@ def _rules(rules: Mapping[str, Node]) -> dict[str, Any]:
     return {"type": "grammar", "grammar": as_gbnf(rules)}
 
 
-def _ebnf(text: str, language: str) -> str:
+def _from_lark(text: str) -> str:
     """Return a grammar with a rule "root". Raises: InvalidConstraint"""
     from xgrammar import Grammar
 
     try:
-        return str(Grammar.from_lark(text)) if language == "lark" else str(Grammar.from_ebnf(text))
+        return str(Grammar.from_lark(text))
     except (RuntimeError, ValueError) as error:
         raise InvalidConstraint(f"the grammar cannot be read: {_said(error)}") from error
 

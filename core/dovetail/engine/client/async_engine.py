@@ -102,18 +102,24 @@ class AsyncEngine:
         )
 
     @classmethod
-    async def start(cls, spec: EngineSpec, *, in_process: bool = False) -> AsyncEngine:
+    async def start(
+        cls, spec: EngineSpec, *, in_process: bool = False, prepares: bool = False
+    ) -> AsyncEngine:
         """Return a running engine, in a child process or in a thread of this one.
 
+        `prepares`: what compiles constraints is started meanwhile, before a request needs it.
         Raises: ConfigError as the engine raised it; EngineDead when it ended while starting.
         """
         host: EngineHost = EngineThread(spec) if in_process else EngineProcess(spec)
         engine = cls(spec, host.end, host)
         host.watch(engine._note_exit)
         try:
+            if prepares and engine.constraint_compiler is not None:
+                engine.constraint_compiler.start()
             await engine._connect()
         except BaseException:
             engine._is_shut_down = True
+            await engine._close_compiler()
             await closed(host, ABANDON_WAIT_S)
             raise
         hooks.tell(hooks.engine_started, {"spec": spec}, using=engine._hooks)
@@ -135,6 +141,8 @@ class AsyncEngine:
         except BaseException:
             engine._end.close()
             raise
+        if engine.constraint_compiler is not None:
+            engine.constraint_compiler.start()
         return engine
 
     async def _connect(self) -> None:
@@ -435,6 +443,10 @@ class AsyncEngine:
             await asyncio.sleep(min(0.02, left_s))
         return not self._mailboxes
 
+    async def _close_compiler(self) -> None:
+        if self.constraint_compiler is not None:
+            await self.constraint_compiler.close()
+
     async def shutdown(self) -> None:
         """End the engine (or leave it, when another process started it). May be called twice."""
         if self._is_shut_down:
@@ -445,8 +457,7 @@ class AsyncEngine:
         gone = EngineDead("the engine was shut down.")
         self._end_all(gone)
         self._calls.fail(gone)
-        if self.constraint_compiler is not None:
-            await self.constraint_compiler.close()
+        await self._close_compiler()
         if self._host is not None:
             await closed(self._host, STOP_WAIT_S)
         self._end.close()

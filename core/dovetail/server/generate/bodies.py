@@ -68,7 +68,6 @@ MISPLACED_FIELDS = {
             "regex",
             "ebnf",
             "grammar",
-            "structural_tag",
             "guided_json_object",
             "guided_structural_tag",
             "nvext",
@@ -157,6 +156,7 @@ class SamplingFields(Body):
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class StreamOptions(Body):

@@ -85,6 +85,7 @@ class ResponseFormat(Body):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
 
 
 class ChatRequest(SamplingFields):

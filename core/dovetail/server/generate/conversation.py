@@ -25,6 +25,7 @@ from dovetail.server.generate.tool_choice import (
     answer_constraint,
     session_plan,
     texts_in_use,
+    with_allowed_tools,
 )
 
 
@@ -42,6 +43,7 @@ async def prepare(
     `ignored` are names that the dialect has reported itself, `others` its words on thinking.
     """
     with in_words_of(dialect.field_names):
+        body = with_allowed_tools(body)
         model = server.model_name(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
         plan = session_plan(body, parsers, server.frontend)

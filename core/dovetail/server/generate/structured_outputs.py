@@ -8,7 +8,7 @@ the OpenAI API reference (response_format), the structured output fields of `vll
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from dovetail.interfaces.constraint import (
     JsonSchema,
     Literal,
     Regex,
-    choice_of,
     concat,
 )
 from dovetail.interfaces.spec import StructuredOutputSpec
@@ -29,6 +28,7 @@ from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.interfaces.text import Markers
 from dovetail.server.generate.bodies import SamplingFields, StructuredOutputs
 from dovetail.server.generate.chat_body import ResponseFormat
+from dovetail.server.generate.structural_tags import TaggedText, read_format, read_structures
 from dovetail.structured_output.regex import outside, ranges, whole, without, written
 from dovetail.structured_output.schema import closed
 from dovetail.structured_output.select_backend import check_backend
@@ -43,9 +43,17 @@ FIELDS = frozenset(
         "guided_grammar",
         "guided_decoding_backend",
         "guided_whitespace_pattern",
+        "structural_tag",
     }
 )
 """The fields of a body that say something of its answer's constraint, beside response_format."""
+MAX_JSON_DEPTH = 256
+BACKEND_WORDS = {
+    "no-fallback": "disable_fallback",
+    "disable-any-whitespace": "disable_any_whitespace",
+    "no-additional-properties": "disable_additional_properties",
+}
+"""What may follow a backend's name after a colon -> the field that says the same."""
 _NO_BLANKS = outside(ranges(" \n\r\t"))
 
 
@@ -90,7 +98,8 @@ class _JsonStyle:
 
     def __init__(self, body: SamplingFields, spec: StructuredOutputSpec | None) -> None:
         outputs = body.structured_outputs or StructuredOutputs.model_construct()
-        self.backend = _named_backend(outputs, body, spec)
+        self.backend, said = _named_backend(outputs, body, spec)
+        outputs = outputs.model_copy(update=said)
         if outputs.disable_fallback and spec is not None:
             self.backend = self.backend or spec.backend
         self.closes_early = outputs.close_on_length
@@ -109,14 +118,12 @@ class _JsonStyle:
     def json(self, schema: Any, where: str) -> JsonSchema:
         """Return JSON by a schema, given as an object or as text. Raises: RequestError"""
         if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except ValueError as error:
-                raise RequestError(f"is not JSON: {error}.", where=where) from error
+            schema = _read_json(schema, where)
         if schema is True:
             schema = {}
         if not isinstance(schema, dict):
             raise RequestError("must be a JSON schema, an object.", where=where)
+        _check_depth(schema, where)
         return JsonSchema(closed(schema) if self.closes else schema, self.whitespace)
 
     def request(self, where: str, constraint: Constraint) -> ConstraintRequest:
@@ -128,14 +135,24 @@ class _JsonStyle:
 
 def _named_backend(
     outputs: StructuredOutputs, body: SamplingFields, spec: StructuredOutputSpec | None
-) -> str | None:
-    """Return the backend that the request names. Raises: RequestError for one that is not loaded"""
-    name, where = outputs.backend, "structured_outputs.backend"
-    if not name:
-        name, where = body.guided_decoding_backend, "guided_decoding_backend"
+) -> tuple[str | None, Mapping[str, bool]]:
+    """Return the backend that the request names, and what it says behind a colon. Raises:
+    RequestError for one that is not loaded, and for words that are not known"""
+    given, where = outputs.backend, "structured_outputs.backend"
+    if not given:
+        given, where = body.guided_decoding_backend, "guided_decoding_backend"
+    name, _, rest = (given or "").partition(":")
+    words = [word.strip() for word in rest.split(",") if word.strip()]
+    for word in words:
+        if word not in BACKEND_WORDS:
+            fix = f"use {', '.join(BACKEND_WORDS)}."
+            raise RequestError(f'"{word[:64]}" is not an option.', where=where, fix=fix)
     if name and spec is not None and spec.backends:
         check_backend(spec, name, where)
-    return name
+    # "auto" with an option is the server's choice.
+    return (None if name in ("", "auto") and words else name or None), {
+        BACKEND_WORDS[word]: True for word in words
+    }
 
 
 def _whitespace(pattern: str, where: str) -> str:
@@ -165,8 +182,8 @@ def _response_format(given: ResponseFormat | None, style: _JsonStyle) -> list[Co
                 raise RequestError("has no schema.", where=f"{where}.json_schema")
             return [style.request(where, style.json(schema, f"{where}.json_schema.schema"))]
         case "structural_tag":
-            content = {"structures": given.structures, "triggers": given.triggers}
-            return [_tags(content, style, where)]
+            keys = ("structures", "triggers", "format")
+            return [_tags({key: getattr(given, key) for key in keys}, style, where)]
         case "regex" | "grammar" | "choice":
             fix = f"use structured_outputs.{given.type}."
             raise RequestError(
@@ -201,7 +218,7 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
 
 
 def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
-    return _constraints(
+    found = _constraints(
         "guided_",
         style,
         json=body.guided_json,
@@ -209,6 +226,10 @@ def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
         choice=body.guided_choice,
         grammar=body.guided_grammar,
     )
+    if body.structural_tag is not None:
+        where = "structural_tag"
+        found.append(_tags(_object(body.structural_tag, where), style, where))
+    return found
 
 
 def _constraints(
@@ -239,47 +260,58 @@ def language_of(grammar: str) -> str:
 
 
 def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> ConstraintRequest:
-    """Return free text in which each begin tag is followed by its schema and its end tag."""
-    structures, triggers = content.get("structures"), content.get("triggers")
-    if not isinstance(structures, list) or not structures:
-        raise RequestError("must list structures with begin, schema and end.", where=where)
-    parts: dict[str, list[Constraint]] = {}
-    for number, tag in enumerate(structures):
-        at = f"{where}.structures[{number}]"
-        begin, end = _text(tag, "begin", at), _text(tag, "end", at)
-        trigger = _trigger(begin, triggers, at)
-        inner = style.json(tag.get("schema", {}), f"{at}.schema")
-        parts.setdefault(trigger, []).append(concat(begin[len(trigger) :], inner, end))
-    tags = tuple((trigger, choice_of(constraints)) for trigger, constraints in parts.items())
-    return ConstraintRequest(where=where, tags=tags, backend=style.backend)
-
-
-def _trigger(begin: str, triggers: Any, where: str) -> str:
-    if not triggers:
-        return begin
-    found = [t for t in triggers if isinstance(t, str) and t and begin.startswith(t)]
-    if not found:
-        raise RequestError("begins with none of the triggers.", where=f"{where}.begin")
-    return max(found, key=len)
-
-
-def _text(tag: Any, key: str, where: str) -> str:
-    value = tag.get(key) if isinstance(tag, Mapping) else None
-    if not isinstance(value, str) or (key == "begin" and not value):
-        raise RequestError("must be text.", where=f"{where}.{key}")
-    return value
+    """Return what a structural tag asks for, in either spelling. Raises: RequestError"""
+    found: Constraint | TaggedText
+    if content.get("format") is not None:
+        _check_depth(content["format"], f"{where}.format")
+        found = read_format(content["format"], style.json, f"{where}.format")
+    else:
+        found = read_structures(content, style.json, where)
+    if isinstance(found, TaggedText) and found.is_plain:
+        return ConstraintRequest(where=where, tags=found.tags, backend=style.backend)
+    return style.request(where, found.constraint() if isinstance(found, TaggedText) else found)
 
 
 def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return given
-    try:
-        value = json.loads(given)
-    except ValueError as error:
-        raise RequestError(f"is not JSON: {error}.", where=where) from error
+    value = given if isinstance(given, dict) else _read_json(given, where)
     if not isinstance(value, dict):
         raise RequestError("must be an object.", where=where)
+    _check_depth(value, where)
     return value
+
+
+def _read_json(text: str, where: str) -> Any:
+    """Return what a JSON text says. Raises: RequestError, also for what is nested too deep"""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"is not JSON: {error}.", where=where) from error
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    return value
+
+
+def _check_depth(value: Any, where: str) -> None:
+    """Raise RequestError for a value that is nested so deep that reading it would not end well."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [v for one in level for v in _inner(one) if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise _too_deep(where)
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _too_deep(where: str) -> RequestError:
+    return RequestError(
+        "is nested too deep.",
+        where=where,
+        fix=f"nest at most {MAX_JSON_DEPTH} objects and lists.",
+        code="grammar_too_complex",
+    )
 
 
 def after_reasoning(constraint: Constraint, markers: Markers) -> Constraint:

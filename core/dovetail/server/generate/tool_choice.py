@@ -148,6 +148,36 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
     return parser.calls_constraint(choice_of(constraints), limit)
 
 
+def with_allowed_tools(body: ChatRequest) -> ChatRequest:
+    """Return a request whose tool_choice lists what may be called as one that offers only that,
+    with the list's mode as its choice. Raises: RequestError"""
+    choice = body.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return body
+    where = "tool_choice.allowed_tools"
+    listed = choice.get("allowed_tools", choice)  # the Responses API has no object around it
+    tools = listed.get("tools") if isinstance(listed, dict) else None
+    if not isinstance(tools, list) or not tools:
+        raise RequestError("must list tools.", where=where)
+    if (mode := listed.get("mode", "auto")) not in ("auto", "required"):
+        raise RequestError('must be "auto" or "required".', where=f"{where}.mode")
+    known = {tool.function.name: tool for tool in body.tools or ()}
+    names = [_name_of(tool, f"{where}.tools[{n}]") for n, tool in enumerate(tools)]
+    if unknown := [name for name in names if name not in known]:
+        raise RequestError(f'"{unknown[0][:64]}" is not a tool of this request.', where=where)
+    allowed = [known[name] for name in known if name in names]
+    return body.model_copy(update={"tools": allowed, "tool_choice": mode})
+
+
+def _name_of(tool: Any, where: str) -> str:
+    """Return the name in {"type": "function", "function": {"name"}}, or beside the type."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or tool.get("type", "function") != "function":
+        raise RequestError("must name a function.", where=where)
+    return name
+
+
 def _undecided() -> RequestError:
     return RequestError(
         "this server does not let the model decide whether to call a tool.",

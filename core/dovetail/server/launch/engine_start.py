@@ -63,8 +63,10 @@ async def _start_engine(config: Config, spec: EngineSpec, timer: StartupTimer) -
     from dovetail.engine.client.async_engine import AsyncEngine
 
     in_process = config.frontend.disable_frontend_multiprocessing
+    # Of several API processes each has its own compiler; who wants one process gets it when needed.
+    prepares = not in_process and config.frontend.api_server_count == 1
     with timer.time("engine"):
-        engine = await AsyncEngine.start(spec, in_process=in_process)
+        engine = await AsyncEngine.start(spec, in_process=in_process, prepares=prepares)
     for phase in engine.phases:
         timer.durations_s[f"engine: {phase.name}"] = phase.duration_s
     return engine

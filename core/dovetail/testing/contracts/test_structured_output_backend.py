@@ -324,7 +324,8 @@ class TestStructuredOutputBackend:
 
     @requires("forced")
     def test_forced_tokens(self, backend: StructuredOutputBackend, vocabulary: Vocabulary) -> None:
-        """Tokens that must follow are allowed one by one, and their text is the only one."""
+        """Tokens that must follow are allowed one by one, their text is the only one, and they are
+        those that the tokenizer writes."""
         compiled = loaded(backend, "json", JsonSchema(PERSON, ""))
         matcher = compiled.matcher()
         forced = list(matcher.forced())
@@ -334,6 +335,7 @@ class TestStructuredOutputBackend:
             assert matcher.accept(token_id)
         text = b"".join(vocabulary.tokens[i] for i in forced)
         assert b'{"a":'.startswith(text)
+        assert vocabulary.encode(text.decode()) == forced
 
     @requires("special")
     def test_special_tokens(
@@ -413,10 +415,14 @@ class TestStructuredOutputBackend:
     def test_grammars(
         self, plugin: Any, backend: StructuredOutputBackend, vocabulary: Vocabulary
     ) -> None:
-        """Each of its languages is read."""
+        """Each of its languages is read, those without terminals as they are written: no part takes
+        what the next one needs."""
         for name in plugin.languages:
             constraint = Grammar(GRAMMARS[name], name)
             takes(backend, vocabulary, "grammar", constraint, ["a1", "a1,a22"], ["a", "a1,"])
+            if name != "lark":
+                constraint = Grammar('root ::= x "b"\nx ::= [a-z]*', name)
+                takes(backend, vocabulary, "grammar", constraint, ["b", "ab", "bb"], ["", "a"])
 
     @requires("free_text")
     def test_free_text(self, backend: StructuredOutputBackend, vocabulary: Vocabulary) -> None:

@@ -15,17 +15,20 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.constraint import (
     Choice,
     Constraint,
+    FreeText,
     Grammar,
     JsonSchema,
     Literal,
     Regex,
+    Repeat,
     concat,
 )
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
-from dovetail.server.generate.tool_choice import answer_constraint, session_plan
+from dovetail.server.generate.tool_choice import answer_constraint, session_plan, with_allowed_tools
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = Choice((Literal("yes"), Literal("no")))
@@ -196,6 +199,160 @@ def test_tags(field: str) -> None:
 )  # fmt: skip
 def test_what_says_no_constraint_is_refused(fields: dict[str, Any]) -> None:
     assert (refused({"response_format": fields}) or "").startswith("response_format")
+
+
+TAG = {"type": "tag", "begin": "<a>", "end": "</a>"}
+ONE = TAG | {"content": {"type": "const_string", "value": "1"}}
+TWO = TAG | {"begin": "<b>", "content": {"type": "regex", "pattern": "[0-9]"}, "end": ["!", "?"]}
+FORMATS: list[tuple[dict[str, Any], Constraint]] = [
+    ({"type": "const_string", "value": "x"}, Literal("x")),
+    ({"type": "json_schema", "json_schema": SCHEMA}, JsonSchema(SCHEMA)),
+    ({"type": "regex", "pattern": "a+"}, Regex("a+")),
+    ({"type": "grammar", "grammar": EBNF}, Grammar(EBNF, "ebnf")),
+    ({"type": "any_text", "excludes": ["x"]}, FreeText(("x",))),
+    (ONE, concat("<a>", "1", "</a>")),
+    (TAG | {"content": {"type": "any_text"}}, concat("<a>", FreeText(("</a>",)), "</a>")),
+    ({"type": "or", "elements": [ONE, {"type": "const_string", "value": ""}]},
+     Choice((concat("<a>", "1", "</a>"), Literal("")))),
+    ({"type": "sequence", "elements": [{"type": "any_text"}, ONE]},
+     concat(FreeText(("<a>",)), "<a>", "1", "</a>")),
+    ({"type": "repeat", "min": 2, "max": -1, "content": {"type": "regex", "pattern": "a"}},
+     Repeat(Regex("a"), 2, None)),
+    ({"type": "optional", "content": {"type": "regex", "pattern": "a"}},
+     Repeat(Regex("a"), 0, 1)),
+    ({"type": "tags_with_separator", "tags": [ONE], "separator": ",", "stop_after_first": True},
+     Repeat(concat("<a>", concat("1", "</a>")), 0, 1)),
+    ({"type": "triggered_tags", "triggers": ["<a"], "tags": [ONE], "at_least_one": True,
+      "stop_after_first": True}, concat("<a", concat(">", "1", "</a>"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "constraint"), FORMATS, ids=lambda v: str(v)[:48])
+def test_every_format_of_a_tag(given: dict[str, Any], constraint: Constraint) -> None:
+    tag = {"type": "structural_tag", "format": given}
+    for fields in (
+        {"response_format": tag},
+        {"structured_outputs": {"structural_tag": json.dumps(tag)}},
+        {"structural_tag": tag},
+    ):
+        found = asked(fields)
+        assert found is not None
+        assert (found.constraint, found.tags) == (constraint, ())
+
+
+def test_tags_within_free_text_leave_it_free() -> None:
+    given = {"type": "triggered_tags", "triggers": ["<"], "tags": [ONE, TWO]}
+    found = asked({"response_format": {"type": "structural_tag", "format": given}})
+    assert found is not None
+    first = concat("a>", "1", "</a>")
+    second = concat("b>", Choice((concat(Regex("[0-9]"), "!"), concat(Regex("[0-9]"), "?"))))
+    assert (found.constraint, found.tags) == (None, (("<", Choice((first, second))),))
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({}, "format.type"), ({"type": "token", "token": 3}, "format.type"),
+        ({"type": "sequence", "elements": [ONE, {"type": "x"}]}, "format.elements[1].type"),
+        ({"type": "sequence", "elements": []}, "format.elements"),
+        (TAG, "format.content"), (ONE | {"end": []}, "format.end"),
+        (ONE | {"begin": ""}, "format.begin"),
+        ({"type": "triggered_tags", "triggers": ["<x"], "tags": [ONE]}, "format.tags[0].begin"),
+        ({"type": "any_text", "max_tokens": 3}, "format.max_tokens"),
+        ({"type": "json_schema", "json_schema": [1]}, "format.json_schema"),
+        ({"type": "json_schema", "json_schema": {}, "style": "glm_xml"}, "format.style"),
+        ({"type": "qwen_xml_parameter", "json_schema": {"type": "string"}}, "format.json_schema"),
+        ({"type": "repeat", "min": 3, "max": 2, "content": ONE}, "format.max"),
+        ({"type": "dispatch", "rules": [["a"]]}, "format.rules[0]"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_format_that_is_none_is_refused_by_its_place(given: dict[str, Any], where: str) -> None:
+    tag = {"type": "structural_tag", "format": given}
+    assert refused({"response_format": tag}) == f"response_format.{where}"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "whitespace", "is_closed"),
+    [
+        ("one", "one", None, False),
+        ("one:no-fallback", "one", None, False),
+        ("one:disable-any-whitespace,no-additional-properties", "one", "", True),
+        ("auto:disable-any-whitespace", None, "", False),
+        (":no-additional-properties", None, None, True),
+    ],
+)
+@pytest.mark.parametrize("field", ["guided_decoding_backend", "structured_outputs"])
+def test_a_backend_with_options(
+    field: str, name: str, backend: str | None, whitespace: str | None, is_closed: bool
+) -> None:
+    fields: dict[str, Any] = {"structured_outputs": {"json": SCHEMA, "backend": name}}
+    if field == "guided_decoding_backend":
+        fields = {"guided_json": SCHEMA, field: name}
+    found = asked(fields)
+    schema = SCHEMA | ({"additionalProperties": False} if is_closed else {})
+    assert found is not None
+    assert found.backend == backend
+    blanks = JsonSchema().whitespace if whitespace is None else whitespace
+    assert found.constraint == JsonSchema(schema, blanks)
+    with pytest.raises(RequestError, match="not an option"):
+        asked({"guided_json": SCHEMA, "guided_decoding_backend": "one:fast"})
+
+
+def test_allowed_tools_are_the_only_ones() -> None:
+    parsers = Parsers(tool=pytest.importorskip("dovetail_plugins.tool_parsers.hermes").Hermes(None))
+    offered = [{"function": {"name": name, "parameters": SCHEMA}} for name in "fgh"]
+    named = [{"type": "function", "function": {"name": "h"}}, {"type": "function", "name": "f"}]
+
+    def used(choice: Any) -> tuple[SessionPlan, ConstraintRequest | None]:
+        fields = {"messages": [{"role": "user", "content": "hi"}], "tools": offered}
+        body = with_allowed_tools(ChatRequest.model_validate(fields | {"tool_choice": choice}))
+        plan = session_plan(body, parsers, FrontendConfig())
+        return plan, answer_constraint(body, plan, None)
+
+    for choice in (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}},
+        {"type": "allowed_tools", "mode": "required", "tools": named},
+    ):
+        plan, constraint = used(choice)
+        assert [tool.name for tool in plan.tools] == ["f", "h"]
+        assert constraint is not None
+        assert '"g"' not in str(constraint.constraint)
+    plan, free = used({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}})
+    assert [tool.name for tool in plan.tools] == ["f", "h"]
+    assert free is None
+    wrong: list[Any] = [
+        {"mode": "none", "tools": named}, {"tools": []}, {"tools": [{"function": {"name": "x"}}]},
+        {"tools": ["f"]}, {"tools": [{"type": "custom", "name": "f"}]}, 7,
+    ]  # fmt: skip
+    for inner in wrong:
+        with pytest.raises(RequestError):
+            used({"type": "allowed_tools", "allowed_tools": inner})
+
+
+BRACKETS = ("[" * 20_000, '{"not":' * 1000 + "{}" + "}" * 1000)
+
+
+@pytest.mark.parametrize("text", BRACKETS, ids=["brackets", "schema"])
+def test_what_is_nested_too_deep_is_refused_with_its_place(text: str) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {"not": schema}
+    tag = {"begin": "<a>", "schema": text, "end": "</a>"}
+    for fields, where in (
+        ({"guided_json": text}, "guided_json"),
+        ({"structured_outputs": {"json": text}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": schema}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"structural_tag": text}},
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [tag]}},
+            "response_format.structures[0].schema",
+        ),
+    ):
+        assert refused(fields) == where
 
 
 def test_strict_calls_are_held_beside_tags() -> None:

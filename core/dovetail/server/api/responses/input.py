@@ -293,6 +293,8 @@ def _tool_choice(
 ) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
+    if choice.get("type") == "allowed_tools":
+        return choice
     name, label = choice.get("name"), choice.get("server_label")
     is_offered = isinstance(name, str) and labels.get(name) == label is not None
     if choice.get("type") != "function" and not (_is_mcp(choice) and is_offered):
