@@ -175,7 +175,7 @@ def write_tiny(folder: str | Path, model_type: str, **overrides: Any) -> Path:
         with torch.device("meta"):
             size = sum(p.numel() for p in make(config).parameters())
         if size > MOST_PARAMETERS:
-            raise ConfigError(f"the small config of {model_type} still has {size} parameters")
+            raise ConfigError(f"the small config of {model_type} still has {size} parameters.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(len(model_type))
             model = make(config)

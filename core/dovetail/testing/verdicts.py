@@ -1,7 +1,7 @@
 """What dovetail makes of a checkpoint: served natively, over transformers, or refused; and whether
 what it answers is what transformers' own code computes from the same files.
 
-Needs torch and transformers. Knows no model type.
+Needs torch and transformers.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def register() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What a trial pass told: the attention layers, what the trunk returns, the number that the
+    """What a trial pass found: the attention layers, what the trunk returns, the number that the
     trunk's own code gives the first token of a text, and the linear layers whose weights other code
     takes out of them."""
 
@@ -87,7 +87,7 @@ def probe(trunk: nn.Module, device: str) -> Probed:
     with _pass(trunk) as own:
         trunk(input_ids=ids, use_cache=False)
     if not isinstance(getattr(output, "last_hidden_state", None), torch.Tensor):
-        raise ConfigError("its layers below the head return no hidden states")
+        raise ConfigError("its layers below the head return no hidden states.")
     layers = []
     for path, module in trunk.named_modules():
         if isinstance(module, Attention):
@@ -182,7 +182,7 @@ def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
     shifts = {b - a for x, y in zip(told, own, strict=False) for a, b in zip(x, y, strict=False)}
     shifts -= {0}
     if len(shifts) > 1 or [len(x) for x in told] != [len(y) for y in own]:
-        raise ConfigError("it numbers positions in a way of its own")
+        raise ConfigError("it numbers positions in its own way.")
     return shifts.pop() if shifts else 0
 
 

@@ -154,9 +154,9 @@ def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
     name = str(causal.base_model_prefix)
     trunk = causal._modules.get(name)
     if trunk is None:
-        raise refusal(model, "its head cannot be told from the layers below it")
+        raise refusal(model, "its head and the layers below it are not apart")
     if "position_ids" not in inspect.signature(trunk.forward).parameters:
-        raise refusal(model, "it counts positions itself and cannot be told them")
+        raise refusal(model, "it counts positions itself and takes none")
     return name, trunk
 
 
@@ -175,7 +175,7 @@ def _check_layout(causal: Any) -> None:
         found = next((p for p in parameters for word in words if word and word in p), None)
         if found is not None:
             raise ConfigError(
-                f"its {found} is stored in pieces that only transformers puts together"
+                f"its {found} is stored in pieces that only transformers puts together."
             )
 
 
@@ -194,7 +194,7 @@ def _try_head(causal: Any, trunk_name: str, seen: hf_attention.Probed) -> bool:
     finally:
         causal._modules[trunk_name] = trunk
     if tuple(logits.shape[:2]) != (1, 2):
-        raise ConfigError("its head does not give logits of every token")
+        raise ConfigError("its head does not give logits of every token.")
     return not watch.functions & ARITHMETIC
 
 
