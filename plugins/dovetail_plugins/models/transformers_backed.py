@@ -31,7 +31,7 @@ TEXT_PARTS = (
 TEXT_HEAD = "language_model.lm_head."
 OTHER_PARTS = (
     *("vision_tower.", "vision_model.", "vision_embedder.", "vision_embed_tokens.", "visual."),
-    *("image_tower.", "video_tower.", "vision_encoder.", "visual_embeddings_table."),
+    *("image_tower.", "video_tower.", "vision_encoder.", "vision_projection."),
     *("audio_tower.", "audio_model.", "audio_encoder.", "embed_vision.", "embed_audio."),
     *(
         "projector.",
