@@ -79,7 +79,7 @@ $(LLAMACPP)/.installed:
 	|| echo 'llama.cpp cannot be had here; its rows say so'
 
 # Before a release: every causal architecture of the installed transformers, a small random checkpoint
-# each (about 20 minutes; goes on where it was stopped), then the page of what came out.
+# each (about 40 minutes; goes on where it was stopped), then the page of what came out.
 sweep: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.architectures
 	$(BIN)/python docs/generate.py

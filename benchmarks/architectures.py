@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "architectures.json"
-LIMIT_S = 120.0
-"""Of one architecture, after its process has started."""
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+
+PAGE = ROOT / "docs" / "reference" / "architectures.json"
+LIMIT_S = 240.0
+"""Of one architecture."""
 UNMADE = "unmade"
 """transformers' own class cannot be made small here: nothing was tried."""
 FAULTS = ("wrong", "crash")
@@ -31,10 +33,13 @@ FAULTS = ("wrong", "crash")
 
 def judged(model_type: str) -> dict[str, str]:
     """Return the verdict on a tiny checkpoint of a model type."""
-    from dovetail.errors import ConfigError
-    from dovetail.testing.tiny_configs import write_tiny
-    from dovetail.testing.verdicts import verdict_of
+    import transformers
 
+    from dovetail.errors import ConfigError
+    from support.tiny_configs import write_tiny
+    from support.verdicts import verdict_of
+
+    transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = write_tiny(folder, model_type)
@@ -44,38 +49,17 @@ def judged(model_type: str) -> dict[str, str]:
     return {"state": verdict.state, "reason": verdict.reason}
 
 
-def _child(model_type: str, pipe: Any) -> None:
-    """Send the verdict, or what was raised in place of one."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    try:
-        found = judged(model_type)
-    except Exception as error:  # the sweep tells what no user should see
-        found = {"state": "crash", "reason": f"{type(error).__name__}: {error}"}
-    pipe.send(found)
-    pipe.close()
-
-
-def apart(context: Any, model_type: str) -> dict[str, str]:
+def apart(model_type: str) -> dict[str, str]:
     """Return the verdict that a process of its own comes to within the limit."""
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(model_type, theirs))
-    process.start()
-    theirs.close()
+    command = [sys.executable, "-m", "benchmarks.architectures", "--child", model_type]
     try:
-        found: dict[str, str] = (
-            ours.recv()
-            if ours.poll(LIMIT_S)
-            else {"state": "crash", "reason": f"not done within {LIMIT_S:.0f} s"}
-        )
-    except EOFError:
-        process.join()
-        found = {"state": "crash", "reason": f"the process ended with {process.exitcode}"}
-    process.kill()
-    process.join()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {"state": "crash", "reason": f"not done within {LIMIT_S:.0f} s"}
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        return {"state": "crash", "reason": last[0]}
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -117,27 +101,29 @@ def write(file: Path, found: dict[str, Any]) -> None:
 
 def main() -> int:
     """Run what is left; return 1 where something was wrong or crashed."""
-    import transformers
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model_type", nargs="*", help="these alone, whether done or not")
     parser.add_argument("--again", action="store_true", help="forget what is done")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so long; 0: never")
     parser.add_argument("--page", type=Path, default=PAGE, help="file of the results")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.child:
+        print(json.dumps(judged(args.child)))
+        return 0
+    import transformers
+
     known = names()
     found = read(args.page, transformers.__version__)
     if args.again:
         found["results"] = {}
     left = args.model_type or [name for name in known if name not in found["results"]]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers", "dovetail.testing.verdicts"])
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     for done, name in enumerate(left):
         if time.monotonic() > end:
             print(f"{len(left) - done} are left: run it again")
             break
-        result = {"architecture": known[name], **apart(context, name)}
+        result = {"architecture": known[name], **apart(name)}
         print(f"{name}: {result['state']} {result['reason'][:300]}", flush=True)
         found["results"][name] = result
         write(args.page, found)

@@ -34,6 +34,7 @@ OTHER_PARTS = (
     *("image_tower.", "video_tower.", "vision_encoder.", "vision_projection."),
     *("audio_tower.", "audio_model.", "audio_encoder.", "embed_vision.", "embed_audio."),
     *(
+        "visual_embeddings_table.",
         "projector.",
         "image_newline",
         "connector.",

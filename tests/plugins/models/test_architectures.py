@@ -14,8 +14,8 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.inspect import trial
 from dovetail.inspect.gather import inspect
-from dovetail.testing.tiny_configs import tiny_config, write_tiny
-from dovetail.testing.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
+from support.tiny_configs import tiny_config, write_tiny
+from support.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVED = {
