@@ -22,7 +22,7 @@ ISA_TESTS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_r
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
 
-.PHONY: serve test test-quick test-isa test-gpu test-real lint docs bench clean
+.PHONY: serve test test-quick test-isa test-gpu test-real sweep lint docs bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -77,6 +77,12 @@ $(LLAMACPP)/.installed:
 	$(PYTHON) -m venv "$(LLAMACPP)"
 	"$(LLAMACPP)/bin/python" -m pip install --quiet xllamacpp numpy && touch "$@" \
 	|| echo 'llama.cpp cannot be had here; its rows say so'
+
+# Before a release: every causal architecture of the installed transformers, a small random checkpoint
+# each (about 40 minutes; goes on where it was stopped), then the page of what came out.
+sweep: $(VENV)/.test
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.architectures
+	$(BIN)/python docs/generate.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -412,6 +412,7 @@ def _enforced(backend: Any, word: str, keywords: list[str]) -> str:
 
 def pages() -> dict[str, str]:
     """Return file name -> text of every generated page."""
+    from architectures_page import architectures_page
     from quantization_page import quantization_page
 
     from dovetail.config.report.docs import flags_page, variables_page
@@ -422,6 +423,7 @@ def pages() -> dict[str, str]:
         "bench.md": bench_page(),
         "batch.md": batch_page(),
         "plugins.md": plugins_page(),
+        "architectures.md": architectures_page(NOTE),
         "quantization.md": quantization_page(NOTE),
         "structured_output.md": structured_output_page(),
         "http.md": http_page(),

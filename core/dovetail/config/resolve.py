@@ -313,7 +313,7 @@ def _run_spec(
         max_step_tokens=schedule.max_step_tokens,
         max_model_tokens=schedule.max_model_tokens,
         seed=config.model.seed or 0,
-        model_plugin=selections.select_model(config, model.architecture),
+        model_plugin=selections.select_model(config, model),
         load_format=selections.select_load_format(config),
         quantization=selections.select_quantization(config, model),
         attention=_attention(config, model, kv_dtype, cache.block_tokens, device),

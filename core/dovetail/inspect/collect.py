@@ -30,6 +30,7 @@ from dovetail.inspect.compatibility import chosen, listening
 from dovetail.inspect.facts import Inspected, ModelFacts, TextFacts, WeightFile
 from dovetail.inspect.how import How
 from dovetail.inspect.layers import layers_of
+from dovetail.inspect.trial import refusal
 from dovetail.inspect.weights import experts_of, groups_of
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
@@ -40,6 +41,7 @@ from dovetail_kernels.cpu.library import library
 
 TRANSFORMERS = "transformers"
 """The model plugin that runs transformers' own modules."""
+REFUSED = "serve would refuse it"
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
 
 
@@ -138,10 +140,10 @@ def _parts(config: Config) -> Parts:
         spec = resolve(config)
     except DovetailError as error:
         parts = _pieces(config)
-        parts.warnings.append(f"serve would refuse it: {error}")
+        parts.warnings.append(f"{REFUSED}: {error}")
         return parts
     run = spec.run
-    return Parts(
+    parts = Parts(
         model=run.model,
         device=run.device,
         kv_dtype=run.kv_dtype,
@@ -150,6 +152,10 @@ def _parts(config: Config) -> Parts:
         quantization=run.quantization,
         model_plugin=run.model_plugin,
     )
+    if run.model_plugin.name == TRANSFORMERS and (refused := refusal(run)) is not None:
+        parts.spec = None
+        parts.warnings.append(f"{REFUSED}: {refused}")
+    return parts
 
 
 def _pieces(config: Config) -> Parts:
@@ -175,7 +181,7 @@ def _pieces(config: Config) -> Parts:
     with _tried(parts):
         parts.quantization = selections.select_quantization(config, model)
     with _tried(parts):
-        parts.model_plugin = selections.select_model(config, model.architecture)
+        parts.model_plugin = selections.select_model(config, model)
     return parts
 
 

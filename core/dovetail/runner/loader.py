@@ -11,7 +11,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import divert
 from dovetail.layers.placement import WeightHolder
@@ -81,7 +81,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     if run.offload_bytes:
         offload = Offload(run.offload_bytes, run.model.num_layers, device)
     with offload.building() if offload is not None else nullcontext():
-        model = _build(run, device, quant)
+        model = build_model(run, device, quant)
     built_s = time.perf_counter()
     finish = GivingBack(own_finish if offload is None else offload.finish)
     _fill(model, run, device, quant, finish=finish)
@@ -110,7 +110,7 @@ def load_unpacked(run: RunSpec) -> nn.Module:
     """
     device = torch.device("cpu")
     quant = build_method(run.quantization, run.model)
-    model = _build(run, device, quant)
+    model = build_model(run, device, quant)
     _fill(model, run, device, quant, repacks=False)
     return model
 
@@ -160,8 +160,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(previous)
 
 
-def _build(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
-    """Return the model with empty parameters."""
+def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Module:
+    """Return the model with empty parameters. Raises: ConfigError"""
     context = BuildContext(
         model=run.model,
         quant=quant,
@@ -209,14 +209,30 @@ def _fill(
     if "random_weights" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
     with reading(run, device, shapes) as checkpoint:
-        tensors = divert(module, weight_map, load_format.tensors(checkpoint))
+        tensors = load_format.tensors(checkpoint)
         if "divided" in load_format.capabilities:
-            load_parameters(module, tensors, run.rank, finish=finish)
-            return
-        stored = quant.checkpoint_tensors(tensors)
-        load_weights(
-            module, weight_map, stored, run.rank, quant.ignored, repacks=repacks, finish=finish
-        )
+            diverted = divert(module, weight_map, tensors)
+            load_parameters(module, diverted, run.rank, finish=finish)
+        else:
+            fill(module, tensors, quant, run.rank, repacks=repacks, finish=finish)
+
+
+def fill(
+    module: nn.Module,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    quant: QuantMethod,
+    rank: RankSpec,
+    *,
+    repacks: bool = True,
+    finish: Finish = own_finish,
+) -> None:
+    """Fill every parameter with the checkpoint's tensors. Mutates: module
+
+    Raises: ConfigError that lists missing, unexpected and misfitting names.
+    """
+    weight_map = cast(Model, module).weight_map()
+    stored = quant.checkpoint_tensors(divert(module, weight_map, tensors))
+    load_weights(module, weight_map, stored, rank, quant.ignored, repacks=repacks, finish=finish)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """A GGUF file's vocabulary as the tokenizer.json that the same model has elsewhere.
 
-Two models of text are read: "gpt2", byte pairs with their merges, and "llama", SentencePiece's
-pieces with scores, whose merges are all pairs of pieces that are a piece, the best score first.
+The models of text that are read: "gpt2", byte pairs with their merges; "llama", SentencePiece's
+pieces with scores, whose merges are all pairs of pieces that are a piece, the best score first;
+"gemma4", such pieces with their merges; "bert", WordPiece.
 Source: the tokenizer keys of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._file import Model
-from dovetail_plugins.gguf._splits import KINDS
+from dovetail_plugins.gguf._splits import GEMMA4, KINDS, Kind
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _SPACE = "\u2581"
@@ -28,6 +29,13 @@ _NAMED = {
 }
 """Settings that name a token, as they are spelt -> tokenizer_config.json's word."""
 _PREFIX = "tokenizer.ggml."
+_GOES_ON = "##"
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_PIECES_BACK: list[dict[str, Any]] = [
+    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
 TEMPLATE = "tokenizer.chat_template"
 
 Json = dict[str, Any]
@@ -56,10 +64,15 @@ class Vocabulary:
     def content(self) -> Json:
         """Return tokenizer.json."""
         name = self._find("model", str)
-        makers = {"gpt2": self._byte_pairs, "llama": self._pieces}
+        makers = {
+            "gpt2": self._pairs,
+            "llama": self._pieces,
+            GEMMA4: self._pairs,
+            "bert": self._word_pieces,
+        }
         if name not in makers:
             raise self._fault(
-                f'the vocabulary "{name}" is not read; {", ".join(makers)} are', "model"
+                f'vocabularies of the model "{name}" are not read; {", ".join(makers)} are', "model"
             )
         return {"version": "1.0", "added_tokens": self._added(), **makers[name]()}
 
@@ -85,31 +98,104 @@ class Vocabulary:
         all_of_them = {"default": first, **others}
         return [{"name": name, "template": text} for name, text in all_of_them.items()]
 
-    def _byte_pairs(self) -> Json:
-        """Return a model of byte pairs."""
-        name = self._find("pre", str) or "default"
+    def _pairs(self) -> Json:
+        """Return a model of pairs that are merged, of bytes or of characters."""
+        is_gemma = self._find("model", str) == GEMMA4
+        name = GEMMA4 if is_gemma else self._find("pre", str) or "default"
         if name not in KINDS:
-            raise self._fault(f'the kind "{name}" is not known; {", ".join(KINDS)} are', "pre")
+            raise self._fault(f'the pre-tokenizer "{name}" is not known to this version', "pre")
         kind = KINDS[name]
-        merges = [merge.split(" ", 1) for merge in self._list("merges", str)]
-        cuts = [
-            {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
-            for cut in kind.cuts
-        ]
+        merges = self._merges(kind)
+        if not merges:
+            raise self._fault("the file has no merges", "merges")
+        return self._raw_pairs(kind, merges) if kind.raw else self._byte_pairs(kind, merges)
+
+    def _merges(self, kind: Kind) -> list[tuple[str, str]]:
+        """Return the pairs that are merged, in their order."""
+        stated = [merge.partition(" ") for merge in self._list("merges", str)]
+        if stated or not kind.ranks:
+            return [(left, right) for left, _, right in stated if right]
+        numbers = self._numbered()
+        return merges_of(numbers, {text: -float(i) for text, i in numbers.items()})
+
+    def _byte_pairs(self, kind: Kind, merges: Sequence[tuple[str, str]]) -> Json:
+        """Return a model of bytes, which tokens write in GPT-2's letters."""
         bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
                        "use_regex": False}  # fmt: skip
         return {
             "normalizer": {"type": "NFC"} if kind.composes else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, bytes_alone]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_cuts(kind), bytes_alone]},
             "post_processor": self._ends(begins=kind.begins),
             "decoder": bytes_alone,
             "model": {
                 "type": "BPE",
                 "vocab": self._numbered(),
-                "merges": [merge for merge in merges if len(merge) == 2],
+                "merges": merges,
                 "ignore_merges": kind.takes_whole,
             },
         }
+
+    def _raw_pairs(self, kind: Kind, merges: Sequence[tuple[str, str]]) -> Json:
+        """Return a model of characters, whose spaces are written as SentencePiece does."""
+        return {
+            "normalizer": _SPACES,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _cuts(kind)},
+            "post_processor": self._ends(begins=kind.begins),
+            "decoder": {"type": "Sequence", "decoders": _PIECES_BACK},
+            "model": {
+                "type": "BPE",
+                "vocab": self._numbered(),
+                "merges": merges,
+                "unk_token": self._named("unknown_token_id"),
+                "fuse_unk": True,
+                "byte_fallback": True,
+            },
+        }
+
+    def _word_pieces(self) -> Json:
+        """Return BERT's model: words, and pieces that go on with one."""
+        unknown = self._named("unknown_token_id") or self._known("[UNK]")
+        first = self._named("bos_token_id") or self._known("[CLS]")
+        last = self._named("seperator_token_id") or self._known("[SEP]")
+        lowers = self._find("normalizer.lowercase", bool) is not False
+        return {
+            "normalizer": {
+                "type": "BertNormalizer",
+                "clean_text": True,
+                "handle_chinese_chars": True,
+                "strip_accents": self._find("normalizer.strip_accents", bool) is not False,
+                "lowercase": lowers,
+            },
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": self._around(first, last),
+            "decoder": {"type": "WordPiece", "prefix": _GOES_ON, "cleanup": True},
+            "model": {
+                "type": "WordPiece",
+                "vocab": {
+                    text: i
+                    for i, text in reversed(
+                        list(enumerate(map(self._word_piece, self.tokens, self.kinds)))
+                    )
+                },
+                "unk_token": unknown,
+                "continuing_subword_prefix": _GOES_ON,
+                "max_input_chars_per_word": 100,
+            },
+        }
+
+    def _word_piece(self, text: str, kind: int) -> str:
+        """Return a token as BERT's own files write it: the file marks what begins a word instead
+        of what goes on with one."""
+        is_named = text.startswith("[") and text.endswith("]") and len(text) > 2
+        if kind in (_UNKNOWN, _CONTROL, _USER) or is_named:
+            return text
+        return text.removeprefix(_SPACE) if text.startswith(_SPACE) else f"{_GOES_ON}{text}"
+
+    def _known(self, text: str) -> str:
+        """Return a token that must be there. Raises: ConfigError"""
+        if text not in self.tokens:
+            raise self._fault(f"there is no token {text}", "tokens")
+        return text
 
     def _pieces(self) -> Json:
         """Return SentencePiece's model."""
@@ -117,15 +203,13 @@ class Vocabulary:
         if len(scores) != len(self.tokens):
             raise self._fault(f"{len(scores)} scores of {len(self.tokens)} tokens", "scores")
         has_space = self._find("add_space_prefix", bool) is not False
-        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-        back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
         before = [{"type": "Prepend", "prepend": _SPACE}] if has_space else []
         after = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_space else []
-        decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *after]
+        decoders = [*_PIECES_BACK, *after]
         unknown = self._named("unknown_token_id")
         vocabulary = self._numbered()
         return {
-            "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
+            "normalizer": {"type": "Sequence", "normalizers": [*before, _SPACES]},
             "pre_tokenizer": None,
             "post_processor": self._ends(begins=True),
             "decoder": {"type": "Sequence", "decoders": decoders},
@@ -157,6 +241,10 @@ class Vocabulary:
         told = self._find("add_bos_token", bool)
         first = self._named("bos_token_id") if (begins if told is None else told) else None
         last = self._named("eos_token_id") if self._find("add_eos_token", bool) else None
+        return self._around(first, last)
+
+    def _around(self, first: str | None, last: str | None) -> Json | None:
+        """Return what puts these tokens around a text, where there are any."""
         if first is None and last is None:
             return None
         named = {text: self.tokens.index(text) for text in (first, last) if text is not None}
@@ -195,8 +283,16 @@ class Vocabulary:
         return ConfigError(
             f"{key}: {what}",
             where=str(self.path),
-            fix="give the folder of the model's tokenizer with --tokenizer.",
+            fix="give the folder of the model's own tokenizer.json: --tokenizer DIR.",
         )
+
+
+def _cuts(kind: Kind) -> list[Json]:
+    """Return what cuts a text into words."""
+    return [
+        {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+        for cut in kind.cuts
+    ]
 
 
 def merges_of(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:

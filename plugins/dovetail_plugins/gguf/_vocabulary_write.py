@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._file import Model
@@ -124,7 +125,7 @@ def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
     """Return the kind of cuts that encodes the probe most like the checkpoint's tokenizer."""
     wanted = real.encode(PROBE, add_special_tokens=False).ids
     best, least = "default", len(wanted) + 1
-    for name in dict.fromkeys({kind: name for name, kind in reversed(KINDS.items())}.values()):
+    for name in _candidates(real):
         written = {f"{_PREFIX}{k}": v for k, v in settings.items()} | {f"{_PREFIX}pre": name}
         text, _ = tokenizer_of(Model(path=Path("new.gguf"), settings=written, extents=()))
         found = Tokenizer.from_str(text).encode(PROBE, add_special_tokens=False).ids
@@ -139,6 +140,30 @@ def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
             best,
         )
     return best
+
+
+def _candidates(real: Tokenizer) -> list[str]:
+    """Return the names of the kinds that cut the probe as the tokenizer does; if none does, all."""
+    kinds = {kind: name for name, kind in reversed(KINDS.items()) if not kind.raw}
+    names = [name for name in KINDS if name in kinds.values()]
+    steps: Any = real.pre_tokenizer
+    if steps is None:
+        return names
+    text = real.normalizer.normalize_str(PROBE) if real.normalizer else PROBE
+    letters = ByteLevel(add_prefix_space=False, use_regex=False)
+    wanted = [word for word, _ in steps.pre_tokenize_str(text)]
+    alike = [
+        name
+        for kind, name in kinds.items()
+        if wanted
+        == [
+            word
+            for word, _ in Sequence(
+                [*(Split(Regex(cut), "isolated") for cut in kind.cuts), letters]
+            ).pre_tokenize_str(text)
+        ]
+    ]
+    return [name for name in names if name in alike] or names
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -9,18 +9,21 @@ learnt. Source: https://huggingface.co/docs/transformers/attention_interface
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.layers.attention import Attention
+from dovetail_plugins.models._hf_swap import is_experts
 
 PROBE, RUN = "dovetail_probe", "dovetail"
 CHILD = "dovetail_attention"
@@ -34,9 +37,19 @@ class Seen:
 
     window_tokens: int | None
 
+    def __getitem__(self, kept: tuple[slice, ...]) -> Seen:
+        """Return itself where all of a mask is taken. Raises: TypeError for a part of it."""
+        if all(part in (slice(None), slice(0, None)) for part in kept):
+            return self
+        raise TypeError(f"'{Seen.__name__}' object has no parts")
+
 
 class _Probing(threading.local):
-    is_on = False
+    """Whether a trial pass runs in this thread, and the modules that it has met."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.met: set[nn.Module] = set()
 
 
 _probing = _Probing()
@@ -49,26 +62,128 @@ def register() -> None:
     AttentionInterface.register(RUN, _run_attention)
 
 
-def probe(trunk: nn.Module, device: str) -> list[Attention]:
-    """Run two tokens through a trunk whose implementation is PROBE; return its attention layers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What a trial pass found: the attention layers, what the trunk returns, the number that the
+    trunk's own code gives the first token of a text, and the linear layers whose weights other code
+    takes out of them."""
+
+    layers: list[Attention]
+    output: Any
+    first_position: int
+    opened: frozenset[nn.Module]
+
+
+def probe(trunk: nn.Module, device: str) -> Probed:
+    """Run two tokens through a trunk whose implementation is PROBE; return what was learnt.
 
     Every attention module has then a child of our Attention. Values computed mean nothing.
     Mutates: trunk. Raises: ConfigError when a layer asks for something no backend does.
     """
-    _probing.is_on = True
-    try:
-        with torch.inference_mode():
-            ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
-            positions = torch.arange(2, device=device).unsqueeze(0)
-            trunk(input_ids=ids, position_ids=positions, use_cache=False)
-    finally:
-        _probing.is_on = False
+    ids = torch.full((1, 2), _plain_token(trunk), dtype=torch.int64, device=device)
+    positions = torch.arange(2, device=device).unsqueeze(0)
+    with _pass(trunk) as told, _opening(trunk) as opened:
+        output = trunk(input_ids=ids, position_ids=positions, use_cache=False)
+    with _pass(trunk) as own:
+        trunk(input_ids=ids, use_cache=False)
+    if not isinstance(getattr(output, "last_hidden_state", None), torch.Tensor):
+        raise ConfigError("its layers below the head return no hidden states.")
     layers = []
     for path, module in trunk.named_modules():
         if isinstance(module, Attention):
             module.name = path.removesuffix(f".{CHILD}")
             layers.append(module)
-    return layers
+    return Probed(
+        layers=layers,
+        output=output,
+        first_position=_first_position(told.lookups, own.lookups),
+        opened=frozenset(opened),
+    )
+
+
+class _Closed(nn.Linear):
+    """A linear layer that notes when its weight is taken from outside."""
+
+    is_running = False
+    opened: ClassVar[set[nn.Module]] = set()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.is_running = True
+        try:
+            return super().forward(input)
+        finally:
+            self.is_running = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight" and not self.is_running:
+            self.opened.add(self)
+        return super().__getattr__(name)
+
+
+@contextmanager
+def _opening(trunk: nn.Module) -> Iterator[set[nn.Module]]:
+    """Give the linear layers whose weights are taken from outside in a with block."""
+    layers = [module for module in trunk.modules() if type(module) is nn.Linear]
+    _Closed.opened = opened = set[nn.Module]()
+    for layer in layers:
+        layer.__class__ = _Closed
+    try:
+        yield opened
+    finally:
+        for layer in layers:
+            vars(layer).pop("is_running", None)
+            layer.__class__ = nn.Linear
+
+
+class Watch(TorchFunctionMode):
+    """Notes the functions that run and the rows of tables that are looked up. On the meta device,
+    where no number has a value, questions of numbers are answered with yes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: set[str] = set()
+        self.lookups: list[list[int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what the function returns."""
+        self.functions.add(getattr(func, "__name__", ""))
+        if func in (torch.Tensor.__bool__, torch.Tensor.item) and args[0].is_meta:
+            return True
+        if func is F.embedding and not args[0].is_meta:
+            self.lookups.append(args[0].flatten().tolist())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _pass(trunk: nn.Module) -> Iterator[Watch]:
+    """Let attention layers be learnt inside a with block, while experts compute nothing."""
+    experts = [module for module in trunk.modules() if is_experts(module)]
+    for module in experts:
+        vars(module)["forward"] = lambda x, *_: torch.zeros_like(x)
+    _probing.is_on, _probing.met = True, set()
+    try:
+        with torch.inference_mode(), Watch() as watch:
+            yield watch
+    finally:
+        _probing.is_on = False
+        for module in experts:
+            del vars(module)["forward"]
+
+
+def _plain_token(trunk: nn.Module) -> int:
+    """Return a token that is not padding, which some trunks do not count."""
+    config = vars(trunk).get("config")
+    return 1 if getattr(config, "pad_token_id", None) == 0 else 0
+
+
+def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
+    """Return what a trunk's own code numbers the first token, from the rows that it looked up
+    with and without positions 0, 1. Raises: ConfigError when it does not count one by one."""
+    shifts = {b - a for x, y in zip(told, own, strict=False) for a, b in zip(x, y, strict=False)}
+    shifts -= {0}
+    if len(shifts) > 1 or [len(x) for x in told] != [len(y) for y in own]:
+        raise ConfigError("it numbers positions in its own way.")
+    return shifts.pop() if shifts else 0
 
 
 def _probe_mask(
@@ -76,13 +191,13 @@ def _probe_mask(
 ) -> Seen:
     """Return what the mask lets queries see. Raises: ConfigError if it is no causal window."""
     reach = 3 * (local_size or 8) + 2
-    keys = torch.arange(reach)
+    keys = torch.arange(reach, device="cpu")  # here numbers have values, on any device
     for query in sorted({0, 1, reach // 3, reach // 2, reach - 2, reach - 1}):
         queries = torch.full_like(keys, query)
         zero = torch.zeros_like(keys)
-        found = torch.as_tensor(mask_function(zero, zero, queries, keys)).expand(reach)
+        found = torch.as_tensor(mask_function(zero, zero, queries, keys), device="cpu")
         first = 0 if local_size is None else query - local_size + 1
-        if not torch.equal(found, (keys <= query) & (keys >= first)):
+        if not torch.equal(found.expand(reach), (keys <= query) & (keys >= first)):
             raise ConfigError("a layer's attention mask is neither causal nor a sliding window.")
     return Seen(window_tokens=local_size)
 
@@ -107,7 +222,9 @@ def _probe_attention(
         window_tokens=attention_mask.window_tokens,
         soft_cap=softcap,
     )
-    module.add_module(CHILD, Attention("", spec))
+    _probing.met.add(module)
+    if CHILD not in module._modules:
+        module.add_module(CHILD, Attention("", spec))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
 
 
@@ -128,7 +245,7 @@ def _refuse(
     odd = [word for word in UNSUPPORTED if others.get(word) is not None]
     if odd:
         raise ConfigError(f"{name} passes {odd[0]}, which no attention backend supports.")
-    if module._modules.get(CHILD) is not None:
+    if module in _probing.met:
         raise ConfigError(f"{name} computes attention twice in one pass.")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise ConfigError(f"{name} has {query.shape[1]} query heads for {key.shape[1]} kv heads.")
@@ -150,9 +267,41 @@ def _run_attention(
     """Attend over the paged cache. Shapes: query [1, H, T, D] -> [1, T, H, D of value]"""
     if attention_mask is not None:
         raise ConfigError(f"{type(module).__name__} builds its own attention mask.")
-    attend = module.get_submodule(CHILD)
-    missing = key.shape[-1] - value.shape[-1]
-    padded = F.pad(value, (0, missing)) if missing else value
-    q, k, v = (x[0].transpose(0, 1).flatten(1) for x in (query, key, padded))
-    out = attend(q, k, v, s_aux).unflatten(-1, (query.shape[1], -1))
-    return out[..., : value.shape[-1]].unsqueeze(0), None
+    attend: Any = module.get_submodule(CHILD)
+    spec: AttentionSpec = attend.spec
+    heads, size = query.shape[1], value.shape[-1]
+    q = _padded(query, spec.num_heads, spec.head_size)
+    k = _padded(key, spec.num_kv_heads, spec.head_size)
+    v = _padded(value, spec.num_kv_heads, spec.head_size)
+    q, k, v = (x[0].transpose(0, 1).flatten(1) for x in (q, k, v))
+    sinks = s_aux
+    if sinks is not None and sinks.shape[0] < spec.num_heads:
+        sinks = F.pad(sinks, (0, spec.num_heads - sinks.shape[0]))
+    out = attend(q, k, v, sinks).unflatten(-1, (spec.num_heads, -1))
+    return out[:, :heads, :size].unsqueeze(0), None
+
+
+def _padded(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:
+    """Return x with zeros behind its heads and behind each. Shapes: [1, H, T, D] -> [1, H', T, D']
+
+    Zeros in keys and queries add nothing to scores; what zeros of values become is cut off.
+    """
+    more = (0, size - x.shape[-1], 0, 0, 0, heads - x.shape[1])
+    return F.pad(x, more) if any(more) else x
+
+
+def share_shape(layers: Sequence[Attention]) -> bool:
+    """Let all layers cache keys and values of one shape, the largest of theirs; return whether any
+    differed. Blocks of the cache are of one size. Mutates: layers
+    """
+    kv_heads = max(layer.spec.num_kv_heads for layer in layers)
+    size = max(layer.spec.head_size for layer in layers)
+    differ = False
+    for layer in layers:
+        spec = layer.spec
+        group = spec.num_heads // spec.num_kv_heads
+        differ |= (spec.num_kv_heads, spec.head_size) != (kv_heads, size)
+        layer.spec = replace(
+            spec, num_heads=group * kv_heads, num_kv_heads=kv_heads, head_size=size
+        )
+    return differ

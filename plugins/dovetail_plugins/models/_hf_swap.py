@@ -5,6 +5,7 @@ So a quantization method sees every linear layer, and tensors of single experts 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -51,14 +52,18 @@ class SwappedExperts(Experts):
         return super().place(".".join(words), part)
 
 
-def swap_layers(context: BuildContext, trunk: nn.Module, prefix: str) -> None:
-    """Swap every plain linear layer and every experts layer under `trunk`.
+def swap_layers(
+    context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
+) -> None:
+    """Swap every plain linear layer and every experts layer under `trunk` that is not `kept`.
 
     `prefix` is the trunk's path in the checkpoint. Mutates: trunk
     Raises: ConfigError for experts of another shape than gate, up, down.
     """
     for path, module in list(trunk.named_modules()):
         name = f"{prefix}{path}"
+        if module in kept:
+            continue
         if type(module) is nn.Linear:
             swapped: nn.Module = SwappedLinear(
                 context, name, module.in_features, module.out_features, bias=module.bias is not None

@@ -142,7 +142,7 @@ def test_every_kind_keeps_every_character(kind: str) -> None:
     ("settings", "told"),
     [
         ({}, "no vocabulary"),
-        ({"model": "t5"}, '"t5" is not read'),
+        ({"model": "t5"}, '"t5" are not read'),
         ({"model": "gpt2", "pre": "unheard-of"}, '"unheard-of" is not known'),
         ({"model": "llama"}, "scores"),
     ],

@@ -20,7 +20,7 @@ BACKED = ("GPTNeoXForCausalLM", "StableLmForCausalLM", "CohereForCausalLM", "Gra
 REFUSED = {
     "FalconForCausalLM": "attention interface",
     "MambaForCausalLM": "state of its own",
-    "BloomForCausalLM": "masks itself",
+    "BloomForCausalLM": "counts positions itself",
 }
 NATIVE = tuple(name for name in FAMILIES if name not in BACKED and name not in REFUSED)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

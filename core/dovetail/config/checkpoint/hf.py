@@ -20,9 +20,24 @@ from dovetail.interfaces.spec import ModelSpec
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed", "dim"),
-    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "dim"),
+    "num_layers": (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+    ),
+    "num_heads": (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "attention_heads",
+        "decoder_attention_heads",
+        "num_decoder_attention_heads",
+    ),
     "num_kv_heads": (
         "num_key_value_heads",
         "num_kv_heads",
@@ -46,9 +61,10 @@ _INHERITED = (
     "dtype",
     "eos_token_id",
     "quantization_config",
-    "tie_word_embeddings",
     "torch_dtype",
 )
+_OF_THE_WHOLE = ("tie_word_embeddings",)
+"""What the whole model's settings decide, whatever those of its text part say."""
 DEFAULT_POSITIONS = 2048
 """Length of a checkpoint that states none."""
 
@@ -111,6 +127,7 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     own = dict(raw) if nested is None else dict(nested)
     if nested is not None:
         own = {key: raw[key] for key in _INHERITED if key in raw} | own
+        own |= {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
     facts = facts_of(own)
     stated = {**facts.defaults, **own}
     renamed = {usual: stated[name] for usual, name in facts.attribute_map.items() if name in stated}
@@ -148,12 +165,15 @@ def _find(text: Mapping[str, Any], fact: str) -> int | None:
 
 def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
     value = _find(text, fact)
+    if value is None and fact == "num_layers":
+        value = len(text.get("layers_block_type") or ()) or None
     if value is None:
         name = _NAMES[fact][0]
+        unless = ", unless the model has none: such models are not served"
         raise ConfigError(
             f"{name} is missing or not a positive whole number.",
             where=str(Path(path) / "config.json"),
-            fix=f"set it with `--hf-overrides.{name} N`.",
+            fix=f"set it with `--hf-overrides.{name} N`{unless if fact == 'num_heads' else ''}.",
         )
     return value
 

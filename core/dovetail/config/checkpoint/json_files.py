@@ -8,9 +8,16 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 
+FLOAT_TAG = "__float__"
+SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
+"""Source: PreTrainedConfig of https://github.com/huggingface/transformers"""
+
 
 def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
-    """Return a JSON object from a file; {} when it may be missing and is. Raises: ConfigError."""
+    """Return a JSON object from a file; {} when it may be missing and is. Raises: ConfigError.
+
+    Infinities and "not a number", which JSON lacks, are read as transformers writes them.
+    """
     if not path.is_file():
         if not is_required:
             return {}
@@ -20,7 +27,7 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
             fix="give a folder in Hugging Face layout (config.json, tokenizer.json, weights).",
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"cannot be read as JSON: {error}.", where=str(path), fix="download the file again."
@@ -30,3 +37,10 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
             "must hold a JSON object.", where=str(path), fix="download the file again."
         )
     return content
+
+
+def _special_float(found: dict[str, Any]) -> Any:
+    """Return the float that {"__float__": "Infinity"} means, any other object as it is."""
+    text = found.get(FLOAT_TAG)
+    is_tagged = len(found) == 1 and isinstance(text, str) and text in SPECIAL_FLOATS
+    return float(text) if is_tagged and text is not None else found

@@ -10,14 +10,13 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 from dovetail import registry
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
+from dovetail.config.rules.transformers_models import PAGE, known_classes
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
@@ -89,11 +88,13 @@ def select_scheduler(config: Config) -> Selection:
     return select("scheduler", spec, where="--scheduler-cls", options=options)
 
 
-def select_model(config: Config, architecture: str) -> Selection:
-    """Return the model plugin: dovetail's own, else transformers' where it knows the class.
+def select_model(config: Config, model: ModelSpec) -> Selection:
+    """Return the model plugin: dovetail's own, else transformers' where it generates text.
 
-    Raises: UnknownPlugin with the nearest names when neither does.
+    Raises: UnknownPlugin with the nearest names when neither knows the class, ConfigError when
+    transformers has it for something else.
     """
+    architecture = model.architecture
     impl = registry.value_of("model_impl", config.model.model_impl)
     is_own = architecture in registry.names("model") and architecture != "transformers"
     options = config.plugin.options_of("model")
@@ -101,8 +102,17 @@ def select_model(config: Config, architecture: str) -> Selection:
         return select(
             "model", architecture, where="the checkpoint's architectures", options=options
         )
-    if transformers_knows(architecture):
+    known = known_classes()
+    text_type = str(model.hf_config.get("model_type"))
+    if architecture in known.causal or known.has_text_part(architecture, text_type):
         return select("model", "transformers", where="--model-impl", options=options)
+    if architecture in known.every:
+        raise ConfigError(
+            f"{architecture} is not a class for causal text generation, which is all that is "
+            "served: decoders that take text and write text.",
+            where="the checkpoint's architectures",
+            fix=f"use a checkpoint of another architecture; {PAGE} lists what is served.",
+        )
     if impl == "transformers":
         raise UnknownPlugin(
             f"transformers has no model class {architecture}.",
@@ -110,16 +120,6 @@ def select_model(config: Config, architecture: str) -> Selection:
             fix="use --model-impl auto, or check config.json's architectures.",
         )
     return select("model", architecture, where="the checkpoint's architectures", options=options)
-
-
-@cache
-def transformers_knows(architecture: str) -> bool:
-    """Return whether transformers maps this class to causal text generation, by its source."""
-    spec = util.find_spec("transformers")
-    if spec is None or spec.origin is None:
-        return False
-    path = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
-    return path.is_file() and f'"{architecture}"' in path.read_text(encoding="utf-8")
 
 
 def select_quantization(config: Config, model: ModelSpec) -> Selection:

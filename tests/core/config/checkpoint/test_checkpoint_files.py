@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.config.checkpoint import model_path
+from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_path import Hub, find_model, find_tokenizer
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights
 from dovetail.errors import ConfigError
@@ -145,3 +146,15 @@ def test_no_model_is_the_demo(
     with caplog.at_level("INFO"):
         assert find_model(None) == tmp_path
     assert [record.message for record in caplog.records if "demo model" in record.message]
+
+
+def test_floats_that_json_lacks_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    special = {"__float__": "-Infinity"}
+    other = {"__float__": "a word"}
+    stored = {"limit": [0.0, {"__float__": "Infinity"}], "low": special, "other": other}
+    file.write_text(json.dumps(stored))
+    found = read_json(file)
+    assert found["limit"] == [0.0, float("inf")]
+    assert found["low"] == float("-inf")
+    assert found["other"] == other

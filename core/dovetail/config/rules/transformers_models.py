@@ -1,0 +1,71 @@
+"""Which classes of checkpoints transformers knows, read from its source without importing it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from importlib import util
+from pathlib import Path
+
+CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+WIDER = "ForConditionalGeneration"
+"""End of the names of classes that take more than text, or another text."""
+PAGE = "docs/reference/architectures.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownClasses:
+    """`causal` generate text from text, by the model types `causal_types`; `every` holds those of
+    all other tasks too."""
+
+    causal: frozenset[str] = frozenset()
+    causal_types: frozenset[str] = frozenset()
+    every: frozenset[str] = frozenset()
+
+    def has_text_part(self, architecture: str, text_type: str) -> bool:
+        """Return whether a class takes images or sound beside text, and its text part (of the model
+        type that its text settings name) is one that generates text."""
+        is_wider = architecture in self.every and architecture.endswith(WIDER)
+        return is_wider and text_type in self.causal_types
+
+
+@cache
+def known_classes() -> KnownClasses:
+    """Return the classes of the installed transformers, none without it."""
+    spec = util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return KnownClasses()
+    path = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
+    if not path.is_file():
+        return KnownClasses()
+    causal: dict[str, str] = {}
+    every: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        pairs = _pairs(node.value)
+        every.update(name for _, name in pairs)
+        causal.update(pairs if node.targets[0].id == CAUSAL else ())
+    return KnownClasses(
+        causal=frozenset(causal.values()),
+        causal_types=frozenset(causal),
+        every=frozenset(every),
+    )
+
+
+def _pairs(mapping: ast.expr) -> list[tuple[str, str]]:
+    """Return types and classes of a mapping that stands in the source as pairs of texts."""
+    found: list[tuple[str, str]] = []
+    for pair in ast.walk(mapping):
+        if not isinstance(pair, ast.Tuple) or len(pair.elts) != 2:
+            continue
+        key, given = pair.elts
+        parts = given.elts if isinstance(given, ast.Tuple) else [given]
+        found += [(str(key.value), name) for name in map(_text, parts)
+                  if name and isinstance(key, ast.Constant)]  # fmt: skip
+    return found
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

@@ -1,0 +1,68 @@
+"""A trial of a run without memory for weights: the model is made and its tensors find their places.
+
+What `loader` does on a device is done on torch's meta device, by the same code, so what it refuses
+is what an engine would refuse. Reads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from dovetail.config.checkpoint.quant_files import build_method
+from dovetail.errors import ConfigError
+from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.spec import RunSpec
+from dovetail.layers.dtypes import DTYPES, dtype_of
+from dovetail.runner.loader import build_model, build_plugin, fill
+
+META = torch.device("meta")
+PLAIN = "none"
+"""The quantization method of tensors that are stored as the model has them."""
+
+
+def try_out(run: RunSpec) -> None:
+    """Make the model and match its tensors. Raises: ConfigError that serving would end with."""
+    quant = build_method(run.quantization, run.model)
+    try:
+        module = build_model(run, META, quant)
+    except ConfigError:
+        # Code that asks for numbers, which the meta device lacks, is tried in memory that is never
+        # filled, and so never taken.
+        module = build_model(run, torch.device("cpu"), quant)
+        _forget_values(module)
+    headers = list(_headers(run) or ())
+    if headers and run.quantization.name == PLAIN and all(h.dtype in DTYPES for h in headers):
+        empty = ((h.name, _empty(h)) for h in headers)
+        fill(module, empty, quant, run.rank, repacks=False)
+
+
+def _forget_values(module: nn.Module) -> None:
+    """Move all parameters to the meta device, with what is noted at them. Mutates: module"""
+    moved: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in moved:
+                empty = nn.Parameter(parameter.data.to(META), requires_grad=False)
+                vars(empty).update(vars(parameter))
+                moved[id(parameter)] = empty
+            owner._parameters[name] = moved[id(parameter)]
+
+
+def _headers(run: RunSpec) -> Iterable[TensorHeader] | None:
+    """Return what the files say of their tensors, None where the format does not tell."""
+    ignored = tuple(run.load_options.get("ignore_patterns", ()))
+    load_format = build_plugin(run.load_format)
+    found: Iterable[TensorHeader] | None = load_format.headers(
+        Checkpoint(path=run.model.path, ignore_patterns=ignored)
+    )
+    return found
+
+
+def _empty(header: TensorHeader) -> torch.Tensor:
+    return torch.empty(header.shape, dtype=dtype_of(header.dtype), device=META)

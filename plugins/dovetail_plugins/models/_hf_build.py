@@ -1,0 +1,268 @@
+"""A causal model of transformers with dovetail's attention and linear layers in it, or why not.
+
+Refused with a reason: models that keep a state of their own (mamba and its kin), encoder-decoders,
+ALiBi, models whose attention does not go through transformers' attention interface, and whatever
+transformers itself does not make of the config.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter
+from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.dtypes import dtype_of
+from dovetail_plugins.models import _hf_attention as hf_attention
+from dovetail_plugins.models._hf_swap import SwappedExperts, swap_layers
+
+log = logging.getLogger(__name__)
+
+KINDS = {"full_attention", "sliding_attention"}
+ARITHMETIC = {"mul", "__mul__", "__rmul__", "mul_", "div", "__truediv__", "div_", "tanh"}
+"""Functions by which heads scale logits or cap them."""
+PAGE = "docs/reference/architectures.md"
+FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """transformers' causal model, the trunk inside it, and the class of what the trunk returns.
+
+    `first_position` is what the trunk's own code would number a text's first token.
+    """
+
+    causal: Any
+    trunk_name: str
+    trunk: nn.Module
+    output: type[Any]
+    first_position: int
+
+
+def build(context: BuildContext) -> Built:
+    """Return the model with empty weights. Raises: ConfigError with the reason."""
+    if context.rank.tensor_size > 1:
+        raise refusal(context.model, "its layers cannot be divided over ranks yet")
+    _check_config(context.model)
+    hf_attention.register()
+    causal = _causal(context)
+    trunk_name, trunk = _trunk(context.model, causal)
+    with _refusing(context.model, "it does not run in a trial pass"):
+        seen = hf_attention.probe(trunk, context.device)
+        is_plain = _try_head(causal, trunk_name, seen)
+    _check_text_part(context.model, causal, is_plain)
+    _learn_attention(context, seen.layers)
+    with _refusing(context.model, "its layers cannot be exchanged"):
+        causal.set_attn_implementation(hf_attention.RUN)
+        swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
+        _check_layout(causal)
+    return Built(
+        causal=causal,
+        trunk_name=trunk_name,
+        trunk=trunk,
+        output=type(seen.output),
+        first_position=seen.first_position,
+    )
+
+
+def _causal(context: BuildContext) -> Any:
+    """Return transformers' causal model with empty weights. Raises: ConfigError"""
+    model = context.model
+    with _refusing(model, "transformers cannot make it from this config.json"):
+        config = transformers.AutoConfig.for_model(
+            model.hf_config["model_type"], **_config_fields(context)
+        )
+        with no_init_weights(), torch.device(context.device):
+            causal = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=dtype_of(model.dtype), attn_implementation=hf_attention.PROBE
+            )
+        causal.tie_weights()
+    if causal._is_stateful:
+        raise refusal(model, "it keeps a state of its own instead of keys and values")
+    return causal.eval().requires_grad_(False)
+
+
+@contextmanager
+def _refusing(model: ModelSpec, reason: str) -> Iterator[None]:
+    """Make a refusal of whatever transformers' code raises inside a with block."""
+    try:
+        yield
+    except ConfigError as error:
+        raise refusal(model, error.what) from error
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise refusal(model, _known_reason(error) or f"{reason} ({_told(error)})") from error
+
+
+def _known_reason(error: Exception) -> str | None:
+    """Return what an error means that tells of a way of computing, in words."""
+    text = str(error)
+    if isinstance(error, KeyError) and hf_attention.PROBE in error.args:
+        return "its attention does not go through transformers' attention interface"
+    if hf_attention.PROBE in text:
+        return "its attention does not go through transformers' attention interface"
+    if f"'{_Returns.__name__}' object" in text:
+        return "its head reaches into the layers below it"
+    if "Unrecognized configuration class" in text:
+        return "transformers does not make its causal class from the text part of its config"
+    if hf_attention.Seen.__name__ in text:
+        return "it computes with attention masks itself"
+    return None
+
+
+def _told(error: Exception) -> str:
+    """Return an error in one line: its class and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}".rstrip(".")
+
+
+def _config_fields(context: BuildContext) -> dict[str, Any]:
+    """Return what transformers' config is made of.
+
+    Its sliding layers need a window: without one they get the longest sequence served, which
+    hides nothing.
+    """
+    config = context.model.hf_config
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "dtype")}
+    slides = "sliding_attention" in (config.get("layer_types") or ())
+    if slides and "sliding_window" in config and config["sliding_window"] is None:
+        fields["sliding_window"] = _served_tokens(context)
+        fields.update({"use_sliding_window": True} if "use_sliding_window" in config else {})
+    return fields
+
+
+def _served_tokens(context: BuildContext) -> int:
+    return context.max_tokens or context.model.max_position_tokens
+
+
+def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
+    """Return the part of a causal model below its head, and its name. Raises: ConfigError"""
+    name = str(causal.base_model_prefix)
+    trunk = causal._modules.get(name)
+    if trunk is None:
+        raise refusal(model, "its head and the layers below it are not apart")
+    if "position_ids" not in inspect.signature(trunk.forward).parameters:
+        raise refusal(model, "it counts positions itself and takes none")
+    return name, trunk
+
+
+def _check_layout(causal: Any) -> None:
+    """Raises: ConfigError for tensors that transformers puts together from what is stored, but for
+    those of experts that are swapped."""
+    parameters = [
+        path
+        for path, _ in causal.named_parameters()
+        if not isinstance(causal.get_submodule(path.rpartition(".")[0]), SwappedExperts)
+    ]
+    for rule in get_model_conversion_mapping(causal, add_legacy=False):
+        if not isinstance(rule, WeightConverter):
+            continue
+        words = [target.replace("\\1", "") for target in rule.target_patterns]
+        found = next((p for p in parameters for word in words if word and word in p), None)
+        if found is not None:
+            raise ConfigError(
+                f"its {found} is stored in pieces that only transformers puts together."
+            )
+
+
+def _try_head(causal: Any, trunk_name: str, seen: hf_attention.Probed) -> bool:
+    """Run the head over the trunk's output; return whether it multiplies and does nothing else.
+
+    Mutates: causal, for as long as it runs
+    """
+    trunk = causal._modules[trunk_name]
+    output = type(seen.output)(last_hidden_state=seen.output.last_hidden_state)
+    causal._modules[trunk_name] = _Returns(output)
+    try:
+        with torch.inference_mode(), hf_attention.Watch() as watch:
+            ids = torch.zeros(1, 2, dtype=torch.int64, device=output.last_hidden_state.device)
+            logits = causal(input_ids=ids, use_cache=False).logits
+    finally:
+        causal._modules[trunk_name] = trunk
+    if tuple(logits.shape[:2]) != (1, 2):
+        raise ConfigError("its head does not give logits of every token.")
+    return not watch.functions & ARITHMETIC
+
+
+def _check_text_part(model: ModelSpec, causal: Any, is_plain: bool) -> None:
+    """Raises: ConfigError for the text part of a model whose head may differ from the part's."""
+    if type(causal).__name__ == model.architecture or is_plain:
+        return
+    if model.architecture not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise refusal(
+            model, "the head of its text part does more than multiply, the whole model's may not"
+        )
+
+
+class _Returns(nn.Module):
+    """A module that returns one thing, whatever it is called with."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.output
+
+
+def _learn_attention(context: BuildContext, layers: list[Any]) -> None:
+    """Check that every layer of the trunk attends (some do twice, by modules of their own);
+    windows beyond what is served are none.
+
+    Mutates: layers. Raises: ConfigError
+    """
+    if len(layers) < context.model.num_layers:
+        raise refusal(
+            context.model,
+            f"{len(layers)} of its {context.model.num_layers} layers attend through"
+            " transformers' attention interface",
+        )
+    for layer in layers:
+        if (layer.spec.window_tokens or 0) >= _served_tokens(context):
+            layer.spec = replace(layer.spec, window_tokens=None)
+    if hf_attention.share_shape(layers):
+        spec = layers[0].spec
+        log.warning(
+            "the layers of %s cache different shapes: each takes the largest, %d heads of %d",
+            context.model.architecture,
+            spec.num_kv_heads,
+            spec.head_size,
+        )
+
+
+def _check_config(model: ModelSpec) -> None:
+    """Raises: ConfigError for what the config alone rules out."""
+    config = model.hf_config
+    if "model_type" not in config:
+        raise refusal(model, 'its config has no "model_type"')
+    if config.get("is_encoder_decoder"):
+        raise refusal(model, "it is an encoder-decoder")
+    if config.get("alibi"):
+        raise refusal(model, "it uses ALiBi biases")
+    listed = config.get("layer_types") or config.get("layers_block_type") or ()
+    odd = sorted(set(map(str, listed)) - KINDS)
+    if odd:
+        raise refusal(model, f"it has layers of the kind {', '.join(odd)}")
+
+
+def refusal(model: ModelSpec, reason: str) -> ConfigError:
+    """Return the error that says why a model is not served."""
+    return ConfigError(
+        f"{model.architecture} cannot run on the transformers-backed model: {reason}",
+        where=model.path,
+        fix=FIX,
+    )

@@ -1,0 +1,113 @@
+"""Architectures of transformers, tiny: served as transformers' own code computes them, or refused
+with the reason, and `inspect` says the same. `make sweep` does it for all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dovetail.inspect.collect import inspect
+
+from dovetail.config.config import Config
+from dovetail.config.resolve import resolve
+from dovetail.errors import ConfigError
+from dovetail.inspect import trial
+from support.tiny_configs import tiny_config, write_tiny
+from support.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVED = {
+    "llama": NATIVE,
+    "deepseek_v3": BACKED,  # a stored buffer in the router; keys wider than values
+    "apertus": BACKED,  # stored buffers of an activation
+    "gpt_bigcode": BACKED,  # a head that asks for more than hidden states
+    "roberta": BACKED,  # positions that do not start at 0
+    "gemma4_text": BACKED,  # layers of several shapes, keys that layers share
+    "gemma3": BACKED,  # the text part of a model that takes images
+}
+NOT_SERVED = {
+    "falcon_h1": "state of its own",  # and an infinity in config.json
+    "mamba2": "num_attention_heads is missing|state of its own",
+    "qwen3_next": "layers of the kind linear_attention",
+    "bart": "counts positions itself",
+    "whisper": "counts positions itself|cannot make it",
+    "gptj": "attention interface",
+    "bloom": "counts positions itself|masks itself",
+    "gpt_oss": "experts of the kind GptOssExperts",
+}
+
+
+@pytest.mark.parametrize("model_type", SERVED)
+def test_served_as_transformers_computes(tmp_path: Path, model_type: str) -> None:
+    verdict = verdict_of(write_tiny(tmp_path, model_type))
+    assert (verdict.state, verdict.reason) == (SERVED[model_type], "")
+
+
+@pytest.mark.parametrize("model_type", NOT_SERVED)
+def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
+    verdict = verdict_of(write_tiny(tmp_path, model_type))
+    assert verdict.state == REFUSED
+    assert any(word in verdict.reason for word in NOT_SERVED[model_type].split("|")), verdict
+    assert "Error" not in verdict.reason
+
+
+def test_models_that_are_not_decoders_are_told_apart(tmp_path: Path) -> None:
+    """A class that transformers has for another task is not a misspelt name."""
+    path = write_tiny(tmp_path, "llama")
+    change(path, architectures=["LlamaForSequenceClassification"])
+    verdict = verdict_of(path)
+    assert verdict.state == REFUSED
+    assert "not a class for causal text generation" in verdict.reason
+
+
+def test_weights_that_do_not_fit_are_foreseen(tmp_path: Path) -> None:
+    """`inspect` matches tensors by name and shape, as loading does."""
+    path = write_tiny(tmp_path, "gpt_neox")
+    change(path, intermediate_size=40)
+    verdict = verdict_of(path)
+    assert verdict.state == REFUSED
+    assert "misfitting" in verdict.reason
+
+
+def test_inspect_tries_out_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """Where torch is not imported it stays so; the child says the same."""
+    served, refused = write_tiny(tmp_path / "a", "gpt_neox"), write_tiny(tmp_path / "b", "gptj")
+    for path in (served, refused):
+        run = resolve(Config.from_fields({"model": str(path), **FLAGS})).run
+        assert trial.tried_in_child(run) == trial.tried(run)
+    assert inspect(Config.from_fields({"model": str(served), **FLAGS})).would_start
+    assert not inspect(Config.from_fields({"model": str(refused), **FLAGS})).would_start
+
+
+def test_a_config_that_transformers_refuses(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, "gpt_neox")
+    change(path, hidden_act="unheard-of")
+    verdict = verdict_of(path)
+    assert verdict.state == REFUSED
+    assert "transformers cannot make it from this config.json" in verdict.reason
+
+
+def test_lists_of_layers_keep_every_kind() -> None:
+    config = tiny_config("qwen3_next")
+    assert set(config.layer_types) == {"linear_attention", "full_attention"}
+    assert config.num_hidden_layers == len(config.layer_types)
+
+
+def test_a_type_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="no small config of unheard_of"):
+        tiny_config("unheard_of")
+
+
+def change(path: Path, **fields: Any) -> None:
+    """Write other values into a checkpoint's config.json."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_the_last_sweep_found_nothing_wrong() -> None:
+    found = json.loads((ROOT / "docs" / "reference" / "architectures.json").read_text())
+    states = {one["state"] for one in found["results"].values()}
+    assert states <= {NATIVE, BACKED, REFUSED, "unmade"}
+    assert len(found["results"]) > 180
