@@ -56,7 +56,7 @@ def draw_prompts(
     dataset_class = registry.load_selection(chosen)
     if not isinstance(dataset_class, type):
         raise ConfigError("a dataset must be a class.", where="--dataset-name")
-    dataset: BenchDataset = dataset_class(registry.build_options(chosen))
+    dataset: BenchDataset = registry.make(chosen)
     return dataset.draw(query)
 
 
@@ -86,5 +86,5 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     tokenizer_class = registry.load_selection(chosen)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer")
-    tokenizer: Tokenizer = tokenizer_class(registry.build_options(chosen), str(folder))
+    tokenizer: Tokenizer = registry.make(chosen, str(folder))
     return tokenizer

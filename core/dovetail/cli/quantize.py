@@ -51,13 +51,12 @@ def run(args: argparse.Namespace) -> int:
 
     from dovetail.quantize.job import Job  # torch, once the flags are right
     from dovetail.quantize.text import windows_of
-    from dovetail.runner.loader import build_plugin
 
     windows = None
     if flags.calibration:
         windows = windows_of(
             flags.calibration,
-            build_plugin(spec.tokenizer, spec.tokenizer_path),
+            registry.make(spec.tokenizer, spec.tokenizer_path),
             num_tokens=flags.calibration_tokens,
             longest_tokens=spec.run.model.max_position_tokens,
         )

@@ -29,7 +29,7 @@ from dovetail.config.checkpoint.model_path import (
     find_model,
     find_tokenizer,
 )
-from dovetail.config.checkpoint.rope import with_rope
+from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
@@ -235,6 +235,7 @@ def _model(config: Config, folder: Path, device: str) -> ModelSpec:
     return msgspec.structs.replace(
         model,
         hf_config=rope,
+        rope_rules=rope_rules(rope),
         dtype=compute_dtype(requested, model.hf_config, device),
         weight_dtype=weight_dtype(requested, model.hf_config, device),
     )

@@ -26,8 +26,10 @@ from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.step_stats import StepCounter
 from dovetail.errors import RequestError
+from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.executor import Executor, PendingStep
 from dovetail.interfaces.scheduler import Scheduler
+from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import KVLayout, StepPlan, StepResult
@@ -103,6 +105,9 @@ class EngineCore:
         self.num_steps = 0
         keep_to(spec.run.processors)
         watch = _Watch(report)
+        # What needs no weights is made first: a wrong option need not wait for them.
+        policy: SchedulingPolicy = registry.make(spec.policy)
+        drafter = _build_drafter(spec)
         self._executor = _build_executor(spec)
         try:
             watch.lap("load model")
@@ -110,14 +115,16 @@ class EngineCore:
             self._executor.allocate(self.layout)
             watch.lap("create KV cache and warm up")
             self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
-            self._scheduler = _build_scheduler(spec, self.cache)
+            self._scheduler: Scheduler = registry.make(
+                spec.scheduler, spec.schedule, self.cache, policy
+            )
             self.sleep_mode = SleepMode(
                 self._executor, self.cache.forget_all, can_sleep=spec.can_sleep
             )
             self._counter = StepCounter(self.cache, lambda: self.sleep_mode.level)
             self._drafting: Drafting | None = None
-            if spec.drafting is not None:
-                self._drafting = Drafting(spec.drafting, spec.run.model, self._counter)
+            if spec.drafting is not None and drafter is not None:
+                self._drafting = Drafting(spec.drafting, drafter, spec.run.model, self._counter)
         except BaseException:
             self._executor.shutdown()
             raise
@@ -414,9 +421,8 @@ def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
     return layout
 
 
-def _build_scheduler(spec: EngineSpec, cache: KVCacheManager) -> Scheduler:
-    policy = registry.load_selection(spec.policy)(registry.build_options(spec.policy))
-    scheduler_class = registry.load_selection(spec.scheduler)
-    options = registry.build_options(spec.scheduler)
-    scheduler: Scheduler = scheduler_class(options, spec.schedule, cache, policy)
-    return scheduler
+def _build_drafter(spec: EngineSpec) -> Drafter | None:
+    if spec.drafting is None:
+        return None
+    made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
+    return made

@@ -33,7 +33,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `hf_config` is the text model's config.json content (overrides applied); a model plugin reads
     what it alone needs from there. `dtype` is the torch name of the type computed in ("float32"),
     `weight_dtype` of the type that matrices may be kept in where a kernel multiplies them by
-    activations of `dtype`; empty means `dtype`.
+    activations of `dtype`; empty means `dtype`. `rope_rules` maps each rope_type that hf_config
+    names to the "module:function" of its rule.
     """
 
     path: str
@@ -50,6 +51,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_position_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    rope_rules: dict[str, str] = {}
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +146,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     as the executor finds room for. `host_bytes` of host memory take what
     preempted requests had cached. With `keeps_windows` layers with a sliding window keep what lies
     behind it, as all others do.
-    `hash_algorithm` is the name understood by `engine.kv.prefix_hash`.
+    `hash_algorithm` is the "module:attribute" of a `interfaces.block_hash.BlockHash`.
     """
 
     block_tokens: int

@@ -86,6 +86,12 @@ def import_target(target: str) -> Any:
     Raises: BrokenPlugin when it cannot be imported or lacks the attribute.
     """
     module, _, attribute = target.rpartition(":")
+    if not module or not attribute:
+        raise BrokenPlugin(
+            f'"{target}" names no class.',
+            where="the entry point",
+            fix="write package.module:Class in the package's entry-point table.",
+        )
     found: Any = import_file(Path(module)) if module.endswith(".py") else import_module(module)
     for part in attribute.split("."):
         try:

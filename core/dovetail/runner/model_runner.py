@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from dovetail import registry
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
-from dovetail.interfaces.logits import RowTokens
+from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.model import RowView
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
@@ -39,7 +40,7 @@ from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
-from dovetail.runner.loader import build_plugin, load_model
+from dovetail.runner.loader import load_model
 from dovetail.runner.measure import PeakOf
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.prompt_logprobs import PromptLogprobs
@@ -79,12 +80,13 @@ class ModelRunner:
         self._is_ahead = run.async_steps and self._calls.runs_ahead
         self._pending_steps = PendingSteps()
         self._graphs: GraphManager | None = None
-        self._backend: AttentionBackend = build_plugin(run.attention)
+        self._backend: AttentionBackend = registry.make(run.attention)
         self.constraints = ConstraintCache(run.structured_output) if run.structured_output else None
         self._masks: ConstraintProcessor | None = None
 
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self"""
+        self._logits_processors()  # one that cannot be made is said before the weights are read
         loaded = load_model(self.run, self.device)
         self._model = loaded.model
         self._compiled: CompiledForward | None = None
@@ -96,6 +98,11 @@ class ModelRunner:
             own = given[self.run.rank.tensor_rank] if given else ()
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = [a.kv_layer(self.run.kv_dtype) for a in self._attention]
+
+    def _logits_processors(self) -> dict[str, LogitsProcessor]:
+        """Return the chosen processors, without a row. Raises: BrokenPlugin"""
+        size = self.run.model.vocab_size
+        return {s.name: registry.make(s, size) for s in self.run.logits_processors}
 
     def weights(self) -> list[torch.Tensor]:
         """Return all that the model keeps in memory."""
@@ -109,7 +116,7 @@ class ModelRunner:
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
         run = self.run
-        processors = {s.name: build_plugin(s, run.model.vocab_size) for s in run.logits_processors}
+        processors = self._logits_processors()
         if self.constraints is not None:
             self._masks = ConstraintProcessor(self.constraints, run.model.vocab_size)
             processors["structured output"] = self._masks

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import NO_ROW, RUNNING, Request
@@ -91,7 +92,7 @@ class SimSettings:
             memory_bytes=None,
             memory_share=0.0,
             uses_prefix_cache=self.uses_prefix_cache,
-            hash_algorithm="blake2b",
+            hash_algorithm=f"{prefix_hash.__name__}:BLAKE2B",
         )
 
     def layout(self) -> KVLayout:

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 _KNOWN = ("float32", "bfloat16", "float16")
 BYTES = {
+    "float64": 8,
     "float32": 4,
     "bfloat16": 2,
     "float16": 2,
@@ -26,11 +27,11 @@ BYTES = {
 def compute_dtype(requested: str, config: Mapping[str, Any], device: str) -> str:
     """Return the torch name of the type of activations; `requested` is "auto" or such a name.
 
-    A CPU computes in float32 whatever is asked (see weight_dtype).
+    A CPU computes in float32 whatever narrower type is asked (see weight_dtype).
     Raises: ConfigError when the model is known to overflow in the asked type.
     """
     if device == "cpu":
-        return "float32"
+        return "float64" if requested == "float64" else "float32"
     chosen = requested if requested != "auto" else _automatic(stored_dtype(config), device)
     if chosen == "float16" and facts_of(config).overflows_in_float16:
         if requested == "auto":

@@ -44,6 +44,6 @@ def named_parser(kind: str, name: str) -> Any:
 def _made(kind: str, name: str) -> Any:
     try:
         selection = registry.choose(kind, name, options={})
-        return registry.load_selection(selection)(registry.build_options(selection))
+        return registry.make(selection)
     except PluginError as error:
         raise RequestError(error.what, where=kind, fix=error.fix) from error

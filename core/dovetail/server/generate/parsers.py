@@ -121,4 +121,4 @@ def _build(selection: Selection | None) -> Any:
     plugin = registry.load_selection(selection)
     if not isinstance(plugin, type):
         raise BrokenPlugin("a parser must be a class.", where=selection.target)
-    return plugin(registry.build_options(selection))
+    return registry.make(selection)

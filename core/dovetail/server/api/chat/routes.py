@@ -11,10 +11,10 @@ from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.chat.response import (
     CHAT,
-    REASONING_NAMES,
     ChatChunks,
     ChatResponseOptions,
     chat_reply,
+    reasoning_names,
 )
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import prepare
@@ -60,7 +60,7 @@ def _response_options(
         shows_reasoning_count=generation.plan.reasoning is not None,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         prompt_ids=generation.prompt_ids,
-        reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
+        reasoning_names=reasoning_names(server.frontend.reasoning_field),
         echo=_echo(server, body),
     )
 

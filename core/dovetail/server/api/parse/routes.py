@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.api.chat.response import REASONING_NAMES, ChatResponseOptions, message_of
+from dovetail.server.api.chat.response import ChatResponseOptions, message_of, reasoning_names
 from dovetail.server.api.parse.protocol import ParseReply, ParseRequest
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.events import (
@@ -72,7 +72,7 @@ def _collected(events: list[Event]) -> Collected:
 
 
 def _response_options(server: ServerState) -> ChatResponseOptions:
-    names = REASONING_NAMES[server.frontend.reasoning_field]
+    names = reasoning_names(server.frontend.reasoning_field)
     return ChatResponseOptions(role="assistant", reasoning_names=names)
 
 
