@@ -6,6 +6,7 @@ Imports no torch. Each rule lives in its own file; this one puts them in order.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ def _run_spec(
         max_model_tokens=schedule.max_model_tokens,
         seed=config.model.seed or 0,
         model_plugin=selections.select_model(config, model.architecture),
-        load_format=selections.select_load_format(config),
+        load_format=selections.select_load_format(config, model.path),
         quantization=selections.select_quantization(config, model),
         attention=_attention(config, model, kv_dtype, cache.block_tokens, device),
         logits_processors=selections.select_logits_processors(config),
@@ -392,6 +393,7 @@ def _tokenizer_path(config: Config, model_path: Path) -> Path:
         model_path,
         revision=config.model.tokenizer_revision or config.model.revision,
         hub=_hub(config),
+        fits=partial(selections.reads_tokenizer, config.model.tokenizer_mode),
     )
 
 

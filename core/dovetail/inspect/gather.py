@@ -171,7 +171,7 @@ def _pieces(config: Config) -> Parts:
     kv_dtype = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     parts = Parts(model=model, device=device, kv_dtype=kv_dtype or model.weight_dtype)
     with _tried(parts):
-        parts.load_format = selections.select_load_format(config)
+        parts.load_format = selections.select_load_format(config, parts.model.path)
     with _tried(parts):
         parts.quantization = selections.select_quantization(config, model)
     with _tried(parts):

@@ -57,7 +57,8 @@ def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
     settings = config.engine.compilation_config
     for key, value in settings.items():
         _check_key(key, value)
-    level = str(settings.get("level", DEFAULT_LEVEL))
+    own = registry.own("compilation_level", str(DEFAULT_LEVEL))
+    level = str(settings.get("level", own))
     does = registry.value_of("compilation_level", level, where=f"{FLAG}.level")
     may_capture = CAPTURED in does and _may_capture(settings) and _captures_whole(settings)
     sizes = _sizes(config, device, max_rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import util
@@ -19,8 +19,10 @@ from dovetail import registry
 from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
+from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
+from dovetail.registry.select import reasons_against
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +40,12 @@ _READER_FLAGS = {
 }
 """Flags that are an option of some load formats: the option, and the files it is about."""
 LOADER_OPTIONS = "--model-loader-extra-config"
+OWN_MODELS, TRANSFORMERS = "dovetail", "transformers"
+"""Values of --model-impl; any other is the name of a model plugin."""
 BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
-NO_CHOICE = (None, "", "auto")
+AUTO = "auto"
+NO_CHOICE = (None, "", AUTO)
 
 
 def select(
@@ -95,20 +100,19 @@ def select_model(config: Config, architecture: str) -> Selection:
     Raises: UnknownPlugin with the nearest names when neither does.
     """
     impl = registry.value_of("model_impl", config.model.model_impl)
-    is_own = architecture in registry.names("model") and architecture != "transformers"
+    is_own = architecture in registry.names("model") and architecture != TRANSFORMERS
     options = config.plugin.options_of("model")
-    if impl == "dovetail" or (impl is None and is_own):
-        return select(
-            "model", architecture, where="the checkpoint's architectures", options=options
-        )
-    if transformers_knows(architecture):
-        return select("model", "transformers", where="--model-impl", options=options)
-    if impl == "transformers":
-        raise UnknownPlugin(
-            f"transformers has no model class {architecture}.",
-            where="--model-impl",
-            fix="use --model-impl auto, or check config.json's architectures.",
-        )
+    if impl not in (None, OWN_MODELS, TRANSFORMERS):
+        return select("model", impl, where="--model-impl", options=options)
+    if impl != OWN_MODELS and not (impl is None and is_own):
+        if transformers_knows(architecture):
+            return select("model", TRANSFORMERS, where="--model-impl", options=options)
+        if impl == TRANSFORMERS:
+            raise UnknownPlugin(
+                f"transformers has no model class {architecture}.",
+                where="--model-impl",
+                fix="use --model-impl auto, or check config.json's architectures.",
+            )
     return select("model", architecture, where="the checkpoint's architectures", options=options)
 
 
@@ -140,7 +144,12 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
         )
     where = "--quantization" if requested else "quantization_config of the checkpoint"
     options = config.plugin.options_of("quantization")
-    return select("quantization", requested or stored or "none", where=where, options=options)
+    return select(
+        "quantization",
+        requested or stored or registry.own("quantization", "none"),
+        where=where,
+        options=options,
+    )
 
 
 def _reads(requested: str, stored: str) -> bool:
@@ -164,8 +173,52 @@ def stored_quantization(model: ModelSpec) -> str | None:
     return method
 
 
-def select_load_format(config: Config) -> Selection:
-    """Return the load format with the options of the flags that can give them.
+def reads_tokenizer(mode: str, path: Path) -> bool:
+    """Return whether a tokenizer plugin reads the path: the one of this name, or any for "auto"."""
+    if mode in NO_CHOICE:
+        return bool(_fitting("tokenizer", registry.entries("tokenizer"), str(path)))
+    plugin = registry.load("tokenizer", mode, where="--tokenizer-mode")
+    return not reasons_against(plugin, str(path))
+
+
+def _fitting(kind: str, entries: Iterable[registry.Entry], query: Any) -> list[registry.Entry]:
+    """Return the entries whose plugins can be used and fit, the highest rank first."""
+    found: list[tuple[int, registry.Entry]] = []
+    for entry in entries:
+        try:
+            plugin = registry.load_entry(entry)
+        except PluginError as error:
+            log.debug("%s %s is not asked: %s", kind, entry.id, error)
+            continue
+        if not reasons_against(plugin, query):
+            found.append((-plugin.auto_rank, entry))
+    return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+
+
+def _load_format(config: Config, path: str) -> str:
+    """Return the load format's name; where "auto" does not know the files, a package's that does.
+
+    Packages are asked last, and "auto" stays where none fits: it says what is missing.
+    """
+    asked = config.load.load_format
+    if asked not in NO_CHOICE:
+        return asked
+    files = Checkpoint(path=path, ignore_patterns=config.load.ignore_patterns)
+    own = registry.load("load_format", AUTO)
+    if not reasons_against(own, files):
+        return AUTO
+    entries = registry.entries("load_format")
+    others = [entry for entry in entries if entry.distribution != registry.BUILT_IN]
+    fitting = _fitting("load_format", others, files)
+    if not fitting:
+        return AUTO
+    log.info("load_format auto: %s, whose files these are.", fitting[0].id)
+    return fitting[0].id
+
+
+def select_load_format(config: Config, path: str) -> Selection:
+    """Return the load format for the weights at `path`, with the options of the flags that can give
+    them.
 
     Raises: ConfigError for an option that the format does not have, naming the flag.
     """
@@ -177,9 +230,8 @@ def select_load_format(config: Config) -> Selection:
     _lay_flag(options, config, "pt_load_map_location", _places(config))
     try:
         with _blaming("load_format", given, LOADER_OPTIONS):
-            return select(
-                "load_format", config.load.load_format, where="--load-format", options=options
-            )
+            name = _load_format(config, path)
+            return select("load_format", name, where="--load-format", options=options)
     except ConfigError as error:
         for field, (option, files) in _READER_FLAGS.items():
             if error.where == f"--plugin-options.load_format.{option}":
