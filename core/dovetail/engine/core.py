@@ -20,7 +20,6 @@ from dovetail import registry
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.drafting import Drafting
 from dovetail.engine.kv import kv_groups
-from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
@@ -28,6 +27,7 @@ from dovetail.engine.step_stats import StepCounter
 from dovetail.errors import RequestError
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.kv_policy import KVPolicy, KVRoom
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import EngineSpec
@@ -111,10 +111,11 @@ class EngineCore:
         self._executor = _build_executor(spec)
         try:
             watch.lap("load model")
-            self.layout = _plan_layout(spec, self._executor)
+            kv_policy: KVPolicy = registry.make(spec.kv_policy)
+            self.layout = _plan_layout(spec, self._executor, kv_policy)
             self._executor.allocate(self.layout)
             watch.lap("create KV cache and warm up")
-            self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
+            self.cache = kv_policy.accounting(self.layout, spec.cache, os.urandom(32))
             self._scheduler: Scheduler = registry.make(
                 spec.scheduler, spec.schedule, self.cache, policy
             )
@@ -400,7 +401,7 @@ def _build_executor(spec: EngineSpec) -> Executor:
     return executor
 
 
-def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
+def _plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLayout:
     """Return the KV cache's layout. Raises: ConfigError when the longest request does not fit."""
     cache, schedule = spec.cache, spec.schedule
     memory_bytes = cache.memory_bytes
@@ -409,13 +410,13 @@ def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
     layers = executor.kv_layers()
     if cache.keeps_windows:
         layers = [msgspec.structs.replace(layer, window_tokens=None) for layer in layers]
-    layout = kv_groups.plan_layout(
-        layers,
+    room = KVRoom(
         block_tokens=cache.block_tokens,
         num_blocks=cache.num_blocks,
         memory_bytes=memory_bytes,
         host_bytes=cache.host_bytes,
     )
+    layout = policy.plan(layers, room)
     step_tokens = schedule.max_step_tokens * (2 if schedule.async_steps else 1)
     kv_groups.verify_fits(layout, schedule.max_model_tokens, step_tokens)
     return layout

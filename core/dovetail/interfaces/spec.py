@@ -27,6 +27,14 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
+PAGED = Selection(
+    kind="kv_policy",
+    name="paged",
+    target="dovetail.engine.kv.paged:Paged",
+    distribution="dovetail-llm",
+)
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
 
@@ -102,7 +110,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     "logprobs" or "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit
     floats (none: the checkpoint's own scales do); with `kv_steps` they are measured at the start:
     the largest key and value become that much in the cache. Blocks with `offload_bytes` of weights
-    stay in host memory; then the run is eager.
+    stay in host memory; then the run is eager. `device` is the platform's device_type, `ops` its
+    implementations of ops, each as "module:attribute" (see interfaces.platform).
     """
 
     model: ModelSpec
@@ -137,6 +146,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_steps: tuple[float, float] | None = None
     offload_bytes: int = 0
     structured_output: StructuredOutputSpec | None = None
+    ops: dict[str, str] = {}
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +218,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker: Selection
     tokenizer: Selection
     tokenizer_path: str
+    platform: Selection | None = None
+    kv_policy: Selection = PAGED
     drafting: DraftSpec | None = None
     stat_loggers: tuple[Selection, ...] = ()
     hooks: tuple[Selection, ...] = ()

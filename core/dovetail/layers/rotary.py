@@ -22,7 +22,7 @@ from dovetail import registry
 from dovetail.config.checkpoint.rope import rule_name
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.native import runs_natively, triton_kernel
+from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.opaque import is_traced
 from dovetail.registry.files import import_target
@@ -286,7 +286,7 @@ class HeadRotary:
         eps, offset = (known.eps, known.offset) if known else (0.0, 0.0)
         if runs_natively(qk_rotary.OP, context):
             return QkRotary(num_heads, num_kv_heads, self._head_size, eps=eps, offset=offset)
-        run = triton_kernel(qk_rotary.OP, context)
+        run = fused_kernel(qk_rotary.OP, context)
         if run is None:
             return None
         return partial(run, num_heads=num_heads, num_kv_heads=num_kv_heads, eps=eps, offset=offset)

@@ -11,7 +11,7 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
     "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas"),
-    "device": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
+    "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
     "executor": {
         "external_launcher": "worker_processes",

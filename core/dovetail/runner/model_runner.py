@@ -33,6 +33,7 @@ from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales
+from dovetail.layers.native import use_ops
 from dovetail.runner import measure, verify, warm_up
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
@@ -80,6 +81,7 @@ class ModelRunner:
         self._is_ahead = run.async_steps and self._calls.runs_ahead
         self._pending_steps = PendingSteps()
         self._graphs: GraphManager | None = None
+        use_ops(run.ops)
         self._backend: AttentionBackend = registry.make(run.attention)
         self.constraints = ConstraintCache(run.structured_output) if run.structured_output else None
         self._masks: ConstraintProcessor | None = None
@@ -147,7 +149,7 @@ class ModelRunner:
 
     def _recorder(self) -> RecordedForward | None:
         """Return what runs small steps as one call, where the run allows it."""
-        if self.run.is_eager or self.device.type != "cpu":
+        if self.run.is_eager or self.run.ops or self.device.type != "cpu":
             return None
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then

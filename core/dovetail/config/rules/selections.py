@@ -20,6 +20,7 @@ from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.platform import PlatformDefaults
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
 from dovetail.registry.select import reasons_against
@@ -87,9 +88,12 @@ def no_tokenizer(config: Config) -> Selection:
     )
 
 
-def select_scheduler(config: Config) -> Selection:
-    """Return the scheduler; class paths of another server's scheduler mean dovetail's own."""
+def select_scheduler(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the scheduler that is named, or the platform's; class paths of another server's
+    scheduler mean dovetail's own."""
     spec = TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
+    if not config.is_given("scheduler_cls"):
+        spec = defaults.scheduler or spec
     options = config.plugin.options_of("scheduler")
     return select("scheduler", spec, where="--scheduler-cls", options=options)
 
@@ -291,19 +295,27 @@ def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]
         raise
 
 
-def select_executor(config: Config) -> Selection:
-    """Return the executor that is named, or the kind's default: there is one rank to run."""
+def select_kv_policy(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the KV policy that is named, or the platform's, or the kind's default."""
+    name = config.cache.kv_policy or defaults.kv_policy or registry.KINDS["kv_policy"].default
+    options = config.plugin.options_of("kv_policy")
+    return select("kv_policy", str(name), where="--kv-policy", options=options)
+
+
+def select_executor(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the executor that is named, or the platform's, or the kind's default: one rank."""
     spec = config.parallel.distributed_executor_backend
-    name = registry.KINDS["executor"].default if spec in NO_CHOICE else spec
+    usual = defaults.executor or registry.KINDS["executor"].default
+    name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
     return select("executor", str(name), where="--distributed-executor-backend", options=options)
 
 
-def select_worker(config: Config, device: str) -> Selection:
-    """Return the worker of the device's name, or the one asked for."""
+def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the platform's worker, or the one asked for."""
     spec = config.parallel.worker_cls
     options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
-    name = device if spec in NO_CHOICE else spec
+    name = defaults.worker if spec in NO_CHOICE else spec
     with _blaming("worker", config.engine.additional_config, "--additional-config"):
         return select("worker", name, where="--worker-cls", options=options)
 
