@@ -49,6 +49,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
+    ("dtype", f"{PLAIN}:ALIEN", "value_means_something"),
+    ("hash_algorithm", f"{PLAIN}:COLLIDING", "hashes_tell_blocks_apart"),
+    ("rope_type", f"{TORCH}:LONG", "frequencies_fit_a_head"),
+    ("platform", f"{PLAIN}:BoastfulPlatform", "defaults_keep_the_limits"),
+    ("platform", f"{PLAIN}:LonelyPlatform", "its_plugins_exist"),
+    ("platform", f"{PLAIN}:OddPlatform", "auto_gives_types_it_takes[float16]"),
+    ("platform", f"{PLAIN}:ForgetfulPlatform", "tells_what_memory_is_free"),
+    ("platform", f"{TORCH}:SloppyPlatform", "ops_compute_what_is_defined"),
+    ("kv_policy", f"{TORCH}:GreedyPolicy", "stays_within_the_memory"),
+    ("kv_policy", f"{TORCH}:SharingPolicy", "every_request_ends[plain]"),
     ("bench_dataset", f"{PLAIN}:ForgetfulDataset", "draws_the_same_again"),
     ("bench_dataset", f"{PLAIN}:ShiftyDataset", "more_prompts_add_to_the_end"),
     ("drafter", f"{PLAIN}:EagerDrafter", "never_more_than_asked[1]"),
@@ -183,6 +193,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 
 UNASKED = {
+    "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
     "model": {"reads_rows"},  # a claim about how it reads its input; runners act on it
     "quantizer": {"tables"},  # the command asks it: the kit hands over layers, not models

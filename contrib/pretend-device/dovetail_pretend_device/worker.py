@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.step import StepPlan, StepResult
 from dovetail.runner.device_worker import DeviceWorker
@@ -46,11 +47,29 @@ class PretendWorker(DeviceWorker):
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run a step, and tell how much of the planned size was padding."""
-        return self._padded(plan, super().step(plan))
+        return with_padding(plan, super().step(plan))
 
-    def _padded(self, plan: StepPlan, result: StepResult) -> StepResult:
-        bucket = plan.extra.get(BUCKET)
-        if bucket is None:  # another scheduler's plan
-            return result
-        padding = int(bucket) - plan.num_tokens
-        return msgspec.structs.replace(result, extra={**result.extra, PADDING: padding})
+    def begin(self, plan: StepPlan) -> PendingStep:
+        """Hand a step to the device; its result tells of the padding."""
+        return PaddedStep(plan, super().begin(plan))
+
+
+class PaddedStep:
+    """A step under way whose result tells of its padding."""
+
+    def __init__(self, plan: StepPlan, pending: PendingStep) -> None:
+        self._plan = plan
+        self._pending = pending
+
+    def result(self) -> StepResult:
+        """Wait for the result."""
+        return with_padding(self._plan, self._pending.result())
+
+
+def with_padding(plan: StepPlan, result: StepResult) -> StepResult:
+    """Return the result with the padding of the planned size, where the plan names one."""
+    bucket = plan.extra.get(BUCKET)
+    if bucket is None:  # another scheduler's plan
+        return result
+    padding = int(bucket) - plan.num_tokens
+    return msgspec.structs.replace(result, extra={**result.extra, PADDING: padding})

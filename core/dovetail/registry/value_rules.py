@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_TARGET = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
+_TARGET = re.compile(r"([A-Za-z_]\w*(\.\w+)*|\S.*\.py):[A-Za-z_]\w*(\.\w+)*")
 _SEVERITIES = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _COMPUTED = ("float64", "float32", "float16", "bfloat16")
 _CACHED = (*_COMPUTED, "float8_e4m3fn", "float8_e5m2", "int8")

@@ -13,6 +13,7 @@ from dovetail.interfaces.worker import Worker
 from dovetail.registry import Entry
 from dovetail.registry.files import import_target
 from dovetail.registry.value_rules import value_fault
+from dovetail.testing.contract import requires
 
 STORED = (None, "float32", "bfloat16", "float16")
 
@@ -75,6 +76,13 @@ class TestPlatform:
             assert fault is None, f"{fault}."
         allowed = platform.limits().dtypes
         assert not allowed or kept in allowed, f"auto comes to {kept}, and it allows {allowed}"
+
+    @requires("host_memory")
+    def test_tells_what_memory_is_free(self, platform: Platform) -> None:
+        """It says how much main memory an engine may take."""
+        free = platform.free_bytes()
+        assert free is not None, "free_bytes() is None, and main memory can be asked"
+        assert free > 0, f"free_bytes() is {free}"
 
     def test_ops_compute_what_is_defined(self, plugin: Any) -> None:
         """Each of its ops gives, in the op's own cases, what the reference gives."""
