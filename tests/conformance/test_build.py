@@ -64,11 +64,15 @@ def pip(*words: str | Path, python: Path | None = None) -> str:
     options = ["--no-deps", "--no-build-isolation", "--no-index", "-v"]
     where = [] if python is None else ["--python", str(python)]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *where, *map(str, words),
-         *options],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=clean(), cwd="/",
+        [sys.executable, "-m", "pip", *where, *map(str, words), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env=clean() | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        cwd="/",
         timeout=300,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
