@@ -280,6 +280,10 @@ DEFAULTS = {
     "load_format": {"auto": "rival:Fair"},
     "compilation_level": {"2": "rival:NOTHING"},
     "bench_dataset": {"random": "rival:Fair"},
+    "platform": {"cpu": "rival:Fair"},
+    "worker": {"cpu": "rival:Fair"},
+    "kv_policy": {"paged": "rival:Fair"},
+    "tokenizer": {"hf": "rival:Fair"},
     **{
         kind.name: {kind.default: "rival:NOTHING"}
         for kind in registry.KINDS.values()

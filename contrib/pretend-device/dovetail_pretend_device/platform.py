@@ -25,6 +25,7 @@ class PretendPlatform(Platform):
     info = Info(summary="a pretend accelerator, on the CPU", devices=(DEVICE,))
     auto_rank = 20  # it is there because somebody wants it: before a GPU
     device_type = DEVICE
+    torch_type = "cpu"
     ops = {"rms_norm": "dovetail_pretend_device.ops:RMS_NORM"}
 
     @classmethod

@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     flags = group_of(args, QuantizeFlags)
     check_flags(flags)
     config = parse_config(args)
-    own = {"device": "cpu"} | ({} if flags.calibration else {"skip_tokenizer_init": True})
+    own: dict[str, Any] = {"device": registry.own("platform", "cpu")}
+    if not flags.calibration:
+        own["skip_tokenizer_init"] = True
     spec = resolve(config.with_fields(own, origin="quantize"))
     options = config.plugin.options_of("quantizer")
     method = registry.choose(

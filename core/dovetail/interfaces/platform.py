@@ -59,9 +59,9 @@ class Platform(Plugin):
 
     Of those that are there "auto" takes the one with the highest `auto_rank`. `device_type` is the
     word by which other plugins know the device (AttentionQuery.device, Worker.why_not, RunSpec);
-    torch's name for it, where torch has one. `ops` maps an op of dovetail_kernels to the
-    "module:attribute" of a `dovetail_kernels.op.Implementation`, which layers on this device prefer
-    to dovetail's own.
+    `torch_type` is torch's name for it, where that is another. `ops` maps an op of dovetail_kernels
+    to the "module:attribute" of a `dovetail_kernels.op.Implementation`, which layers on this device
+    prefer to dovetail's own.
     """
 
     interface_version: ClassVar[int] = 1
@@ -72,6 +72,7 @@ class Platform(Plugin):
     }
 
     device_type: ClassVar[str] = ""
+    torch_type: ClassVar[str] = ""
     ops: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Any) -> None:

@@ -94,7 +94,9 @@ class TestPlatform:
         for name, target in plugin.ops.items():
             made = import_target(target)
             op = load_op(name).extended(made)
-            device = torch.device(made.devices[0])
+            device = torch.device(plugin.torch_type or plugin.device_type)
+            told = f"{target} runs on {made.devices}, and the device is {device.type} to torch"
+            assert device.type in made.devices, told
             for case in op.small_cases():
                 fault = check_case(op, case, made.name, device)
                 assert fault is None, f"{name}, case {case.name}: {fault}"
