@@ -133,17 +133,22 @@ RIGHT = [
 Outcomes = dict[str, dict[str, str]]
 
 
-def check(words: list[str]) -> Outcomes:
-    """Return plugin -> clause -> outcome of `dovetail plugins check` in a process of its own."""
+def run_kit(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run `dovetail plugins check` in a process of its own."""
     paths = [str(ROOT / part) for part in ("core", "plugins", "kernels")]
-    done = subprocess.run(
-        [sys.executable, "-m", "dovetail", "plugins", "check", *words, "--json"],
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", "plugins", "check", *words],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
     )
+
+
+def check(words: list[str]) -> Outcomes:
+    """Return plugin -> clause -> outcome of the kit."""
+    done = run_kit(*words, "--json")
     assert done.stdout, done.stderr
     outcomes: Outcomes = {}
     for row in json.loads(done.stdout)["clauses"]:
@@ -177,6 +182,19 @@ def test_wrong_plugin_is_caught(outcomes: Outcomes, kind: str, spec: str, clause
 def test_right_plugin_passes(outcomes: Outcomes, kind: str, spec: str) -> None:
     failed = [clause for clause, how in of(outcomes, kind, spec).items() if how == "failed"]
     assert failed == []
+
+
+def test_what_failed_is_said_in_sentences() -> None:
+    plugin = f"{POLICY}:{PLAIN}:Undocumented"
+    told = run_kit(plugin, "--clause", "says_what_it_is")
+    assert told.returncode == 1
+    assert f"{plugin}@wrong_plugins.py fails says_what_it_is" in told.stdout
+    assert "promised: The class has a docstring, and the summary is a short phrase." in told.stdout
+    assert "has no docstring: write one sentence that says what it is" in told.stdout
+    assert "assert" not in told.stdout and "Error" not in told.stdout
+    assert "test_plugin.py" not in told.stdout
+    shown = run_kit(plugin, "--clause", "says_what_it_is", "--traceback").stdout
+    assert "test_plugin.py" in shown
 
 
 def test_known_fault_is_reported_as_such(outcomes: Outcomes) -> None:

@@ -128,6 +128,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/attention/test_native_cpu.py::test_auto_takes_it_where_it_fits",
         f"{FP8_CACHE}::test_without_scales_they_are_one",
     ),
+    "kv_policy": (
+        "e2e/test_pretend_device.py::test_flags_are_stronger_than_the_device",
+        "e2e/test_pretend_device.py::test_the_kv_policy_leaves_its_share",
+    ),
     "kv_cache_memory_bytes": (f"{WHOLE}::test_size_of_the_cache",),
     "load_format": (
         SPEC,

@@ -29,7 +29,7 @@ def is_named(entry: Entry, spec: str) -> bool:
 
 
 def words(entry: Entry) -> set[str]:
-    """Return all that names an entry where plugins are hidden (see `hiding_word`)."""
+    """Return all that names an entry where plugins are hidden (see `hiding_words`)."""
     distribution = normal(entry.distribution)
     return {
         entry.name,
