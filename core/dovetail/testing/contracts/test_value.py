@@ -10,7 +10,6 @@ from dovetail.interfaces.plugin import Value
 from dovetail.registry import Entry
 from dovetail.registry.files import import_target
 from dovetail.registry.kinds import KINDS
-from dovetail.registry.value_rules import value_fault
 
 BLOCK_TOKENS = 4
 HEAD_SIZE, POSITIONS = 16, 64
@@ -38,11 +37,6 @@ class ValueContract:
         """The object is frozen."""
         with pytest.raises(AttributeError):
             plugin.value = plugin.value  # type: ignore[misc]
-
-    def test_value_means_something(self, entry: Entry, plugin: Value) -> None:
-        """The value is one that those who read this kind's values understand."""
-        fault = value_fault(entry.kind, plugin.value)
-        assert fault is None, f"{fault}."
 
 
 class HashContract(ValueContract):
