@@ -80,7 +80,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "disable_uvicorn_access_log": ("core/server/launch/test_logs.py::test_the_access_log",),
     "distributed_executor_backend": (f"{WHOLE}::test_worker_and_executor_by_path",),
     "download_dir": (f"{WHOLE}::test_revisions_and_download_dir",),
-    "dtype": (SPEC, "core/config/rules/test_rules.py::test_dtype"),
+    "dtype": (SPEC, "plugins/test_platforms.py::test_dtype"),
     "enable_auto_tool_choice": (f"{CHAT}::test_whether_the_model_may_decide_to_call",),
     "enable_chunked_prefill": (
         SPEC,

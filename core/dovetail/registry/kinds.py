@@ -113,7 +113,7 @@ _TABLE = (
     _kind("drafter", "drafter:Drafter", "drafts tokens for speculative decoding",
           "--speculative-config"),
     _kind("platform", "platform:Platform",
-          "a type of device: whether it is there, and what it takes by itself and at most",
+          "a type of device: whether it is there, its defaults and its limits",
           "--device", default="auto", auto="the device that is there, the highest rank first"),
     _kind("kv_policy", "kv_policy:KVPolicy", "lays the KV cache out and hands out its blocks",
           "--kv-policy", default="paged"),

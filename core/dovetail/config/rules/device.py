@@ -1,4 +1,4 @@
-"""The platform: which device an engine runs on, and what that device takes by itself or at most."""
+"""The platform: which device an engine runs on, with its defaults and its limits."""
 
 from __future__ import annotations
 
