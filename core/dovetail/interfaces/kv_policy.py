@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.scheduler import KVCache
+from dovetail.interfaces.scheduler import KVCache, RequestState
 from dovetail.interfaces.spec import CacheSpec
 from dovetail.interfaces.step import KVLayer, KVLayout
 
@@ -51,6 +51,9 @@ class KVAccounting(KVCache, Protocol):
 
     @property
     def host(self) -> HostUse: ...
+
+    def blocks_of(self, request: RequestState) -> tuple[tuple[int, ...], ...]:
+        """Return the request's block ids per group; nothing for one that owns none."""
 
     def forget_all(self) -> None:
         """Make no cached prefix findable any more; what requests own stays theirs."""
