@@ -8,7 +8,7 @@ from dovetail.config.checkpoint.dtypes import chosen_dtypes
 from dovetail.config.config import Config
 from dovetail.config.rules import platform
 from dovetail.config.rules.device import select_platform
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail_plugins.platforms.cpu import CpuPlatform
 from dovetail_plugins.platforms.cuda import CudaPlatform
 
@@ -48,3 +48,8 @@ def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert picked("auto") == "cpu"
     with pytest.raises(ConfigError, match=r"--device cuda: .*no GPU here.*--device cpu"):
         picked("cuda")
+
+
+def test_a_device_that_no_package_offers_says_how_it_would_come() -> None:
+    with pytest.raises(UnknownPlugin, match="install a package that offers a platform"):
+        picked("hpu")

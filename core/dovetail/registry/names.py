@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dovetail.errors import AmbiguousPlugin, UnknownPlugin
 from dovetail.registry.entry import Entry
-from dovetail.registry.unsupported_names import why_unsupported
+from dovetail.registry.unsupported_names import instead_of, why_unsupported
 
 
 def normal(distribution: str) -> str:
@@ -86,7 +86,9 @@ def unknown(
     if "." in spec:
         module, _, attribute = spec.rpartition(".")
         fix = f"a class is written {module}:{attribute}; {fix}"
-    reason = why_unsupported(kind, spec)
+    reason, instead = why_unsupported(kind, spec), instead_of(kind, spec)
+    if instead:
+        fix = f"{instead}; {fix}"
     if any(entry.kind == kind and is_named(entry, spec) for entry in hidden):
         reason = "--no-plugin hides it"
     if reason is not None:
