@@ -62,7 +62,9 @@ def replay(tokens: Sequence[int], spec: DraftSpec) -> tuple[int, int, int, int]:
     """Return (steps, tokens, drafts' tokens, those kept) of drawing the second half."""
     sim = SimSettings()
     counter = StepCounter(KVCacheManager(sim.layout(), sim.cache(), b"key"))
-    drafting = Drafting(spec, model_spec(vocab_size=VOCAB_SIZE), counter)
+    model = model_spec(vocab_size=VOCAB_SIZE)
+    drafter = registry.make(spec.drafter, model, spec.max_tokens)
+    drafting = Drafting(spec, drafter, model, counter)
     place = half = len(tokens) // 2
     request = Request(
         request_id="r",

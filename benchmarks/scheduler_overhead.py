@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 
+from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
@@ -39,7 +40,7 @@ def make_scheduler(num_rows: int, windows: tuple[int | None, ...]) -> Continuous
         memory_bytes=None,
         memory_share=0.0,
         uses_prefix_cache=True,
-        hash_algorithm="sha256",
+        hash_algorithm=prefix_hash.DEFAULT,
     )
     layers = [
         KVLayer(name=str(i), num_kv_heads=1, head_size=64, dtype="float32", window_tokens=window)

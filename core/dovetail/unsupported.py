@@ -19,6 +19,8 @@ class Unsupported:
     fix: str = ""
 
 
+_BY_PACKAGE = "install a package that offers a platform of this name, if there is one"
+
 FEATURES: dict[str, Unsupported] = {
     # Models and what is asked of them.
     "lora": Unsupported(
@@ -48,12 +50,12 @@ FEATURES: dict[str, Unsupported] = {
     "model_scope": Unsupported("models come from a folder or from the Hugging Face hub"),
     "s3": Unsupported("loading from S3 is not supported"),
     # Devices and how a model is divided over them.
-    "hpu": Unsupported("Gaudi devices (HPU) are not supported"),
-    "neuron": Unsupported("AWS Neuron devices are not supported"),
-    "openvino": Unsupported("OpenVINO is not supported"),
-    "rocm": Unsupported("ROCm is not supported"),
-    "tpu": Unsupported("TPUs are not supported"),
-    "xpu": Unsupported("Intel XPUs are not supported"),
+    "hpu": Unsupported("Gaudi devices (HPU) are not supported", _BY_PACKAGE),
+    "neuron": Unsupported("AWS Neuron devices are not supported", _BY_PACKAGE),
+    "openvino": Unsupported("OpenVINO is not supported", _BY_PACKAGE),
+    "rocm": Unsupported("ROCm is not supported", _BY_PACKAGE),
+    "tpu": Unsupported("TPUs are not supported", _BY_PACKAGE),
+    "xpu": Unsupported("Intel XPUs are not supported", _BY_PACKAGE),
     "tensor_parallel": Unsupported("tensor parallelism is not supported yet"),
     "pipeline_parallel": Unsupported("pipeline parallelism is not supported yet"),
     "context_parallel": Unsupported("dividing a request's KV cache over devices is not supported"),

@@ -33,10 +33,17 @@ __all__ = ["OP_NAMES", "all_ops", "load_op"]
 
 
 def load_op(name: str) -> Op:
-    """Return one op. Raises: KeyError when there is none of this name."""
-    if name not in OP_NAMES:
-        raise KeyError(f"no op {name!r}; there are {', '.join(OP_NAMES)}")
-    op: Op = import_module(f"dovetail_kernels.{name}").OP
+    """Return one op by its name here, or another package's as "module:attribute".
+
+    Raises: KeyError when there is none of this name.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute and name not in OP_NAMES:
+        known = ", ".join(OP_NAMES)
+        raise KeyError(f"no op {name!r}; there are {known}, and others as module:attribute")
+    op: Op = getattr(
+        import_module(module if attribute else f"dovetail_kernels.{name}"), attribute or "OP"
+    )
     return op
 
 

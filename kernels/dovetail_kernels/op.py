@@ -63,7 +63,8 @@ class Op:
 
     `cases` are checked, `perf_cases` (the same ones if not given) are timed, `small_cases`
     (likewise) are checked where kernels are interpreted, which takes seconds for what takes
-    microseconds.
+    microseconds. `preferred` is an implementation from outside that this process takes wherever it
+    runs: a device's own.
     """
 
     def __init__(
@@ -84,6 +85,19 @@ class Op:
         self.perf_cases = perf_cases or cases
         self.small_cases = small_cases or cases
         self.implementations = sorted(implementations, key=lambda i: -i.rank)
+        self.preferred: Implementation | None = None
+
+    def extended(self, implementation: Implementation) -> Op:
+        """Return the same op with one implementation more."""
+        return Op(
+            name=self.name,
+            summary=self.summary,
+            reference=self.reference,
+            cases=self.cases,
+            perf_cases=self.perf_cases,
+            small_cases=self.small_cases,
+            implementations=(*self.implementations, implementation),
+        )
 
     def prepare(self, name: str, arguments: Arguments) -> Arguments:
         """Return a case's arguments as the implementation of this name wants them."""

@@ -26,6 +26,13 @@ PLUGINS = (
     "quantization:bitnet",
     "load_format:npz",
 )
+DEVICE = (
+    "platform:pretend",
+    "worker:pretend",
+    "scheduler:pretend_buckets",
+    "kv_policy:pretend_reserve",
+)
+PACKAGES = ("example-plugin", "pretend-device", "vllm-compat")
 
 pytestmark = pytest.mark.timeout(900)  # one run of the whole kit serves them all
 SKIPPED = shutil.ignore_patterns(".git", "__pycache__", "dist", "build", ".venv", "*_cache")
@@ -48,10 +55,9 @@ def run(*words: str | Path, **changes: str) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of an environment with both wheels installed."""
+    """Return the interpreter of an environment with the wheels installed."""
     folder = tmp_path_factory.mktemp("installed")
-    parts = (ROOT, ROOT / "contrib" / "example-plugin", ROOT / "contrib" / "vllm-compat")
-    wheels = [wheel_of(part, folder) for part in parts]
+    wheels = [wheel_of(part, folder) for part in (ROOT, *(ROOT / "contrib" / p for p in PACKAGES))]
     venv.create(folder / "env", with_pip=False, symlinks=True)
     made = folder / "env" / "bin" / "python"
     site = Path(run(made, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
@@ -94,6 +100,14 @@ def test_a_file_written_for_vllm(python: Path) -> None:
     file = ROOT / "tests" / "contrib" / "plugin_files" / "regex_calls.py"
     code = "import sys; from dovetail import registry; print(registry.load_file(sys.argv[1])[0].id)"
     assert run(python, "-c", code, file).strip() == "regex_calls@regex_calls.py"
+
+
+def test_the_device_passes_the_kit(python: Path) -> None:
+    words = ("-m", "dovetail", "plugins", "check", *DEVICE, "--json")
+    answer = json.loads(run(python, *words, PRETEND_DEVICE="1"))
+    assert answer["status"] == 0
+    ran = {row["plugin"] for row in answer["clauses"] if row["outcome"] == "passed"}
+    assert ran == {f"{plugin}@dovetail-pretend-device" for plugin in DEVICE}
 
 
 def test_it_can_be_shut_out(python: Path) -> None:

@@ -49,6 +49,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
+    ("dtype", f"{PLAIN}:ALIEN", "keeps_its_interface"),
+    ("hash_algorithm", f"{PLAIN}:COLLIDING", "hashes_tell_blocks_apart"),
+    ("rope_type", f"{TORCH}:LONG", "frequencies_fit_a_head"),
+    ("platform", f"{PLAIN}:BoastfulPlatform", "defaults_keep_the_limits"),
+    ("platform", f"{PLAIN}:LonelyPlatform", "its_plugins_exist"),
+    ("platform", f"{PLAIN}:OddPlatform", "auto_gives_types_it_takes[float16]"),
+    ("platform", f"{PLAIN}:ForgetfulPlatform", "tells_what_memory_is_free"),
+    ("platform", f"{TORCH}:SloppyPlatform", "ops_compute_what_is_defined"),
+    ("kv_policy", f"{TORCH}:GreedyPolicy", "stays_within_the_memory"),
+    ("kv_policy", f"{TORCH}:SharingPolicy", "every_request_ends[plain]"),
     ("bench_dataset", f"{PLAIN}:ForgetfulDataset", "draws_the_same_again"),
     ("bench_dataset", f"{PLAIN}:ShiftyDataset", "more_prompts_add_to_the_end"),
     ("drafter", f"{PLAIN}:EagerDrafter", "never_more_than_asked[1]"),
@@ -68,7 +78,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("tool_parser", f"{PLAIN}:WanderingEnd", "region_end_stays"),
     ("reasoning_parser", f"{PLAIN}:AlwaysThinks", "unmarked_text_is_content"),
     ("reasoning_parser", f"{PLAIN}:NeverThinks", "prompt_may_open_thinking"),
-    ("dtype", f"{PLAIN}:THING", "value_crosses_processes"),
+    ("modality", f"{PLAIN}:THING", "value_crosses_processes"),
     ("attention_backend", f"{TORCH}:FutureAttention", "steps_follow_each_other[grouped-mixed]"),
     ("attention_backend", f"{TORCH}:WindowlessAttention", "window_over_steps[3]"),
     ("attention_backend", f"{TORCH}:PaddingAttention", "steps_follow_each_other[full-decode]"),
@@ -123,17 +133,22 @@ RIGHT = [
 Outcomes = dict[str, dict[str, str]]
 
 
-def check(words: list[str]) -> Outcomes:
-    """Return plugin -> clause -> outcome of `dovetail plugins check` in a process of its own."""
+def run_kit(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run `dovetail plugins check` in a process of its own."""
     paths = [str(ROOT / part) for part in ("core", "plugins", "kernels")]
-    done = subprocess.run(
-        [sys.executable, "-m", "dovetail", "plugins", "check", *words, "--json"],
+    return subprocess.run(
+        [sys.executable, "-m", "dovetail", "plugins", "check", *words],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
     )
+
+
+def check(words: list[str]) -> Outcomes:
+    """Return plugin -> clause -> outcome of the kit."""
+    done = run_kit(*words, "--json")
     assert done.stdout, done.stderr
     outcomes: Outcomes = {}
     for row in json.loads(done.stdout)["clauses"]:
@@ -169,6 +184,19 @@ def test_right_plugin_passes(outcomes: Outcomes, kind: str, spec: str) -> None:
     assert failed == []
 
 
+def test_what_failed_is_said_in_sentences() -> None:
+    plugin = f"{POLICY}:{PLAIN}:Undocumented"
+    told = run_kit(plugin, "--clause", "says_what_it_is")
+    assert told.returncode == 1
+    assert f"{plugin}@wrong_plugins.py fails says_what_it_is" in told.stdout
+    assert "promised: The class has a docstring, and the summary is a short phrase." in told.stdout
+    assert "has no docstring: write one sentence that says what it is" in told.stdout
+    assert "assert" not in told.stdout and "Error" not in told.stdout
+    assert "test_plugin.py" not in told.stdout
+    shown = run_kit(plugin, "--clause", "says_what_it_is", "--traceback").stdout
+    assert "test_plugin.py" in shown
+
+
 def test_known_fault_is_reported_as_such(outcomes: Outcomes) -> None:
     clauses = of(outcomes, POLICY, f"{PLAIN}:KnownFailure")
     assert clauses["keys_compare"] == "xfailed"
@@ -183,6 +211,7 @@ def test_every_kind_has_clauses_and_every_word_is_asked(kind: str) -> None:
 
 
 UNASKED = {
+    "platform": {"host_cores"},  # a claim about who computes: resolve gives it threads
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
     "model": {"needs_host_rows"},  # a claim about how it reads its input; runners act on it
     "quantizer": {"tables"},  # the command asks it: the kit hands over layers, not models

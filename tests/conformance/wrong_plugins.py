@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import time
@@ -10,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
+from dovetail.interfaces.block_hash import BlockHash
 from dovetail.interfaces.drafter import Drafter
+from dovetail.interfaces.platform import Platform, PlatformDefaults, PlatformLimits
 from dovetail.interfaces.plugin import Info, Value
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
@@ -426,3 +429,49 @@ class ForgetlessDrafter(RightDrafter):
 
     def forget(self, request_id: str) -> None:
         """Keep everything."""
+
+
+ALIEN = Value(summary="a type that nobody computes in", value="posit16")
+COLLIDING = Value(summary="looks at four bytes", value=f"{__file__}:FEW")
+FEW = BlockHash(digest=lambda key, data: hashlib.sha256(key + data[:8]).digest())
+
+
+class RightPlatform(Platform):
+    """Nothing is wrong with it; the others derive from it."""
+
+    info = Info(summary="a CPU by another name", devices=("cpu",))
+    device_type = "cpu"
+
+    def defaults(self) -> PlatformDefaults:
+        """Return those of a CPU."""
+        return PlatformDefaults(worker="cpu", step_tokens=128, rows=8)
+
+
+class BoastfulPlatform(RightPlatform):
+    """Takes more rows than it allows."""
+
+    def limits(self) -> PlatformLimits:
+        """Allow fewer than it takes."""
+        return PlatformLimits(rows=4)
+
+
+class LonelyPlatform(RightPlatform):
+    """Names a worker that nobody has."""
+
+    def defaults(self) -> PlatformDefaults:
+        """Name it."""
+        return PlatformDefaults(worker="abacus", step_tokens=128, rows=8)
+
+
+class OddPlatform(RightPlatform):
+    """Does not take what half of all checkpoints store, and does not say what it takes instead."""
+
+    def limits(self) -> PlatformLimits:
+        """Allow one type."""
+        return PlatformLimits(dtypes=("float32", "bfloat16"))
+
+
+class ForgetfulPlatform(RightPlatform):
+    """Computes on main memory and does not know how much there is."""
+
+    capabilities = frozenset({"host_memory"})

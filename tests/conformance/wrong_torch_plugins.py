@@ -10,18 +10,25 @@ import msgspec
 import torch
 from torch import nn
 
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.paged import Paged
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout
 from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.kv_policy import KVAccounting, KVRoom
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
-from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.platform import Platform, PlatformDefaults
+from dovetail.interfaces.plugin import Info, Value
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail.interfaces.quantizer import Inputs, Quantized
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.step import StepPlan, StepResult
+from dovetail.interfaces.spec import CacheSpec
+from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
+from dovetail.layers.rotary import Frequencies, RopeSettings, linear
 from dovetail.testing.reference import ReferenceAttention
+from dovetail_kernels.op import Implementation
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.load_formats.safetensors import Safetensors
 from dovetail_plugins.models import llama, qwen3
@@ -474,3 +481,63 @@ class NamelessQuantizer(Int4):
     def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
         """Leave the method's name out."""
         return {k: v for k, v in super().settings(whole).items() if k != "quant_method"}
+
+
+LONG = Value(summary="an angle too many", value=f"{__file__}:one_more")
+
+
+def one_more(settings: RopeSettings) -> Frequencies:
+    """Return a pair that the head does not have."""
+    angles, scale = linear(settings)
+    return torch.cat([angles, angles[:1]]), scale
+
+
+def half_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, **rest: Any) -> Any:
+    """Return x, which is not a norm."""
+    return x.clone()
+
+
+SLOPPY = Implementation(
+    name="sloppy", function=half_norm, devices=("cpu",), dtypes=(torch.float32,)
+)
+
+
+class SloppyPlatform(Platform):
+    """Brings a norm that leaves things as they are."""
+
+    info = Info(summary="a CPU with a norm of its own", devices=("cpu",))
+    device_type = "cpu"
+    ops = {"rms_norm": f"{__file__}:SLOPPY"}
+
+    def defaults(self) -> PlatformDefaults:
+        """Return those of a CPU."""
+        return PlatformDefaults(worker="cpu", step_tokens=128, rows=8)
+
+
+class GreedyPolicy(Paged):
+    """Takes twice the memory that there is."""
+
+    info = Info(summary="takes too much")
+
+    def plan(self, layers: Sequence[KVLayer], room: KVRoom) -> KVLayout:
+        """Double it."""
+        return super().plan(layers, replace(room, memory_bytes=2 * (room.memory_bytes or 0)))
+
+
+class SharingPolicy(Paged):
+    """Forgets that a block it has handed out is somebody's."""
+
+    info = Info(summary="hands blocks out twice")
+
+    def accounting(self, layout: KVLayout, spec: CacheSpec, hash_key: bytes) -> KVAccounting:
+        """Return an account that does so."""
+        return _Sharing(layout, spec, hash_key)
+
+
+class _Sharing(KVCacheManager):
+    def allocate(
+        self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """Hand out block 1 for every new block."""
+        made = super().allocate(request, num_tokens, cached_tokens=cached_tokens)
+        return None if made is None else tuple(tuple(1 for _ in blocks) for blocks in made)

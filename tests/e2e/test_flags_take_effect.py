@@ -5,6 +5,7 @@ Runs on test models with made-up logits; one server at the end has many flags at
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import shutil
 import socket
@@ -26,7 +27,7 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.checks import check_choices, load_plugin_files
 from dovetail.config.rules.demo import with_demo_fields
 from dovetail.config.rules.stat_loggers import stat_loggers
-from dovetail.engine.kv.prefix_hash import ALGORITHMS
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.spec import EngineSpec
@@ -133,13 +134,14 @@ def test_enable_prefix_caching(folder: Path, enable_prefix_caching: bool, num_ca
 
 def test_prefix_caching_hash_algo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    for name, (digest, encoder) in ALGORITHMS.items():
+    for name in ("SHA256", "BLAKE2B"):
+        made = getattr(prefix_hash, name)
 
-        def noted(key: bytes, data: bytes, name: str = name, digest: Any = digest) -> Any:
-            used.append(name)
+        def noted(key: bytes, data: bytes, name: str = name, digest: Any = made.digest) -> Any:
+            used.append(name.lower())
             return digest(key, data)
 
-        monkeypatch.setitem(ALGORITHMS, name, (noted, encoder))
+        monkeypatch.setattr(prefix_hash, name, dataclasses.replace(made, digest=noted))
     for algorithm in ("sha256", "blake2b"):
         used.clear()
         with open_llm(folder, prefix_caching_hash_algo=algorithm) as llm:

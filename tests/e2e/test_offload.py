@@ -24,6 +24,8 @@ from dovetail.layers.placement import WeightHolder
 from dovetail.runner.offload import HostCourier, Offload
 from dovetail.testing.tiny_models import write_tiny_checkpoint
 from dovetail_kernels.cpu import library as native
+from dovetail_plugins.platforms.cpu import CpuPlatform
+from dovetail_plugins.platforms.cuda import CudaPlatform
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8, 9] * 5, [3, 4, 5]]
@@ -163,10 +165,10 @@ def test_copies_begin_before_they_are_needed(folder: Path, monkeypatch: pytest.M
 def test_cpu_offload_gb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The flag's value reaches a GPU's run; on a CPU it is told that there is nothing to do."""
     config = Config.from_fields({"cpu_offload_gb": 1.5})
-    assert offload_bytes(config, "cuda") == 3 << 29
+    assert offload_bytes(config, CudaPlatform(None)) == 3 << 29
     with caplog.at_level("INFO"):
-        assert offload_bytes(config, "cpu") == 0
+        assert offload_bytes(config, CpuPlatform(None)) == 0
     assert "in host memory already" in caplog.text
-    assert offload_bytes(Config(), "cuda") == 0
+    assert offload_bytes(Config(), CudaPlatform(None)) == 0
     spec = resolve(Config.from_fields({"model": str(folder), "cpu_offload_gb": 1.5}))
     assert spec.run.offload_bytes == 0 and not spec.run.is_eager

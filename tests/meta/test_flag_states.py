@@ -30,7 +30,7 @@ PARSER_OWN = {"--config", "--help"}
 TASKS = "task"
 KIND_OF = {
     "executor": "executor",
-    "platform": "device",
+    "platform": "platform",
     "prefix_hash_algo": "hash_algorithm",
     "log_level": "uvicorn_log_level",
     "spec_method": "drafter",

@@ -39,11 +39,11 @@ def test_summaries_are_read_without_an_import(attribute: str, told: str, tmp_pat
     file = tmp_path / "plugins.py"
     file.write_text(SOURCE)
     target = f"{file}:{attribute}"
-    entry = registry.Entry(kind="device", name="x", distribution="mine", target=target)
+    entry = registry.Entry(kind="platform", name="x", distribution="mine", target=target)
     assert summary_of(entry) == told
 
 
 @pytest.mark.parametrize("module", ["no_such_package.inner", "dovetail.nowhere", "/no/file.py"])
 def test_what_cannot_be_read_has_no_summary(module: str) -> None:
-    entry = registry.Entry(kind="device", name="x", distribution="mine", target=f"{module}:X")
+    entry = registry.Entry(kind="platform", name="x", distribution="mine", target=f"{module}:X")
     assert summary_of(entry) == ""

@@ -17,6 +17,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.engine.core import EngineCore
+from dovetail.engine.kv import prefix_hash
 from dovetail.engine.messages import EngineRequest
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import (
@@ -144,7 +145,7 @@ def engine(way: Way, num_blocks: int, async_steps: bool) -> EngineCore:
                 memory_bytes=None,
                 memory_share=0.1,
                 uses_prefix_cache=True,
-                hash_algorithm="sha256",
+                hash_algorithm=prefix_hash.DEFAULT,
             ),
             schedule=ScheduleSpec(
                 max_rows=MAX_ROWS,

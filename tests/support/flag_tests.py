@@ -80,7 +80,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "disable_uvicorn_access_log": ("core/server/launch/test_logs.py::test_the_access_log",),
     "distributed_executor_backend": (f"{WHOLE}::test_worker_and_executor_by_path",),
     "download_dir": (f"{WHOLE}::test_revisions_and_download_dir",),
-    "dtype": (SPEC, "core/config/rules/test_rules.py::test_dtype"),
+    "dtype": (SPEC, "plugins/test_platforms.py::test_dtype"),
     "enable_auto_tool_choice": (f"{CHAT}::test_whether_the_model_may_decide_to_call",),
     "enable_chunked_prefill": (
         SPEC,
@@ -127,6 +127,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         SPEC,
         "plugins/attention/test_native_cpu.py::test_auto_takes_it_where_it_fits",
         f"{FP8_CACHE}::test_without_scales_they_are_one",
+    ),
+    "kv_policy": (
+        "e2e/test_pretend_device.py::test_flags_are_stronger_than_the_device",
+        "e2e/test_pretend_device.py::test_the_kv_policy_leaves_its_share",
     ),
     "kv_cache_memory_bytes": (f"{WHOLE}::test_size_of_the_cache",),
     "load_format": (

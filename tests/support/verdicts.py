@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.inspect.collect import REFUSED as SERVE_REFUSES
-from dovetail.inspect.collect import inspect
-
 from dovetail.config.config import Config
 from dovetail.errors import DovetailError
+from dovetail.inspect.collect import REFUSED as SERVE_REFUSES
+from dovetail.inspect.collect import inspect
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.llm import LLM
 

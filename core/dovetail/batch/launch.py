@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dovetail import registry
 from dovetail.batch.lines import ROOM_BYTES, Scan, read_lines, scan
 from dovetail.batch.progress import Progress, is_terminal
 from dovetail.batch.results import Results
@@ -110,7 +111,7 @@ def _prepare(
 def _set_log_up(config: Config) -> None:
     wanted = config.observability
     log_setup.configure(
-        wanted.log_level,
+        registry.value_of("log_level", wanted.log_level),
         config=read_log_config(wanted.log_config_file),
         prefix=wanted.log_prefix,
         is_wanted=wanted.configure_logging,

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from dovetail import registry
 from dovetail.config.config import GROUPS, Config
 from dovetail.config.parse.flags import add_flags, add_groups
 from dovetail.config.sections.frontend import FrontendConfig
@@ -43,7 +44,7 @@ def load(config: Config) -> Any:
     from dovetail.observability import logging as log_setup
 
     log_setup.configure(
-        config.observability.log_level,
+        registry.value_of("log_level", config.observability.log_level),
         config=read_log_config(config.observability.log_config_file),
         prefix=config.observability.log_prefix,
         is_wanted=config.observability.configure_logging,

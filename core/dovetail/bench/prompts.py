@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from dovetail.config.checkpoint.model_path import (
     DEMO_NAME,
     DEMO_PATH,
     find_tokenizer,
-    has_tokenizer,
 )
-from dovetail.config.rules.selections import select
+from dovetail.config.rules.selections import reads_tokenizer, select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def draw_prompts(
     dataset_class = registry.load_selection(chosen)
     if not isinstance(dataset_class, type):
         raise ConfigError("a dataset must be a class.", where="--dataset-name")
-    dataset: BenchDataset = dataset_class(registry.build_options(chosen))
+    dataset: BenchDataset = registry.make(chosen)
     return dataset.draw(query)
 
 
@@ -67,17 +67,21 @@ def tokenizer_of(requested: str | None, named_by_server: str) -> Tokenizer | Non
     not there.
     """
     if requested is not None:
-        return load_tokenizer(find_tokenizer(requested, Path(requested)))
+        return load_tokenizer(_found(requested, Path(requested)))
     folder = DEMO_PATH if named_by_server == DEMO_NAME else Path(named_by_server)
     if folder.is_dir():
-        return load_tokenizer(folder) if has_tokenizer(folder) else None
+        return load_tokenizer(folder) if reads_tokenizer("auto", folder) else None
     if not _HUB_ID.fullmatch(named_by_server):
         return None
     try:
-        return load_tokenizer(find_tokenizer(named_by_server, folder))
+        return load_tokenizer(_found(named_by_server, folder))
     except ConfigError as error:
         logger.debug("no tokenizer found for %s: %s", named_by_server, error)
         return None
+
+
+def _found(name: str, folder: Path) -> Path:
+    return find_tokenizer(name, folder, fits=partial(reads_tokenizer, "auto"))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -86,5 +90,5 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     tokenizer_class = registry.load_selection(chosen)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer")
-    tokenizer: Tokenizer = tokenizer_class(registry.build_options(chosen), str(folder))
+    tokenizer: Tokenizer = registry.make(chosen, str(folder))
     return tokenizer

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks < 1:
         raise ConfigError("must be at least 1.", where="--ranks", fix="leave it out for one rank.")
     target = registry.load("load_format", args.to, where="--to")
-    own = {"skip_tokenizer_init": True, "device": "cpu"}
+    own = {"skip_tokenizer_init": True, "device": registry.own("platform", "cpu")}
     spec = resolve(config.with_fields(own, origin="convert"))
 
     from dovetail.runner.convert import convert  # torch, once the flags are right

@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="check: run only this clause of the kit, as its report names it; may be repeated",
     )
+    parser.add_argument(
+        "--traceback", action="store_true", help="check: show where each failed clause failed"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         return _list(args.plugin, as_json=args.json, with_status=args.status)
     if args.action == "show":
         return _show(args.plugin, as_json=args.json)
-    return _check(args.plugin, args.clause, as_json=args.json)
+    return _check(args.plugin, args.clause, args)
 
 
 def chosen_entries(words: Sequence[str]) -> list[Entry]:
@@ -130,7 +133,7 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def _check(words: Sequence[str], clauses: Sequence[str], *, as_json: bool) -> int:
+def _check(words: Sequence[str], clauses: Sequence[str], args: argparse.Namespace) -> int:
     try:
         import pytest  # noqa: F401  (the kit is a pytest plugin)
     except ImportError as error:
@@ -142,4 +145,4 @@ def _check(words: Sequence[str], clauses: Sequence[str], *, as_json: bool) -> in
     from dovetail.testing.check import check
 
     chosen_entries(words)  # an unknown name is said here, not in a test report
-    return check(words, clauses=clauses, as_json=as_json)
+    return check(words, clauses=clauses, as_json=args.json, shows_traceback=args.traceback)

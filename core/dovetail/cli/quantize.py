@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.quantize.job import Done
@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     flags = group_of(args, QuantizeFlags)
     check_flags(flags)
     config = parse_config(args)
-    own = {"device": "cpu"} | ({} if flags.calibration else {"skip_tokenizer_init": True})
+    own: dict[str, Any] = {"device": registry.own("platform", "cpu")}
+    if not flags.calibration:
+        own["skip_tokenizer_init"] = True
     spec = resolve(config.with_fields(own, origin="quantize"))
     options = config.plugin.options_of("quantizer")
     method = registry.choose(
@@ -51,13 +53,12 @@ def run(args: argparse.Namespace) -> int:
 
     from dovetail.quantize.job import Job  # torch, once the flags are right
     from dovetail.quantize.text import windows_of
-    from dovetail.runner.loader import build_plugin
 
     windows = None
     if flags.calibration:
         windows = windows_of(
             flags.calibration,
-            build_plugin(spec.tokenizer, spec.tokenizer_path),
+            registry.make(spec.tokenizer, spec.tokenizer_path),
             num_tokens=flags.calibration_tokens,
             longest_tokens=spec.run.model.max_position_tokens,
         )

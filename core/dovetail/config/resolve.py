@@ -6,6 +6,7 @@ Imports no torch. Each rule lives in its own file; this one puts them in order.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dovetail.config.checkpoint.context_length import (
     within_window,
     without_window,
 )
-from dovetail.config.checkpoint.dtypes import compute_dtype, tell_dtypes, weight_dtype
+from dovetail.config.checkpoint.dtypes import chosen_dtypes, tell_dtypes
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
@@ -29,7 +30,7 @@ from dovetail.config.checkpoint.model_path import (
     find_model,
     find_tokenizer,
 )
-from dovetail.config.checkpoint.rope import with_rope
+from dovetail.config.checkpoint.rope import rope_rules, with_rope
 from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
@@ -42,15 +43,23 @@ from dovetail.config.rules.cache_size import (
 from dovetail.config.rules.checks import checked
 from dovetail.config.rules.compile_level import step_making
 from dovetail.config.rules.cores import chosen_cores
-from dovetail.config.rules.host_memory import may_sleep, offload_bytes, swap_bytes
+from dovetail.config.rules.device import (
+    at_most,
+    block_tokens,
+    check_dtypes,
+    check_quantization,
+    select_platform,
+)
+from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
 from dovetail.config.rules.log_config import read_log_config
-from dovetail.config.rules.platform import available_bytes, default_threads, pick_device
+from dovetail.config.rules.platform import available_bytes, default_threads
 from dovetail.config.rules.speculation import draft_spec
 from dovetail.config.rules.structured_output import structured_output_spec
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
 from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.platform import AUTO_DTYPE, Platform
 from dovetail.interfaces.spec import (
     CacheSpec,
     EngineSpec,
@@ -60,34 +69,35 @@ from dovetail.interfaces.spec import (
     Selection,
 )
 
-DEFAULT_BLOCK_TOKENS = 16
-DEFAULT_STEP_TOKENS = {"cpu": 256, "cuda": 2048}
-DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
+STEP_TOKENS = "--max-num-batched-tokens"
+HOST_CORES = "host_cores"
+"""The capability of a platform that computes on this machine's processors."""
 
 
 def resolve(config: Config) -> EngineSpec:
     """Return the one resolved engine. Raises: ConfigError for the first fault found."""
     config = checked(config)
-    device = pick_device(
-        registry.value_of("device", config.device.device, where="--device") or "auto"
-    )
+    chosen, platform = select_platform(config)
     folder = _find_model(config)
-    model = _model(config, folder, device)
-    schedule = schedule_spec(config, model, device)
+    model = _model(config, folder, platform)
+    schedule = schedule_spec(config, model, platform)
     if config.model.disable_sliding_window:
         model = without_window(model)
     requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
-    kv_dtype = requested or model.weight_dtype
+    kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
+    check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
     cached = without_window(model) if config.scheduler.disable_hybrid_kv_cache_manager else model
-    cache = cache_spec(config, cached, schedule, kv_dtype, device)
+    cache = cache_spec(config, cached, schedule, kv_dtype, platform)
     schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype)
-    spec = _engine_spec(config, model, schedule, cache, kv_dtype, device)
+    spec = _engine_spec(config, model, schedule, cache, kv_dtype, platform)
+    spec = msgspec.structs.replace(spec, platform=chosen)
+    platform.check(spec)
     if registry.hook_entries():
         registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
     return spec
 
 
-def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec:
+def schedule_spec(config: Config, model: ModelSpec, platform: Platform) -> ScheduleSpec:
     """Return the limits of a step. Raises: ConfigError when they exclude each other."""
     scheduler = config.scheduler
     length = model_tokens(
@@ -95,10 +105,14 @@ def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec
     )
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
-    step_tokens = scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
+    usual, limits = platform.defaults(), platform.limits()
+    asked_tokens, most_tokens = scheduler.max_num_batched_tokens, limits.step_tokens
+    step_tokens = at_most(asked_tokens, usual.step_tokens, most_tokens, STEP_TOKENS, platform)
     if not scheduler.enable_chunked_prefill:
-        step_tokens = _whole_prompt_tokens(scheduler.max_num_batched_tokens, step_tokens, length)
-    rows = scheduler.max_num_seqs or min(DEFAULT_ROWS.get(device, 256), step_tokens)
+        step_tokens = _whole_prompt_tokens(asked_tokens, step_tokens, length)
+        at_most(step_tokens, 0, most_tokens, STEP_TOKENS, platform)
+    usual_rows = min(usual.rows, step_tokens)
+    rows = at_most(scheduler.max_num_seqs, usual_rows, limits.rows, "--max-num-seqs", platform)
     if rows > step_tokens:
         raise ConfigError(
             f"{rows} requests cannot each get a token out of {step_tokens} per step.",
@@ -147,21 +161,22 @@ def _whole_prompt_tokens(requested: int | None, default: int, length: int) -> in
 
 
 def cache_spec(
-    config: Config, model: ModelSpec, schedule: ScheduleSpec, kv_dtype: str, device: str
+    config: Config, model: ModelSpec, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
 ) -> CacheSpec:
     """Return the size and the rules of the KV cache."""
     section = config.cache
     memory = section.kv_cache_memory_bytes
-    if memory is None and device == "cpu":
+    block = block_tokens(config, platform)
+    if memory is None and HOST_MEMORY in platform.capabilities:
         share = (
             section.gpu_memory_utilization if config.is_given("gpu_memory_utilization") else None
         )
         step_tokens = schedule.max_step_tokens
-        slack = step_tokens + 2 * _block_tokens(config)
+        slack = step_tokens + 2 * block
         one = kv_bytes(model, kv_dtype, schedule.max_model_tokens + slack, step_tokens)
         memory = cpu_cache_bytes(available_bytes(), share, schedule.max_rows * one)
     return CacheSpec(
-        block_tokens=_block_tokens(config),
+        block_tokens=block,
         num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
         memory_share=section.gpu_memory_utilization,
@@ -169,13 +184,6 @@ def cache_spec(
         hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
-
-
-def _block_tokens(config: Config) -> int:
-    requested = config.cache.block_size
-    if requested is None:
-        return DEFAULT_BLOCK_TOKENS
-    return int(registry.value_of("block_size", str(requested)))
 
 
 def _fit_schedule(
@@ -220,7 +228,7 @@ def _hub(config: Config) -> Hub:
     return Hub(cache=config.load.download_dir, token=config.model.hf_token)
 
 
-def _model(config: Config, folder: Path, device: str) -> ModelSpec:
+def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
     """Return the checkpoint's facts with the compute type decided."""
     asked_path = config.model.hf_config_path
     model = load_model_facts(
@@ -230,14 +238,18 @@ def _model(config: Config, folder: Path, device: str) -> ModelSpec:
         config_format=config.model.config_format,
     )
     rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
-    requested = registry.value_of("dtype", config.model.dtype) or "auto"
-    tell_dtypes(requested, model.hf_config, device)
-    return msgspec.structs.replace(
+    requested = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
+    computed, kept = chosen_dtypes(requested, model.hf_config, platform)
+    found = msgspec.structs.replace(
         model,
         hf_config=rope,
-        dtype=compute_dtype(requested, model.hf_config, device),
-        weight_dtype=weight_dtype(requested, model.hf_config, device),
+        rope_rules=rope_rules(rope),
+        dtype=computed,
+        weight_dtype=kept,
     )
+    if requested == AUTO_DTYPE:
+        tell_dtypes(found, platform)
+    return found
 
 
 def _engine_spec(
@@ -246,18 +258,20 @@ def _engine_spec(
     schedule: ScheduleSpec,
     cache: CacheSpec,
     kv_dtype: str,
-    device: str,
+    platform: Platform,
 ) -> EngineSpec:
-    run = _run_spec(config, model, schedule, cache, kv_dtype, device)
+    run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
+    check_quantization(platform, run.quantization)
     _check_checkpoint(config, run)
     tokenizer_path = _tokenizer_path(config, Path(model.path))
     tokenizer = _tokenizer(config, tokenizer_path)
     structured_output = structured_output_spec(config, model, tokenizer, str(tokenizer_path))
     run = msgspec.structs.replace(run, structured_output=structured_output)
-    scheduler = selections.select_scheduler(config)
-    executor = selections.select_executor(config)
-    worker = selections.select_worker(config, device)
-    host_bytes = swap_bytes(config, device, scheduler, worker)
+    usual = platform.defaults()
+    scheduler = selections.select_scheduler(config, usual)
+    executor = selections.select_executor(config, usual)
+    worker = selections.select_worker(config, usual)
+    host_bytes = swap_bytes(config, platform, scheduler, worker)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -269,6 +283,7 @@ def _engine_spec(
             where="--scheduling-policy",
             options=config.plugin.options_of("scheduling_policy"),
         ),
+        kv_policy=selections.select_kv_policy(config, usual),
         executor=executor,
         worker=worker,
         tokenizer=tokenizer,
@@ -298,15 +313,18 @@ def _run_spec(
     schedule: ScheduleSpec,
     cache: CacheSpec,
     kv_dtype: str,
-    device: str,
+    platform: Platform,
 ) -> RunSpec:
     processors = chosen_cores(config.device.cpu_cores)
-    offloaded = offload_bytes(config, device)
+    threads = default_threads(processors) if HOST_CORES in platform.capabilities else 0
+    offloaded = offload_bytes(config, platform)
     stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
-    making = step_making(config, device=device, max_rows=schedule.max_rows)
+    recorded = platform.defaults().recorded_rows
+    making = step_making(config, recorded_rows=recorded, max_rows=schedule.max_rows)
     return RunSpec(
         model=model,
-        device=device,
+        device=platform.device_type,
+        ops=dict(platform.ops),
         kv_dtype=kv_dtype,
         block_tokens=cache.block_tokens,
         max_rows=schedule.max_rows,
@@ -314,11 +332,11 @@ def _run_spec(
         max_model_tokens=schedule.max_model_tokens,
         seed=config.model.seed or 0,
         model_plugin=selections.select_model(config, model),
-        load_format=selections.select_load_format(config),
+        load_format=selections.select_load_format(config, model.path),
         quantization=selections.select_quantization(config, model),
-        attention=_attention(config, model, kv_dtype, cache.block_tokens, device),
+        attention=_attention(config, model, kv_dtype, cache.block_tokens, platform),
         logits_processors=selections.select_logits_processors(config),
-        num_threads=config.device.num_threads or default_threads(device, processors),
+        num_threads=config.device.num_threads or threads,
         processors=processors,
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,
@@ -347,11 +365,11 @@ def _load_options(config: Config) -> dict[str, Any]:
 
 
 def _attention(
-    config: Config, model: ModelSpec, kv_dtype: str, block_tokens: int, device: str
+    config: Config, model: ModelSpec, kv_dtype: str, block_tokens: int, platform: Platform
 ) -> Selection:
     facts = model.hf_config
     query = AttentionQuery(
-        device=device,
+        device=platform.device_type,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         head_size=model.head_size,
@@ -361,6 +379,8 @@ def _attention(
         uses_alibi=bool(facts.get("alibi")),
     )
     spec = config.attention.attention_backend
+    if not config.is_given("attention_backend"):
+        spec = platform.defaults().attention or spec
     options = config.plugin.options_of("attention_backend")
     return selections.select(
         "attention_backend", spec, query=query, options=options, where="--attention-backend"
@@ -391,6 +411,7 @@ def _tokenizer_path(config: Config, model_path: Path) -> Path:
         model_path,
         revision=config.model.tokenizer_revision or config.model.revision,
         hub=_hub(config),
+        fits=partial(selections.reads_tokenizer, config.model.tokenizer_mode),
     )
 
 

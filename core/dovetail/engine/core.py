@@ -20,14 +20,16 @@ from dovetail import registry
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.drafting import Drafting
 from dovetail.engine.kv import kv_groups
-from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
 from dovetail.engine.request import Request
 from dovetail.engine.sleep_mode import SleepMode
 from dovetail.engine.step_stats import StepCounter
 from dovetail.errors import RequestError
+from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.executor import Executor, PendingStep
+from dovetail.interfaces.kv_policy import KVPolicy, KVRoom
 from dovetail.interfaces.scheduler import Scheduler
+from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import KVLayout, StepPlan, StepResult
@@ -103,21 +105,27 @@ class EngineCore:
         self.num_steps = 0
         keep_to(spec.run.processors)
         watch = _Watch(report)
+        # What needs no weights is made first: a wrong option need not wait for them.
+        policy: SchedulingPolicy = registry.make(spec.policy)
+        drafter = _build_drafter(spec)
         self._executor = _build_executor(spec)
         try:
             watch.lap("load model")
-            self.layout = _plan_layout(spec, self._executor)
+            kv_policy: KVPolicy = registry.make(spec.kv_policy)
+            self.layout = _plan_layout(spec, self._executor, kv_policy)
             self._executor.allocate(self.layout)
             watch.lap("create KV cache and warm up")
-            self.cache = KVCacheManager(self.layout, spec.cache, os.urandom(32))
-            self._scheduler = _build_scheduler(spec, self.cache)
+            self.cache = kv_policy.accounting(self.layout, spec.cache, os.urandom(32))
+            self._scheduler: Scheduler = registry.make(
+                spec.scheduler, spec.schedule, self.cache, policy
+            )
             self.sleep_mode = SleepMode(
                 self._executor, self.cache.forget_all, can_sleep=spec.can_sleep
             )
             self._counter = StepCounter(self.cache, lambda: self.sleep_mode.level)
             self._drafting: Drafting | None = None
-            if spec.drafting is not None:
-                self._drafting = Drafting(spec.drafting, spec.run.model, self._counter)
+            if spec.drafting is not None and drafter is not None:
+                self._drafting = Drafting(spec.drafting, drafter, spec.run.model, self._counter)
         except BaseException:
             self._executor.shutdown()
             raise
@@ -393,7 +401,7 @@ def _build_executor(spec: EngineSpec) -> Executor:
     return executor
 
 
-def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
+def _plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLayout:
     """Return the KV cache's layout. Raises: ConfigError when the longest request does not fit."""
     cache, schedule = spec.cache, spec.schedule
     memory_bytes = cache.memory_bytes
@@ -402,21 +410,20 @@ def _plan_layout(spec: EngineSpec, executor: Executor) -> KVLayout:
     layers = executor.kv_layers()
     if cache.keeps_windows:
         layers = [msgspec.structs.replace(layer, window_tokens=None) for layer in layers]
-    layout = kv_groups.plan_layout(
-        layers,
+    room = KVRoom(
         block_tokens=cache.block_tokens,
         num_blocks=cache.num_blocks,
         memory_bytes=memory_bytes,
         host_bytes=cache.host_bytes,
     )
+    layout = policy.plan(layers, room)
     step_tokens = schedule.max_step_tokens * (2 if schedule.async_steps else 1)
     kv_groups.verify_fits(layout, schedule.max_model_tokens, step_tokens)
     return layout
 
 
-def _build_scheduler(spec: EngineSpec, cache: KVCacheManager) -> Scheduler:
-    policy = registry.load_selection(spec.policy)(registry.build_options(spec.policy))
-    scheduler_class = registry.load_selection(spec.scheduler)
-    options = registry.build_options(spec.scheduler)
-    scheduler: Scheduler = scheduler_class(options, spec.schedule, cache, policy)
-    return scheduler
+def _build_drafter(spec: EngineSpec) -> Drafter | None:
+    if spec.drafting is None:
+        return None
+    made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
+    return made

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
-from dovetail import registry
 from dovetail.engine.request import RUNNING
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.drafter import Drafter
@@ -56,15 +54,15 @@ class _AdaptiveDraftLength:
 class Drafting:
     """The drafter of one engine and what it is worth to each live request."""
 
-    def __init__(self, spec: DraftSpec, model: ModelSpec, counter: StepCounter) -> None:
+    def __init__(
+        self, spec: DraftSpec, drafter: Drafter, model: ModelSpec, counter: StepCounter
+    ) -> None:
         self._max_tokens = spec.max_tokens
         self._pause_above = spec.pause_above_requests
         self._vocab_size = model.vocab_size
         self._counter = counter
         self._lengths: dict[str, _AdaptiveDraftLength] = {}
-        plugin: Any = registry.load_selection(spec.drafter)
-        options = registry.build_options(spec.drafter)
-        self._drafter: Drafter = plugin(options, model, spec.max_tokens)
+        self._drafter = drafter
 
     def update(self, requests: Iterable[RequestState], num_unfinished: int) -> None:
         """Learn from the drafts just verified and guess anew. `requests` are those that changed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.interfaces.kv_policy import KVAccounting
 from dovetail.interfaces.stats import StepStats
 from dovetail.interfaces.step import StepResult
 
@@ -32,7 +32,7 @@ class StepCounter:
         "prompt_tokens",
     )
 
-    def __init__(self, cache: KVCacheManager, sleep_level: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, cache: KVAccounting, sleep_level: Callable[[], int] = lambda: 0) -> None:
         self._cache = cache
         self._sleep_level = sleep_level
         self._queried_tokens = 0

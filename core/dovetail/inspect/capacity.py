@@ -6,30 +6,14 @@ not counted.
 
 from __future__ import annotations
 
-import subprocess
-
 from dovetail.config.checkpoint.context_length import checkpoint_tokens
 from dovetail.config.rules.cache_size import Room, kv_bytes
-from dovetail.config.rules.platform import available_bytes
 from dovetail.inspect.facts import Fit
 from dovetail.interfaces.spec import ModelSpec
 
 FIRST_TOKENS = 2048
 STEP = 4
 """Lengths that requests are counted for: each so many times the one before."""
-LIMIT_S = 5.0
-
-
-def free_bytes(device: str) -> int | None:
-    """Return the memory that a device has free now; None where nobody tells without torch."""
-    if device == "cpu":
-        return available_bytes()
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-        return int(told.stdout.split()[0]) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
 
 
 def per_token(model: ModelSpec, kv_dtype: str) -> int:

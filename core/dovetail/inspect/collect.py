@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.checkpoint.context_length import checkpoint_tokens, window_tokens
-from dovetail.config.checkpoint.dtypes import compute_dtype, weight_dtype
+from dovetail.config.checkpoint.dtypes import chosen_dtypes
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.model_path import Hub, find_model
@@ -23,7 +23,7 @@ from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules import selections
-from dovetail.config.rules.platform import pick_device
+from dovetail.config.rules.device import select_platform
 from dovetail.errors import DovetailError
 from dovetail.inspect import memory, warnings
 from dovetail.inspect.compatibility import chosen, listening
@@ -34,6 +34,7 @@ from dovetail.inspect.trial import refusal
 from dovetail.inspect.weights import experts_of, groups_of
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.platform import AUTO_DTYPE, Platform
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import EngineSpec, ModelSpec, Selection
 from dovetail.layers.rounding import asked_of
@@ -50,13 +51,18 @@ class Parts:
     """What is known of the engine that would start: all of `spec`, or pieces of it."""
 
     model: ModelSpec
-    device: str
+    platform: Platform
     kv_dtype: str
     spec: EngineSpec | None = None
     load_format: Selection | None = None
     quantization: Selection | None = None
     model_plugin: Selection | None = None
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def device(self) -> str:
+        """Return the type of the device."""
+        return self.platform.device_type
 
 
 def inspect(config: Config) -> Inspected:
@@ -145,7 +151,7 @@ def _parts(config: Config) -> Parts:
     run = spec.run
     parts = Parts(
         model=run.model,
-        device=run.device,
+        platform=select_platform(config)[1],
         kv_dtype=run.kv_dtype,
         spec=spec,
         load_format=run.load_format,
@@ -160,7 +166,7 @@ def _parts(config: Config) -> Parts:
 
 def _pieces(config: Config) -> Parts:
     """Return what can be found out without a whole engine. Raises: ConfigError"""
-    device = pick_device(registry.value_of("device", config.device.device) or "auto")
+    _, platform = select_platform(config)
     hub = Hub(cache=config.load.download_dir, token=config.model.hf_token)
     path = find_model(
         config.model.model, revision=config.model.revision, hub=hub, needs_weights=False
@@ -168,16 +174,14 @@ def _pieces(config: Config) -> Parts:
     facts = load_model_facts(
         path, overrides=config.model.hf_overrides, config_format=config.model.config_format
     )
-    asked = registry.value_of("dtype", config.model.dtype) or "auto"
-    model = msgspec.structs.replace(
-        facts,
-        dtype=compute_dtype(asked, facts.hf_config, device),
-        weight_dtype=weight_dtype(asked, facts.hf_config, device),
-    )
+    asked = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
+    computed, kept = chosen_dtypes(asked, facts.hf_config, platform)
+    model = msgspec.structs.replace(facts, dtype=computed, weight_dtype=kept)
     kv_dtype = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
-    parts = Parts(model=model, device=device, kv_dtype=kv_dtype or model.weight_dtype)
+    kv_dtype = kv_dtype or platform.defaults().kv_dtype or model.weight_dtype
+    parts = Parts(model=model, platform=platform, kv_dtype=kv_dtype)
     with _tried(parts):
-        parts.load_format = selections.select_load_format(config)
+        parts.load_format = selections.select_load_format(config, parts.model.path)
     with _tried(parts):
         parts.quantization = selections.select_quantization(config, model)
     with _tried(parts):

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
-from dovetail.config.rules.platform import no_cuda_reason
 from dovetail.config.rules.selections import stored_quantization
 from dovetail.inspect.facts import Chosen, WeightFile
 from dovetail.interfaces.spec import EngineSpec, Selection
@@ -68,7 +67,7 @@ def chosen(
     """Return the plugins in the order in which a request meets them."""
     lines = {match[1]: match[3] or "" for line in told if (match := _LINE.fullmatch(line))}
     own = {
-        "device": no_cuda_reason() or "a GPU seems usable",
+        "device": lines.get("platform", ""),
         "model": _model_reason(parts),
         "quantization": _quantization_reason(parts),
         "load_format": _files_reason(files),

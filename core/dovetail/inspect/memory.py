@@ -27,7 +27,7 @@ def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
     block = spec.cache.block_tokens if spec else BLOCK_TOKENS
     weights = sum(group.kept_bytes for group in groups)
     tables = tables_bytes(model, served) if how.is_own else 0
-    free = capacity.free_bytes(parts.device)
+    free = parts.platform.free_bytes()
     left = None if free is None else free - weights - tables
     return Memory(
         device=parts.device,

@@ -27,13 +27,22 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
+PAGED = Selection(
+    kind="kv_policy",
+    name="paged",
+    target="dovetail.engine.kv.paged:Paged",
+    distribution="dovetail-llm",
+)
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
 
     `hf_config` is the text model's config.json content (overrides applied); a model plugin reads
     what it alone needs from there. `dtype` is the torch name of the type computed in ("float32"),
     `weight_dtype` of the type that matrices may be kept in where a kernel multiplies them by
-    activations of `dtype`; empty means `dtype`.
+    activations of `dtype`; empty means `dtype`. `rope_rules` maps each rope_type that hf_config
+    names to the "module:function" of its rule.
     """
 
     path: str
@@ -50,6 +59,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_position_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    rope_rules: dict[str, str] = {}
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +110,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     "logprobs" or "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit
     floats (none: the checkpoint's own scales do); with `kv_steps` they are measured at the start:
     the largest key and value become that much in the cache. Blocks with `offload_bytes` of weights
-    stay in host memory; then the run is eager.
+    stay in host memory; then the run is eager. `device` is the platform's device_type, `ops` its
+    implementations of ops, each as "module:attribute" (see interfaces.platform).
     """
 
     model: ModelSpec
@@ -135,6 +146,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_steps: tuple[float, float] | None = None
     offload_bytes: int = 0
     structured_output: StructuredOutputSpec | None = None
+    ops: dict[str, str] = {}
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +156,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     as the executor finds room for. `host_bytes` of host memory take what
     preempted requests had cached. With `keeps_windows` layers with a sliding window keep what lies
     behind it, as all others do.
-    `hash_algorithm` is the name understood by `engine.kv.prefix_hash`.
+    `hash_algorithm` is the "module:attribute" of a `interfaces.block_hash.BlockHash`.
     """
 
     block_tokens: int
@@ -206,6 +218,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker: Selection
     tokenizer: Selection
     tokenizer_path: str
+    platform: Selection | None = None
+    kv_policy: Selection = PAGED
     drafting: DraftSpec | None = None
     stat_loggers: tuple[Selection, ...] = ()
     hooks: tuple[Selection, ...] = ()

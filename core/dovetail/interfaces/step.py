@@ -8,6 +8,8 @@ the runner keeps the row's tokens, so a plan never has to carry a token that the
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -57,7 +59,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     then fills `new_rows`, then runs `rows`.
 
     `swapped_out` are pairs (block, host block) and `swapped_in` pairs (host block, block): all that
-    the first of a pair holds, in every KV tensor, is copied to the second.
+    the first of a pair holds, in every KV tensor, is copied to the second. `extra` is plain data
+    from a scheduler to a worker that knows it; all others pass it by.
     """
 
     step_id: int
@@ -66,6 +69,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     freed_rows: tuple[int, ...] = ()
     swapped_out: tuple[tuple[int, int], ...] = ()
     swapped_in: tuple[tuple[int, int], ...] = ()
+    extra: dict[str, Any] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -105,6 +109,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one StepPlan. Times in seconds, measured where the model runs: `forward_s` and
     `sample_s` of its work, `idle_s` between the end of the step before and the start of this one.
+    `extra` is plain data from a worker to a scheduler that knows it.
     """
 
     step_id: int
@@ -112,6 +117,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     forward_s: float = 0.0
     sample_s: float = 0.0
     idle_s: float = 0.0
+    extra: dict[str, Any] = {}
 
 
 class KVLayer(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import Gate
-from dovetail.layers.native import triton_kernel
+from dovetail.layers.native import fused_kernel
 from dovetail.layers.opaque import is_traced
 from dovetail_kernels.gated_activation import OP
 
@@ -67,7 +67,7 @@ def gate(name: str, context: BuildContext | None = None) -> Gate:
     With a context, the kernel that does both halves at once, where there is one.
     """
     known = KERNEL_NAMES.get(name, "")
-    run = triton_kernel(OP, context) if known and context is not None else None
+    run = fused_kernel(OP, context) if known and context is not None else None
     act = activation(name)
     halves = None if run is None else partial(_halves, partial(run, activation=known), act)
     return Gate(name=known, function=act, halves=halves)

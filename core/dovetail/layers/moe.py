@@ -16,7 +16,7 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.activation import gate, gated
 from dovetail.layers.linear import ReplicatedLinear, even_part, linear_spec
-from dovetail.layers.native import triton_kernel
+from dovetail.layers.native import fused_kernel
 from dovetail.layers.opaque import Opaque
 from dovetail.layers.placement import (
     Cut,
@@ -82,7 +82,7 @@ class Experts(WeightHolder):
             self._register(leaf)
         self._matrices: dict[str, list[Matrix]] = {}
         self._packed: dict[str, GpuPacked] = {}
-        self._kernel = triton_kernel(moe.OP, context) if known else None
+        self._kernel = fused_kernel(moe.OP, context) if known else None
         self._opaque = Opaque(self._multiply_picked)
 
     def _register(self, leaf: str) -> None:

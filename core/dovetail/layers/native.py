@@ -1,29 +1,77 @@
-"""Which implementation of an op a layer runs: decided once, when the layer is built."""
+"""Which implementation of an op a layer runs: decided once, when the layer is built.
+
+A device's own, which its platform names, comes before dovetail's; then native kernels, then Triton.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
-from dovetail_kernels.op import Op
+from dovetail.registry.files import import_target
+from dovetail_kernels import load_op
+from dovetail_kernels.op import Implementation, Op
 
 NATIVE = "native"
 TRITON = "triton"
 
 
+OPS = ("rms_norm", "layer_norm", "qk_rotary", "gated_activation", "moe")
+"""The ops that layers take from a platform. Products are a quantization method's, attention is a
+backend's."""
+
+
+def use_ops(ops: Mapping[str, str]) -> None:
+    """Let the layers that are built from now on prefer these implementations, op name ->
+    "module:attribute", and no others. Raises: ConfigError, BrokenPlugin. Mutates: the ops"""
+    unknown = sorted(set(ops) - set(OPS))
+    if unknown:
+        raise ConfigError(
+            f"no layer asks for the op {unknown[0]}.",
+            where="ops of the platform",
+            fix=f"name {', '.join(OPS)}; products are a quantization method's, attention is an "
+            "attention backend's.",
+        )
+    for name in OPS:
+        found = import_target(ops[name]) if name in ops else None
+        if not isinstance(found, Implementation | None):
+            raise BrokenPlugin(
+                f"{ops[name]} is {type(found).__name__}, not an Implementation.",
+                where=f"op {name} of the platform",
+                fix="see dovetail_kernels.op.",
+            )
+        load_op(name).preferred = found
+
+
+def _preferred(op: Op, context: BuildContext) -> Callable[..., Any] | None:
+    """Return the device's own function for an op, or None where it has none that runs."""
+    if op.preferred is None:
+        return None
+    device, dtype = torch.device(context.device).type, dtype_of(context.model.dtype)
+    fits = not op.reasons_against(op.preferred, device, dtype)
+    return op.preferred.function if fits else None
+
+
 def runs_natively(op: Op, context: BuildContext) -> bool:
-    """Return whether the op's native implementation takes this model's activations."""
+    """Return whether the op's native implementation takes this model's activations, and no device
+    has one of its own."""
+    if _preferred(op, context) is not None:
+        return False
     return op.runs(NATIVE, torch.device(context.device).type, dtype_of(context.model.dtype))
 
 
-def triton_kernel(op: Op, context: BuildContext) -> Callable[..., Any] | None:
-    """Return the op's Triton kernel, called as its reference is, or None where it does not run or
-    the framework's own operators are wanted."""
+def fused_kernel(op: Op, context: BuildContext) -> Callable[..., Any] | None:
+    """Return the device's own kernel or Triton's, called as the op's reference is, or None where
+    neither runs or the framework's own operators are wanted."""
     if not context.uses_fused_ops:
         return None
+    own = _preferred(op, context)
+    if own is not None:
+        return own
     device, dtype = torch.device(context.device).type, dtype_of(context.model.dtype)
     return op.pick(device, dtype, name=TRITON) if op.runs(TRITON, device, dtype) else None

@@ -15,7 +15,7 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.native import runs_natively, triton_kernel
+from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.opaque import is_traced
 from dovetail_kernels import layer_norm, rms_norm
 from dovetail_kernels.layer_norm import native as native_layer_norm
@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
         """Return what computes rows at once, or None where torch does."""
         if runs_natively(rms_norm.OP, context):
             return native_rms_norm.RmsNorm(size, eps=self.eps, offset=self.offset)
-        run = triton_kernel(rms_norm.OP, context)
+        run = fused_kernel(rms_norm.OP, context)
         return None if run is None else partial(run, eps=self.eps, offset=self.offset)
 
     def forward(
@@ -96,7 +96,7 @@ class LayerNorm(nn.Module):
         """Return what computes rows at once, or None where torch does."""
         if runs_natively(layer_norm.OP, context):
             return native_layer_norm.LayerNorm(size, eps=self.eps)
-        run = triton_kernel(layer_norm.OP, context)
+        run = fused_kernel(layer_norm.OP, context)
         return None if run is None else partial(run, eps=self.eps)
 
     def forward(self, x: torch.Tensor, *, delta: torch.Tensor | None = None) -> torch.Tensor:

@@ -13,18 +13,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from dovetail.errors import ConfigError
+from dovetail import registry
+from dovetail.config.checkpoint.rope import rule_name
+from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.native import runs_natively, triton_kernel
+from dovetail.layers.native import fused_kernel, runs_natively
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.opaque import is_traced
+from dovetail.registry.files import import_target
 from dovetail_kernels import qk_rotary
 from dovetail_kernels.qk_rotary.native import QkRotary
+
+Frequencies = tuple[torch.Tensor, float]
+"""Angle per position of each pair [size / 2] (float32), and the factor on cos and sin."""
+
+Rule = Callable[["RopeSettings"], Frequencies]
+"""A rule of scaling: what a plugin of the kind rope_type names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +41,12 @@ class RopeSettings:
     """One rotary embedding. `size` is the rotated part of the head (even); positions are tokens.
 
     `trained_positions` is the checkpoint's max_position_embeddings, `served_positions` the
-    longest sequence that will be asked for. `values` holds the rule's own numbers.
+    longest sequence that will be asked for. `values` holds the rule's own numbers, and
+    `frequencies` is the rule itself.
     """
 
     rule: str
+    frequencies: Rule = field(default_factory=lambda: default)
     theta: float
     size: int
     trained_positions: int
@@ -56,10 +67,6 @@ class RopeSettings:
         return None if self.values.get(key) is None else self.number(key)
 
 
-Frequencies = tuple[torch.Tensor, float]
-"""Angle per position of each pair [size / 2] (float32), and the factor on cos and sin."""
-
-
 def rope_settings(
     context: BuildContext, *, theta: float = 10000.0, kind: str | None = None
 ) -> RopeSettings:
@@ -69,17 +76,11 @@ def rope_settings(
     """
     model = context.model
     values = rope_values(model.hf_config, kind)
-    rule = str(values.get("rope_type") or values.get("type") or "default")
-    rule = {"su": "longrope", "mrope": "default"}.get(rule, rule)
-    if rule not in RULES:
-        raise ConfigError(
-            f'rope rule "{rule}" is not built in.',
-            where="config.json",
-            fix=f"known: {', '.join(RULES)}",
-        )
+    rule = rule_name(values)
     share = float(values.get("partial_rotary_factor") or 1.0)
     return RopeSettings(
         rule=rule,
+        frequencies=_rule(rule, model.rope_rules),
         theta=float(values.get("rope_theta") or theta),
         size=int(model.head_size * share),
         trained_positions=int(model.hf_config.get("max_position_embeddings") or 0)
@@ -87,6 +88,18 @@ def rope_settings(
         served_positions=context.max_tokens or model.max_position_tokens,
         values=values,
     )
+
+
+def _rule(name: str, found: Mapping[str, str]) -> Rule:
+    """Return the rule of a name: as it was found with the checkpoint, or by the registry where the
+    facts were written by hand. Raises: UnknownPlugin, BrokenPlugin"""
+    where = "rope_type of the checkpoint"
+    rule = import_target(found.get(name) or registry.value_of("rope_type", name, where=where))
+    if not callable(rule):
+        raise BrokenPlugin(
+            f"{found.get(name, name)} is not a function of RopeSettings.", where=f"rope_type {name}"
+        )
+    return cast(Rule, rule)
 
 
 def rope_values(config: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def rope_values(config: Mapping[str, Any], kind: str | None = None) -> dict[str,
     return found
 
 
-def _default(settings: RopeSettings) -> Frequencies:
+def default(settings: RopeSettings) -> Frequencies:
     """theta ** (-2 i / size)."""
     return _inverse(settings.theta, settings.size), 1.0
 
@@ -116,12 +129,12 @@ def _inverse(theta: float, size: int) -> torch.Tensor:
     return 1.0 / (theta**exponents)
 
 
-def _linear(settings: RopeSettings) -> Frequencies:
+def linear(settings: RopeSettings) -> Frequencies:
     """All positions divided by the factor."""
     return _inverse(settings.theta, settings.size) / settings.number("factor"), 1.0
 
 
-def _dynamic(settings: RopeSettings) -> Frequencies:
+def dynamic(settings: RopeSettings) -> Frequencies:
     """A larger theta, such that `served_positions` fit; unchanged within the trained length."""
     factor, size = settings.number("factor"), settings.size
     length = max(settings.served_positions, settings.trained_positions)
@@ -129,7 +142,7 @@ def _dynamic(settings: RopeSettings) -> Frequencies:
     return _inverse(settings.theta * stretch ** (size / (size - 2)), size), 1.0
 
 
-def _llama3(settings: RopeSettings) -> Frequencies:
+def llama3(settings: RopeSettings) -> Frequencies:
     """Long waves divided by the factor, short ones kept, a linear blend in between."""
     plain = _inverse(settings.theta, settings.size)
     factor = settings.number("factor")
@@ -139,7 +152,7 @@ def _llama3(settings: RopeSettings) -> Frequencies:
     return keep * plain + (1 - keep) * plain / factor, 1.0
 
 
-def _yarn(settings: RopeSettings) -> Frequencies:
+def yarn(settings: RopeSettings) -> Frequencies:
     """Interpolated below `beta_slow` turns, kept above `beta_fast`, a ramp over pairs between."""
     trained = settings.number("original_max_position_embeddings")
     factor = settings.optional("factor") or settings.number("max_position_embeddings") / trained
@@ -172,7 +185,7 @@ def _yarn_scale(settings: RopeSettings, factor: float) -> float:
     return grown(own) / grown(all_dim) if own and all_dim else grown(1.0)
 
 
-def _longrope(settings: RopeSettings) -> Frequencies:
+def longrope(settings: RopeSettings) -> Frequencies:
     """A divisor per pair: the long list when sequences beyond the trained length are served."""
     trained = settings.number("original_max_position_embeddings")
     key = "long_factor" if settings.served_positions > trained else "short_factor"
@@ -188,16 +201,6 @@ def _longrope(settings: RopeSettings) -> Frequencies:
         factor = factor or settings.number("max_position_embeddings") / trained
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
     return _inverse(settings.theta, settings.size) / divisors, scale
-
-
-RULES: dict[str, Callable[[RopeSettings], Frequencies]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-}
 
 
 class Rope:
@@ -226,7 +229,7 @@ class Rotary(nn.Module):
     def __init__(self, settings: RopeSettings, device: str) -> None:
         super().__init__()
         self.size = settings.size
-        frequencies, scale = RULES[settings.rule](settings)
+        frequencies, scale = settings.frequencies(settings)
         positions = torch.arange(settings.served_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies)
         self.register_buffer("cos", (angles.cos() * scale).to(device), persistent=False)
@@ -283,7 +286,7 @@ class HeadRotary:
         eps, offset = (known.eps, known.offset) if known else (0.0, 0.0)
         if runs_natively(qk_rotary.OP, context):
             return QkRotary(num_heads, num_kv_heads, self._head_size, eps=eps, offset=offset)
-        run = triton_kernel(qk_rotary.OP, context)
+        run = fused_kernel(qk_rotary.OP, context)
         if run is None:
             return None
         return partial(run, num_heads=num_heads, num_kv_heads=num_kv_heads, eps=eps, offset=offset)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from dovetail import registry
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, TokenStats
 
 logger = logging.getLogger("dovetail.stats")
@@ -29,7 +29,7 @@ class StatLoggers:
         chosen = [(s, registry.load_selection(s)) for s in spec.stat_loggers]
         return cls(
             [
-                _made(selection, plugin, name, spec.run.max_model_tokens)
+                registry.make(selection, name, spec.run.max_model_tokens)
                 for selection, plugin in chosen
                 if not is_offline or "offline" in plugin.capabilities
             ]
@@ -63,7 +63,3 @@ class StatLoggers:
             except Exception:
                 logger.exception("stat logger %s raised and is left out", type(target).__name__)
                 self._loggers.remove(target)
-
-
-def _made(selection: Selection, plugin: type[StatLogger], name: str, tokens: int) -> StatLogger:
-    return plugin(registry.build_options(selection), name, tokens)

@@ -27,7 +27,6 @@ from dovetail.quantize.plan import TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of
 from dovetail.quantize.report import LayerError, error_of
 from dovetail.quantize.source import Source
 from dovetail.runner.convert import SETTINGS
-from dovetail.runner.loader import build_plugin
 
 CONFIG = "config.json"
 STORED = "quantization_config"
@@ -74,7 +73,7 @@ class Job:
             )
         self._group = group_of(group, self._source.shapes) if self._is_grouped else 0
         task = QuantizeTask(model=run.model, group=self._group)
-        self._quantizer = cast(Quantizer, build_plugin(method, task))
+        self._quantizer = cast(Quantizer, registry.make(method, task))
         self._plan = plan_of(self._source.shapes, self._quantizer)
         self._errors: list[LayerError] = []
 

@@ -11,10 +11,11 @@ from typing import cast
 import msgspec
 import torch
 
+from dovetail import registry
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RunSpec
-from dovetail.runner.loader import build_plugin, reading
+from dovetail.runner.loader import reading
 
 
 class Source:
@@ -22,7 +23,7 @@ class Source:
 
     def __init__(self, run: RunSpec) -> None:
         self._run = msgspec.structs.replace(run, shows_progress=False)
-        self._format = cast(LoadFormat, build_plugin(run.load_format))
+        self._format = cast(LoadFormat, registry.make(run.load_format))
         self._turned = facts_of(run.model.hf_config).stores_inputs_first
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors()}
 

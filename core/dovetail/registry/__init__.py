@@ -42,8 +42,10 @@ __all__ = [
     "load_file",
     "load_selection",
     "load_target",
+    "make",
     "names",
     "options_for",
+    "own",
     "register",
     "require_selection",
     "status",
@@ -67,7 +69,9 @@ load_entry = default.load_entry
 load_file = default.load_file
 load_selection = default.load_selection
 load_target = default.load_target
+make = default.make
 names = default.names
+own = default.own
 require_selection = default.require_selection
 status = default.status
 with_entries = default.with_entries

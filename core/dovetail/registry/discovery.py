@@ -20,6 +20,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.registry.entry import BUILT_IN, Entry, Origin
+from dovetail.registry.names import normal
 
 ALLOW_VARIABLE = "DOVETAIL_PLUGINS"
 FOREIGN_VARIABLE = "VLLM_PLUGINS"
@@ -52,8 +53,8 @@ class Source:
 def scan() -> tuple[Entry, ...]:
     """Return every entry of every allowed distribution. The answer is kept: see `forget`."""
     checkout = list(_checkout_sources(_SOURCE_ROOT))
-    own = {_normal(source.distribution) for source in checkout}
-    installed = [s for s in _installed_sources() if _normal(s.distribution) not in own]
+    own = {normal(source.distribution) for source in checkout}
+    installed = [s for s in _installed_sources() if normal(s.distribution) not in own]
     allowed = allowed_plugins()
     return tuple(
         entry
@@ -96,11 +97,11 @@ def _words(listed: str) -> list[str]:
 
 
 def _with_built_in(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(_normal(name) for name in (BUILT_IN, *names))
+    return frozenset(normal(name) for name in (BUILT_IN, *names))
 
 
 def _is_allowed(entry: Entry, allowed: Allowed) -> bool:
-    return _normal(entry.distribution) in allowed.distributions or entry.name in allowed.names
+    return normal(entry.distribution) in allowed.distributions or entry.name in allowed.names
 
 
 def _installed_sources() -> Iterator[Source]:
@@ -110,8 +111,8 @@ def _installed_sources() -> Iterator[Source]:
         if f"[{_PREFIX}" not in text:
             continue
         name = str(distribution.name)
-        if _normal(name) not in seen:  # an earlier folder of sys.path hides a later one
-            seen.add(_normal(name))
+        if normal(name) not in seen:  # an earlier folder of sys.path hides a later one
+            seen.add(normal(name))
             yield Source(distribution=name, origin="installed", groups=_groups(distribution))
 
 
@@ -146,8 +147,3 @@ def _read_project(file: Path) -> Source:
         if group.startswith(_PREFIX)
     }
     return Source(distribution=project["name"], origin="checkout", groups=groups)
-
-
-def _normal(distribution: str) -> str:
-    """Return the form in which two spellings of one distribution are equal (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -95,6 +95,12 @@ def import_target(target: str, importer_of: ImporterOf = lambda roots: None) -> 
     Raises: BrokenPlugin when it cannot be imported or lacks the attribute.
     """
     module, _, attribute = target.rpartition(":")
+    if not module or not attribute:
+        raise BrokenPlugin(
+            f'"{target}" names no class.',
+            where="the entry point",
+            fix="write package.module:Class in the package's entry-point table.",
+        )
     is_file = module.endswith(".py")
     found: Any = import_file(Path(module), importer_of) if is_file else import_module(module)
     for part in attribute.split("."):

@@ -6,31 +6,31 @@ metadata only; loading imports one plugin. Knows what no kind is for.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import (
-    AmbiguousPlugin,
     BrokenPlugin,
     ConfigError,
+    DovetailError,
     PluginError,
     UnavailablePlugin,
-    UnknownPlugin,
     split_fix,
 )
 from dovetail.interfaces.plugin import Plugin, Value
 from dovetail.interfaces.spec import Selection
-from dovetail.registry import discovery, files
-from dovetail.registry.entry import Entry, Status
+from dovetail.registry import discovery, files, names
+from dovetail.registry.entry import BUILT_IN, Entry, Status
 from dovetail.registry.foreign_files import Importer, imported_roots, package_advice
 from dovetail.registry.kinds import KINDS, Kind, kind_named
 from dovetail.registry.options import describe_options, given_options, options_for, options_place
 from dovetail.registry.select import Candidate, pick, reasons_against
-from dovetail.registry.unsupported_names import why_unsupported
 from dovetail.registry.verify import verify
+
+logger = logging.getLogger("dovetail.registry")
 
 AUTO = "auto"
 HOOKS = "hooks"
@@ -65,16 +65,38 @@ class Registry:
         """
         place = where or kind_named(kind).where
         if ":" in spec:
-            return _entry_of_target(kind, spec, place)
-        name, _, distribution = spec.partition("@")
-        matches = [entry for entry in self.entries(kind) if entry.name == name]
-        if distribution:
-            matches = [entry for entry in matches if entry.distribution == distribution]
+            return names.entry_of_target(kind, spec, place)
+        matches = self._matches(kind, spec, place)
         if len(matches) > 1:
-            raise _ambiguous(kind, name, matches, place)
-        if not matches:
-            raise self._unknown(kind, spec, place)
+            raise names.ambiguous(kind, spec, matches, place)
         return matches[0]
+
+    def find_used(self, kind: str, spec: str, *, where: str | None = None) -> Entry:
+        """Return the entry for a name as `find` does, or dovetail's own for a default's name.
+
+        Nobody need have chosen a default: a package that offers its name too changes nothing.
+        Whoever writes the name goes through `find` first, which says that there are two.
+        """
+        if spec == kind_named(kind).default and ":" not in spec:
+            matches = self._matches(kind, spec, where or kind_named(kind).where)
+            own = [entry for entry in matches if entry.distribution == BUILT_IN]
+            if len(matches) > 1 and own:
+                logger.debug("%s %s: dovetail's own, of %d", kind, spec, len(matches))
+                return own[0]
+        return self.find(kind, spec, where=where)
+
+    def own(self, kind: str, name: str) -> str:
+        """Return how to write the plugin of this name that dovetail itself falls back on."""
+        offers = [entry for entry in self.entries(kind) if entry.name == name]
+        is_shared = len(offers) > 1 and any(e.distribution == BUILT_IN for e in offers)
+        return f"{name}@{BUILT_IN}" if is_shared else name
+
+    def _matches(self, kind: str, spec: str, place: str) -> list[Entry]:
+        """Return the entries that a name names. Raises: UnknownPlugin"""
+        found = [entry for entry in self.entries(kind) if names.is_named(entry, spec)]
+        if not found:
+            raise names.unknown(kind, spec, place, names=self.names(kind), hidden=list(self._all()))
+        return found
 
     def load(self, kind: str, spec: str | None = None, *, where: str | None = None) -> Any:
         """Return the plugin class (or Value), imported, verified and available here.
@@ -83,7 +105,7 @@ class Registry:
         """
         table = kind_named(kind)
         name = self._spec(table, spec, where or table.where)
-        return self.load_entry(self.find(kind, name, where=where), where=where)
+        return self.load_entry(self.find_used(kind, name, where=where), where=where)
 
     def load_entry(self, entry: Entry, *, where: str | None = None) -> Any:
         """Return the plugin of an entry. Raises: BrokenPlugin, UnavailablePlugin."""
@@ -167,7 +189,7 @@ class Registry:
             if len(offered) != 1:
                 raise PluginError(f'"{AUTO}" needs the plugins to be loaded.', where=place)
             return selection_of(offered[0], dict(options or {}))
-        return selection_of(self.find(kind, wanted, where=where), dict(options or {}))
+        return selection_of(self.find_used(kind, wanted, where=where), dict(options or {}))
 
     def load_selection(self, selection: Selection) -> Any:
         """Return the class (or Value) of a selection; the parent's questions are not repeated."""
@@ -190,6 +212,25 @@ class Registry:
         return options_for(
             _class(self.load_target(selection.kind, selection.target)), selection.options
         )
+
+    def make(self, selection: Selection, *args: Any) -> Any:
+        """Return an object of a selection's plugin, made with its options and `args`.
+
+        Raises: BrokenPlugin, naming the plugin, when its constructor raises an error that is none
+        of dovetail's own.
+        """
+        plugin = self.require_selection(selection)
+        options = self.build_options(selection)
+        try:
+            return plugin(options, *args)
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise BrokenPlugin(
+                f"making it raised {type(error).__name__}: {error}.",
+                where=f"{kind_named(selection.kind).where} {selection.name}",
+                fix=f"mend {selection.target}, or choose another.",
+            ) from error
 
     def load_file(self, path: str | Path) -> list[Entry]:
         """Import a file and return the entries its @register decorators made.
@@ -220,15 +261,15 @@ class Registry:
         self._added += [entry for entry in made if (entry.kind, entry.id) not in known]
         return made
 
-    def block(self, names: Iterable[str]) -> list[str]:
+    def block(self, hidden: Iterable[str]) -> list[str]:
         """Hide plugins: each name is a distribution, name, name@distribution or kind:name.
 
         Returns those given for the first time that hide nothing. Mutates: self
         """
-        fresh = frozenset(names) - self._blocked
+        fresh = frozenset(hidden) - self._blocked
         self._blocked = self._blocked | fresh
-        hidden = (_words(entry) for entry in self._all()) if fresh else ()
-        return sorted(fresh.difference(*hidden))
+        known = set().union(*(names.words(entry) for entry in self._all())) if fresh else set()
+        return sorted(word for word in fresh if not names.hiding_words(word) & known)
 
     @contextmanager
     def with_entries(
@@ -296,7 +337,7 @@ class Registry:
     def _entries_of(self, group: str) -> list[Entry]:
         found = {entry.id: entry for entry in self._all() if entry.kind == group}
         shown = [entry for entry in found.values() if not self._is_blocked(entry)]
-        return sorted(shown, key=lambda entry: (_natural(entry.name), entry.distribution))
+        return sorted(shown, key=lambda entry: (names.natural(entry.name), entry.distribution))
 
     def _all(self) -> Iterator[Entry]:
         if self._shows_discovered:
@@ -304,7 +345,8 @@ class Registry:
         yield from self._added
 
     def _is_blocked(self, entry: Entry) -> bool:
-        return bool(_words(entry) & self._blocked)
+        known = names.words(entry)
+        return any(names.hiding_words(word) & known for word in self._blocked)
 
     def _spec(self, kind: Kind, spec: str | None, place: str) -> str:
         if spec is not None:
@@ -317,7 +359,7 @@ class Registry:
         if spec == AUTO and kind.auto and AUTO not in self.names(kind.name):
             best = pick(kind, [self._candidate(e) for e in self._distinct(kind)], query, place)
             return best.entry, self.load_entry(best.entry, where=place)
-        entry = self.find(kind.name, spec, where=place)
+        entry = self.find_used(kind.name, spec, where=place)
         plugin = self.load_entry(entry, where=place)
         if not isinstance(plugin, Value):
             self._check_fit(kind, entry, plugin, query, place)
@@ -342,34 +384,6 @@ class Registry:
             raise PluginError(
                 f"does not fit: {'; '.join(reasons)}.", where=f"{place} {entry.name}", fix=fix
             )
-
-    def _unknown(self, kind: str, spec: str, place: str) -> UnknownPlugin:
-        names = self.names(kind)
-        near = _nearest(spec.partition("@")[0], names)
-        known = ", ".join(names) or "none"
-        fix = f"registered: {known}."
-        if near:
-            fix = f"nearest: {', '.join(near)}; {fix}"
-        if "." in spec:
-            module, _, attribute = spec.rpartition(".")
-            fix = f"a class is written {module}:{attribute}; {fix}"
-        reason = why_unsupported(kind, spec)
-        if any(e.kind == kind and spec in (e.name, e.id) for e in self._all()):
-            reason = "--no-plugin hides it"
-        if reason is not None:
-            return UnknownPlugin(f'"{spec}" is not available: {reason}.', where=place, fix=fix)
-        return UnknownPlugin(f'there is no {kind} "{spec}".', where=place, fix=fix)
-
-
-def _words(entry: Entry) -> set[str]:
-    """Return all that names an entry where plugins are hidden."""
-    return {entry.name, entry.distribution, entry.id, f"{entry.kind}:{entry.name}"}
-
-
-def _nearest(word: str, names: Iterable[str]) -> list[str]:
-    """Return up to three names like the word, whatever the case of either."""
-    by_small = {name.lower(): name for name in names}
-    return [by_small[n] for n in difflib.get_close_matches(word.lower(), by_small, n=3)]
 
 
 def selection_of(entry: Entry, options: dict[str, Any]) -> Selection:
@@ -412,34 +426,6 @@ def _describe_plugin(plugin: Loaded) -> dict[str, Any]:
     }
 
 
-def _entry_of_target(kind: str, spec: str, place: str) -> Entry:
-    module, _, attribute = spec.rpartition(":")
-    if not module or not attribute:
-        raise UnknownPlugin(
-            f'"{spec}" names no class.',
-            where=place,
-            fix="write package.module:Class or file.py:Class.",
-        )
-    is_file = module.endswith(".py")
-    if is_file:
-        module = str(Path(module).expanduser().resolve())
-    return Entry(
-        kind=kind,
-        name=spec,
-        distribution=Path(module).name if is_file else module.partition(".")[0],
-        target=f"{module}:{attribute}",
-        origin="path",
-    )
-
-
-def _ambiguous(kind: str, name: str, matches: Sequence[Entry], place: str) -> AmbiguousPlugin:
-    offers = " and ".join(entry.distribution for entry in matches)
-    spellings = " or ".join(entry.id for entry in matches)
-    return AmbiguousPlugin(
-        f'{kind} "{name}" is offered by {offers}.', where=place, fix=f"write {spellings}."
-    )
-
-
 def _unavailable(what: str, reason: str, where: str) -> UnavailablePlugin:
     cause, fix = split_fix(reason)
     return UnavailablePlugin(f"{what}: {cause}", where=where, fix=fix)
@@ -458,8 +444,3 @@ def _class(plugin: Loaded) -> type[Plugin]:
     if isinstance(plugin, Value):
         raise ConfigError("a constant has no options and is never chosen by auto.")
     return plugin
-
-
-def _natural(name: str) -> tuple[int, str, str]:
-    """Return a sort key: numbers by size, then words, the small-letter spelling first."""
-    return (int(name) if name.isdecimal() else -1, name.lower(), name.swapcase())

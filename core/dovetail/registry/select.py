@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.errors import PluginError
 from dovetail.interfaces.plugin import Plugin
-from dovetail.registry.entry import Entry
+from dovetail.registry.entry import BUILT_IN, Entry
 from dovetail.registry.kinds import Kind
 
 logger = logging.getLogger("dovetail.registry")
@@ -40,10 +40,11 @@ def reasons_against(plugin: type[Plugin], query: Any) -> list[str]:
 def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) -> Candidate:
     """Return the best candidate that fits, and log one line with every loser's reason.
 
-    Higher `auto_rank` wins, then the name that sorts first. Raises: PluginError when none fits.
+    Higher `auto_rank` wins, then dovetail's own, then the name that sorts first.
+    Raises: PluginError when none fits.
     """
     losers: list[tuple[str, str]] = []
-    fitting: list[tuple[int, str, Candidate]] = []
+    fitting: list[tuple[tuple[int, bool, str], Candidate]] = []
     for candidate in candidates:
         reasons = [candidate.reason]
         if candidate.plugin is not None:
@@ -51,12 +52,14 @@ def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) ->
         if candidate.plugin is None or reasons:
             losers.append((candidate.entry.name, "; ".join(reasons)))
         else:
-            fitting.append((-candidate.plugin.auto_rank, candidate.entry.id, candidate))
+            is_foreign = candidate.entry.distribution != BUILT_IN
+            key = (-candidate.plugin.auto_rank, is_foreign, candidate.entry.id)
+            fitting.append((key, candidate))
     if not fitting:
         raise _nothing_fits(kind, losers, where)
-    fitting.sort(key=lambda item: item[:2])
-    losers += [(c.entry.name, f"fits, but ranks {-rank}") for rank, _, c in fitting[1:]]
-    best_rank, _, best = fitting[0]
+    fitting.sort(key=lambda item: item[0])
+    losers += [(c.entry.name, f"fits, but ranks {-key[0]}") for key, c in fitting[1:]]
+    (best_rank, *_), best = fitting[0]
     not_taken = "".join(f"; not {name}: {reason}" for name, reason in losers)
     logger.info("%s auto: %s (rank %d)%s", kind.name, best.entry.name, -best_rank, not_taken)
     return best

@@ -5,13 +5,13 @@ A name here is not an entry: it cannot be chosen. A test refuses names that stan
 
 from __future__ import annotations
 
-from dovetail.unsupported import what
+from dovetail.unsupported import FEATURES, what
 
 UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "attention_backend": {"MLA": "latent_attention", "XFORMERS": "xformers"},
     "convert": {"classify": "classification", "embed": "embeddings", "reward": "pooling"},
     "data_parallel_backend": dict.fromkeys(("mp", "ray"), "replicas"),
-    "device": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
+    "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},
     "drafter": {"draft_model": "draft_model"},
     "executor": {
         "external_launcher": "worker_processes",
@@ -40,3 +40,10 @@ def why_unsupported(kind: str, name: str) -> str | None:
     """Return why a known name cannot be chosen, or None for a name that nobody knows."""
     feature = UNSUPPORTED_NAMES.get(kind, {}).get(name)
     return None if feature is None else what(feature)
+
+
+def instead_of(kind: str, name: str) -> str:
+    """Return what to do in place of a known name that cannot be chosen; nothing where it is not
+    known."""
+    feature = UNSUPPORTED_NAMES.get(kind, {}).get(name)
+    return "" if feature is None else FEATURES[feature].fix

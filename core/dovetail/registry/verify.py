@@ -14,13 +14,16 @@ from typing import Any
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.plugin import Info, Plugin, Value
 from dovetail.registry.kinds import interface_of, kind_named
+from dovetail.registry.value_rules import value_fault
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def verify(kind: str, plugin: Any, target: str) -> None:
     """Raise BrokenPlugin with every fault of a loaded plugin; return when there is none."""
-    faults = list(value_faults(plugin) if kind_named(kind).is_value else class_faults(kind, plugin))
+    faults = list(
+        value_faults(kind, plugin) if kind_named(kind).is_value else class_faults(kind, plugin)
+    )
     if faults:
         raise BrokenPlugin(
             f"is not a valid {kind}: {'; '.join(faults)}.",
@@ -29,13 +32,16 @@ def verify(kind: str, plugin: Any, target: str) -> None:
         )
 
 
-def value_faults(plugin: Any) -> Iterator[str]:
+def value_faults(kind: str, plugin: Any) -> Iterator[str]:
     """Yield what is wrong with the plugin of a value kind."""
     if not isinstance(plugin, Value):
         yield f"it is {type(plugin).__name__}, not an instance of dovetail.interfaces.Value"
         return
     yield from _version_faults(plugin.interface_version, Value.interface_version)
     yield from _sentence_faults("summary", plugin.summary)
+    fault = value_fault(kind, plugin.value)
+    if fault is not None:
+        yield fault
 
 
 def class_faults(kind: str, plugin: Any) -> Iterator[str]:

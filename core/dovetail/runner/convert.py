@@ -16,13 +16,14 @@ import msgspec
 import torch
 from torch import nn
 
+from dovetail import registry
 from dovetail.config.checkpoint.dtypes import stored_dtype
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.spec import RankSpec, RunSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import stored_tensors
-from dovetail.runner.loader import build_plugin, load_unpacked, reading
+from dovetail.runner.loader import load_unpacked, reading
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken")
 """Files that are copied as they are, but for indices of weights."""
@@ -48,7 +49,7 @@ def convert(run: RunSpec, target: type[LoadFormat], out: Path, *, num_ranks: int
         for rank in range(num_ranks):
             num_bytes += _write_rank(run, target, out, rank, num_ranks)
     else:
-        source = cast(LoadFormat, build_plugin(run.load_format))
+        source = cast(LoadFormat, registry.make(run.load_format))
         with reading(run, torch.device("cpu"), None) as checkpoint:
             num_bytes = target.write(str(out), source.tensors(checkpoint), rank=RankSpec())
     return Converted(num_bytes=num_bytes, num_settings=_copy_settings(Path(run.model.path), out))

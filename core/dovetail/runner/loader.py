@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat, Progress
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
+from dovetail.interfaces.spec import RankSpec, RunSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import divert
 from dovetail.layers.placement import WeightHolder
@@ -59,15 +59,6 @@ class LoadedModel:
     def module(self) -> nn.Module:
         """Return the model as the torch module it also is."""
         return cast(nn.Module, self.model)
-
-
-def build_plugin(selection: Selection, *args: Any) -> Any:
-    """Return an object of the selected plugin: its options first, then `args`.
-
-    Raises: UnavailablePlugin for one whose packages are not installed
-    """
-    plugin = registry.require_selection(selection)
-    return plugin(registry.build_options(selection), *args)
 
 
 def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
@@ -172,7 +163,8 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
     )
     try:
         with default_dtype(dtype_of(run.model.dtype)), device:
-            return cast(nn.Module, build_plugin(run.model_plugin, context))
+            plugin = registry.require_selection(run.model_plugin)
+            return cast(nn.Module, plugin(registry.build_options(run.model_plugin), context))
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the weights do not fit into the memory of {device}",
@@ -203,7 +195,7 @@ def _fill(
     if "no_weights" in model.capabilities:
         finish_weights(module, finish)
         return
-    load_format = cast(LoadFormat, build_plugin(run.load_format))
+    load_format = cast(LoadFormat, registry.make(run.load_format))
     weight_map = model.weight_map()
     shapes = None
     if "random_weights" in load_format.capabilities:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from dovetail import registry
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
-from dovetail.interfaces.logits import RowTokens
+from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.model import RowView
 from dovetail.interfaces.spec import RunSpec
 from dovetail.interfaces.step import (
@@ -32,6 +33,7 @@ from dovetail.layers.attention import attention_layers
 from dovetail.layers.context import ForwardContext, use_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kv_scales import set_scales
+from dovetail.layers.native import use_ops
 from dovetail.runner import measure, verify, warm_up
 from dovetail.runner.batch import Batch, StepInputs
 from dovetail.runner.compiled import CompiledForward, ModelForward
@@ -39,7 +41,7 @@ from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.graphs import GraphManager
 from dovetail.runner.host_blocks import HostBlockStorage
 from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
-from dovetail.runner.loader import build_plugin, load_model
+from dovetail.runner.loader import load_model
 from dovetail.runner.measure import PeakOf
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.prompt_logprobs import PromptLogprobs
@@ -79,7 +81,8 @@ class ModelRunner:
         self._is_ahead = run.async_steps and self._calls.runs_ahead
         self._pending_steps = PendingSteps()
         self._graphs: GraphManager | None = None
-        self._backend: AttentionBackend = build_plugin(run.attention)
+        use_ops(run.ops)
+        self._backend: AttentionBackend = registry.make(run.attention)
         self.constraints = ConstraintCache(run.structured_output) if run.structured_output else None
         self._masks: ConstraintProcessor | None = None
 
@@ -88,6 +91,7 @@ class ModelRunner:
 
         The vocabulary is prepared for constraints meanwhile.
         """
+        self._logits_processors()  # one that cannot be made is said before the weights are read
         if self.constraints is not None:
             self.constraints.start()
         loaded = load_model(self.run, self.device)
@@ -102,6 +106,11 @@ class ModelRunner:
             set_scales(self._attention, self.run.kv_dtype, own)
         self._layers = [a.kv_layer(self.run.kv_dtype) for a in self._attention]
 
+    def _logits_processors(self) -> dict[str, LogitsProcessor]:
+        """Return the chosen processors, without a row. Raises: BrokenPlugin"""
+        size = self.run.model.vocab_size
+        return {s.name: registry.make(s, size) for s in self.run.logits_processors}
+
     def weights(self) -> list[torch.Tensor]:
         """Return all that the model keeps in memory."""
         module = cast(nn.Module, self._model)
@@ -114,7 +123,7 @@ class ModelRunner:
     def allocate(self, layout: KVLayout) -> None:
         """Create KV tensors, rows and sampling state. Raises: ConfigError. Mutates: self"""
         run = self.run
-        processors = {s.name: build_plugin(s, run.model.vocab_size) for s in run.logits_processors}
+        processors = self._logits_processors()
         if self.constraints is not None:
             self._masks = ConstraintProcessor(self.constraints, run.model.vocab_size)
             processors["structured output"] = self._masks
@@ -145,7 +154,7 @@ class ModelRunner:
 
     def _recorder(self) -> RecordedForward | None:
         """Return what runs small steps as one call, where the run allows it."""
-        if self.run.is_eager or self.device.type != "cpu":
+        if self.run.is_eager or self.run.ops or self.device.type != "cpu":
             return None
 
         def own(*step: Any) -> torch.Tensor:  # of the model that is loaded by then

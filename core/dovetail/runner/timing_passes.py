@@ -16,7 +16,7 @@ from dovetail.runner.tensors import Forward
 
 FEW_TOKENS = (1, 8, 64)
 """What is tried below the largest step that may be captured."""
-PROMPT_TOKENS = {"cuda": 2048, "cpu": 256}
+PROMPT_TOKENS, CPU_PROMPT_TOKENS = 2048, 256
 """The prompt that is tried. One of thousands of tokens takes a CPU seconds."""
 
 
@@ -32,7 +32,7 @@ def timing_passes(
     and one row's prompt. The passes write to the null block."""
     sizes = [size for size in FEW_TOKENS if size < most_rows] + [most_rows] * bool(most_rows)
     made = {size: _pass(forward, tables, device, [1] * size) for size in sizes}
-    prompt = min(most_tokens, PROMPT_TOKENS[device.type])
+    prompt = min(most_tokens, CPU_PROMPT_TOKENS if device.type == "cpu" else PROMPT_TOKENS)
     if prompt > most_rows:
         made[prompt] = _pass(forward, tables, device, [prompt])
     return made

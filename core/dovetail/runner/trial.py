@@ -11,13 +11,14 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from dovetail import registry
 from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.errors import ConfigError
 from dovetail.interfaces.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.spec import RunSpec
 from dovetail.layers.dtypes import DTYPES, dtype_of
-from dovetail.runner.loader import build_model, build_plugin, fill
+from dovetail.runner.loader import build_model, fill
 
 META = torch.device("meta")
 PLAIN = "none"
@@ -57,7 +58,7 @@ def _forget_values(module: nn.Module) -> None:
 def _headers(run: RunSpec) -> Iterable[TensorHeader] | None:
     """Return what the files say of their tensors, None where the format does not tell."""
     ignored = tuple(run.load_options.get("ignore_patterns", ()))
-    load_format = build_plugin(run.load_format)
+    load_format = registry.make(run.load_format)
     found: Iterable[TensorHeader] | None = load_format.headers(
         Checkpoint(path=run.model.path, ignore_patterns=ignored)
     )

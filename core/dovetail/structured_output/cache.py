@@ -116,9 +116,7 @@ class ConstraintCache:
                 if name not in self._selections:
                     raise RequestError(f'backend "{name}" is not loaded.', where="backend")
                 selection = self._selections[name]
-                self._backends[name] = registry.load_selection(selection)(
-                    registry.build_options(selection), self.vocabulary
-                )
+                self._backends[name] = registry.make(selection, self.vocabulary)
             return self._backends[name]
 
     @property

@@ -31,21 +31,29 @@ class Results:
         if "dovetail_plugin" not in facts:
             return
         if report.when == "call" or report.outcome != "passed":
-            text = str(report.longrepr) if report.failed else _reason(report)
             self.rows.append(
                 {
                     "plugin": facts["dovetail_plugin"],
                     "clause": facts["dovetail_clause"],
+                    "promise": facts.get("dovetail_promise", ""),
                     "outcome": _outcome(report),
-                    "detail": text,
+                    "detail": _cause(report) if report.failed else _reason(report),
+                    "traceback": str(report.longrepr) if report.failed else "",
                 }
             )
 
 
-def check(words: Sequence[str], *, clauses: Sequence[str] = (), as_json: bool = False) -> int:
+def check(
+    words: Sequence[str],
+    *,
+    clauses: Sequence[str] = (),
+    as_json: bool = False,
+    shows_traceback: bool = False,
+) -> int:
     """Run the clauses (none: all) on the plugins named KIND or KIND:NAME (none: all).
 
-    Returns 0: all kept, 1: a clause failed, other: pytest's own status. Prints a report.
+    Returns 0: all kept, 1: a clause failed, other: pytest's own status. Prints a report: for each
+    clause that failed what it promises and what was found instead, and a line for each plugin.
     """
     results = Results()
     arguments = ["-c", str(_INI), "-p", "dovetail.testing.plugin"]
@@ -65,8 +73,31 @@ def check(words: Sequence[str], *, clauses: Sequence[str] = (), as_json: bool = 
     if as_json:
         print(json.dumps({"status": status, "clauses": results.rows}, indent=2))
     else:
-        print("\n".join(_summary(results.rows)))
+        print("\n".join([*_faults(results.rows, shows_traceback), *_summary(results.rows)]))
     return status
+
+
+def _faults(rows: Sequence[dict[str, Any]], shows_traceback: bool) -> list[str]:
+    """Return each failed clause in a few lines: its name, its promise, and what was found."""
+    lines: list[str] = []
+    for row in rows:
+        if row["outcome"] == "failed":
+            lines += [f"{row['plugin']} fails {row['clause']}", f"  promised: {row['promise']}"]
+            lines += [f"  found:    {row['detail']}"]
+            lines += [f"  {line}" for line in row["traceback"].splitlines() if shows_traceback]
+    return lines
+
+
+def _cause(report: pytest.TestReport) -> str:
+    """Return why a clause failed: the message of its assertion, or the error that was raised."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return str(report.longrepr)
+    text = str(crash.message).removeprefix("AssertionError: ")
+    if text.startswith("assert "):  # a comparison that says enough, or nothing
+        compared = text.removeprefix("assert ").partition("\n")[0]
+        return f"it does not hold that {compared}" if "==" in compared else "it does not hold"
+    return " ".join(text.partition("\nassert ")[0].split())
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dovetail.errors import UnavailablePlugin
+from dovetail import registry
+from dovetail.errors import PluginError, UnavailablePlugin
+from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.spec import ModelSpec
 
@@ -70,14 +72,20 @@ def default_options(plugin: type[Any]) -> Any:
 
 
 def device_of(plugin: type[Plugin]) -> str:
-    """Return a device type of this machine on which the plugin runs; skip where there is none."""
+    """Return torch's type of a device here on which the plugin runs; skip where there is none."""
     devices = plugin.info.devices
     if not devices or "cpu" in devices:
         return "cpu"
     import torch
 
-    if "cuda" in devices and torch.cuda.is_available():
-        return "cuda"
+    for entry in registry.entries("platform"):
+        try:
+            platform: type[Platform] = registry.load_entry(entry)
+        except PluginError:
+            continue  # no such device is here
+        found = platform.torch_type or platform.device_type
+        if platform.device_type in devices and (found != "cuda" or torch.cuda.is_available()):
+            return found
     pytest.skip(f"not run here: needs {' or '.join(devices)}")
 
 

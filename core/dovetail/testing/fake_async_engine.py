@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.engine.client.input import InputProcessor
 from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import EngineDead
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.sampling_params import SamplingParams
@@ -130,7 +131,7 @@ def fake_spec(**changes: Any) -> EngineSpec:
         memory_bytes=None,
         memory_share=0.5,
         uses_prefix_cache=True,
-        hash_algorithm="sha256",
+        hash_algorithm=prefix_hash.DEFAULT,
     )
     schedule = ScheduleSpec(
         max_rows=max_rows,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.executor import Executor, PendingStep
 from dovetail.interfaces.plugin import Info
@@ -346,7 +347,7 @@ def fake_spec(
             memory_bytes=None,
             memory_share=0.9,
             uses_prefix_cache=True,
-            hash_algorithm="sha256",
+            hash_algorithm=prefix_hash.DEFAULT,
         ),
         schedule=ScheduleSpec(
             max_rows=max_rows,

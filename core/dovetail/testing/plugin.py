@@ -125,6 +125,8 @@ def _note_clause(request: pytest.FixtureRequest) -> None:
     if isinstance(found, Entry):
         request.node.user_properties.append(("dovetail_plugin", f"{found.kind}:{found.id}"))
         request.node.user_properties.append(("dovetail_clause", clause_of(request.node)))
+        promise = " ".join((request.function.__doc__ or "").split("\n\n")[0].split())
+        request.node.user_properties.append(("dovetail_promise", promise))
 
 
 def clause_of(item: Any) -> str:

@@ -16,10 +16,12 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.kv_groups import plan_layout
+from dovetail.engine.kv.paged import Paged
 from dovetail.engine.request import NO_ROW, RUNNING, Request
 from dovetail.errors import RequestError
+from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
@@ -91,7 +93,7 @@ class SimSettings:
             memory_bytes=None,
             memory_share=0.0,
             uses_prefix_cache=self.uses_prefix_cache,
-            hash_algorithm="blake2b",
+            hash_algorithm=f"{prefix_hash.__name__}:BLAKE2B",
         )
 
     def layout(self) -> KVLayout:
@@ -136,10 +138,12 @@ class Simulation:
         policy: SchedulingPolicy,
         settings: SimSettings,
         options: Any = None,
+        kv_policy: KVPolicy | None = None,
     ) -> None:
         self.settings = settings
         self.report = SimReport()
-        self.cache = KVCacheManager(settings.layout(), settings.cache(), b"simulation")
+        made = kv_policy or Paged(Paged.Options())
+        self.cache = made.accounting(settings.layout(), settings.cache(), b"simulation")
         spec = settings.schedule()
         self.scheduler = scheduler(options or scheduler.Options(), spec, self.cache, policy)
         self._policy = policy

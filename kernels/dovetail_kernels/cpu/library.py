@@ -175,7 +175,7 @@ def _find() -> Path | None:
     if not (CHECKOUT / "pyproject.toml").is_file():
         return next(iter(sorted(FOLDER.glob("libdovetail_*.so"))), None)
     start_s = time.perf_counter()
-    path = recipe.build(FOLDER)
+    path = recipe.build(FOLDER, sets=recipe.usable_sets(), tell=log.info)
     if time.perf_counter() - start_s > 1.0:
         log.info("compiled the native kernels in %.1f s", time.perf_counter() - start_s)
     return path

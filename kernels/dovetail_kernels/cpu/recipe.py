@@ -1,8 +1,9 @@
 """Recipe: the C++ sources become one shared library, each source once per instruction set.
 
 Run by the wheel's build hook, by an editable install and by a bare checkout; imports neither torch
-nor dovetail. The library is named by a hash of sources, flags and compiler, so an unchanged tree
-compiles nothing. Without a compiler `build` returns None and everything runs on torch.
+nor dovetail. A wheel gets every set, a source tree those that its machine can run. The library is
+named by a hash of sources, flags and compiler, so an unchanged tree compiles nothing. Without a
+compiler `build` returns None and everything runs on torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,8 +46,19 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
 }
 ADDS = {"avx512bf16": "__AVX512BF16__"}
 """Sets that only matter to sources with this word; the others serve it by the set before."""
+NEEDS = {
+    "avx2": ("avx2", "fma"),
+    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
+    "avx512bf16": ("avx512_bf16",),
+}
+"""What the system calls the features of each set beside those of the sets before it."""
+CPUINFO = Path("/proc/cpuinfo")
 MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 BUILD_TIMEOUT_S = 600
+
+
+Tell = Callable[[str], None]
+"""Told a line for each instruction set that is compiled."""
 
 
 class BuildError(Exception):
@@ -77,59 +89,118 @@ def compiler() -> str | None:
     )
 
 
-def units(machine: str) -> list[Unit]:
-    """Return what is compiled for a machine type; one that is not listed gets "base" alone."""
-    sets = ISA_FLAGS.get(machine, {"base": []})
-    lowest = next(iter(sets))
+def all_sets(machine: str) -> dict[str, list[str]]:
+    """Return the sets of a machine type with their flags, the lowest first; one that is not listed
+    has "base" alone."""
+    return ISA_FLAGS.get(MACHINES.get(machine, machine), {"base": []})
+
+
+def usable_sets() -> tuple[str, ...]:
+    """Return the sets that this machine can run, the lowest first; all of its type's where the
+    system does not tell its features."""
+    sets = tuple(all_sets(platform.machine()))
+    try:
+        text = CPUINFO.read_text(encoding="utf-8")
+    except OSError:
+        return sets
+    line = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    if line is None:
+        return sets
+    has = frozenset(line.group(1).split())
+    first_missing = (i for i, isa in enumerate(sets) if not has.issuperset(NEEDS.get(isa, ())))
+    return sets[: next(first_missing, len(sets))]
+
+
+def units(machine: str, chosen: Sequence[str] | None = None) -> list[Unit]:
+    """Return what is compiled for a machine type, set by set: the `chosen` ones, or all."""
+    known = all_sets(machine)
+    sets = {isa: flags for isa, flags in known.items() if chosen is None or isa in chosen}
+    lowest = next(iter(known))
     once = ("dispatch.cpp", "pool.cpp", "program.cpp")
     shared = [Unit(source=HERE / name, isa=lowest, flags=()) for name in once]
     ops = [HERE / "probe.cpp", *sorted(HERE.parent.glob("*/cpu*.cpp"))]
     return shared + [
         Unit(source=source, isa=isa, flags=tuple(flags))
-        for source in ops
         for isa, flags in sets.items()
+        for source in ops
         if isa not in ADDS or any(ADDS[isa] in path.read_text() for path in _sources(source))
     ]
 
 
-def build(folder: Path, *, command: str | None = None, machine: str | None = None) -> Path | None:
+def build(
+    folder: Path,
+    *,
+    command: str | None = None,
+    machine: str | None = None,
+    sets: Sequence[str] | None = None,
+    tell: Tell | None = None,
+) -> Path | None:
     """Compile what has changed and return the library in `folder`, or None without a compiler.
 
-    Several processes may ask at once: one compiles, the others wait for it.
+    `sets` are the instruction sets that it shall have (None: all of the machine type). Several
+    processes may ask at once: one compiles, the others wait for it.
     Raises: BuildError with the compiler's words.
     """
     command = command or compiler()
     if command is None:
         return None
     machine = machine or platform.machine()
-    wanted = units(MACHINES.get(machine, machine))
     base = _digest([command, _version(command), *COMMON_FLAGS, *LINK_FLAGS])
-    names = {unit: f"{unit.label}.{_unit_digest(unit, base)}.o" for unit in wanted}
-    library = folder / f"libdovetail_{_digest(names.values())}.so"
+    known = {unit: f"{unit.label}.{_unit_digest(unit, base)}.o" for unit in units(machine)}
+    names = {unit: known[unit] for unit in units(machine, sets)}
+    library = folder / _library_name(names.values())
     if library.is_file():
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
         if not library.is_file():
-            _make(names, command.split(), folder / "objects", library)
+            _make(names, command.split(), folder / "objects", library, tell)
+            _drop_old(folder, known, machine)
     return library
 
 
-def _make(names: dict[Unit, str], command: list[str], objects: Path, library: Path) -> None:
-    """Compile the units that have no object yet, link all, and drop what is out of date."""
+def _library_name(objects: Iterable[str]) -> str:
+    return f"libdovetail_{_digest(objects)}.so"
+
+
+def _drop_old(folder: Path, known: dict[Unit, str], machine: str) -> None:
+    """Delete objects and libraries of sources, flags or compilers that are no longer these."""
+    groups = (units(machine), units(machine, usable_sets()))
+    kept = {_library_name(known[unit] for unit in group) for group in groups}
+    kept.update(known.values())
+    for old in (*folder.glob("libdovetail_*.so"), *(folder / "objects").glob("*.o")):
+        if old.name not in kept:
+            old.unlink(missing_ok=True)
+
+
+def _make(
+    names: dict[Unit, str],
+    command: list[str],
+    objects: Path,
+    library: Path,
+    tell: Tell | None = None,
+) -> None:
+    """Compile the units that have no object yet, one instruction set after the other, link all."""
     objects.mkdir(exist_ok=True)
-    missing = [unit for unit, name in names.items() if not (objects / name).is_file()]
-    missing.sort(key=lambda unit: -unit.source.stat().st_size)
-    with ThreadPoolExecutor(max_workers=max_jobs(os.environ.get("MAX_JOBS", ""))) as pool:
-        list(pool.map(lambda unit: _compile(unit, command, objects / names[unit]), missing))
+    missing: dict[str, list[Unit]] = {}
+    for unit, name in names.items():
+        if not (objects / name).is_file():
+            missing.setdefault(unit.isa, []).append(unit)
+    jobs = max_jobs(os.environ.get("MAX_JOBS", ""))
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        for i, (isa, group) in enumerate(missing.items(), start=1):
+            if tell is not None:
+                tell(
+                    f"compiling native kernels: {isa} ({i} of {len(missing)}), {len(group)} files, "
+                    f"{min(jobs, len(group))} at a time"
+                )
+            group.sort(key=lambda unit: -unit.source.stat().st_size)
+            list(pool.map(lambda unit: _compile(unit, command, objects / names[unit]), group))
     made = objects / library.name
     _run(
         [*command, *(str(objects / name) for name in names.values()), *LINK_FLAGS, "-o", str(made)]
     )
     made.replace(library)
-    for old in (*library.parent.glob("libdovetail_*.so"), *objects.glob("*.o")):
-        if old != library and old.name not in names.values():
-            old.unlink(missing_ok=True)
 
 
 def max_jobs(asked: str) -> int:

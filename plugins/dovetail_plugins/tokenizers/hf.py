@@ -26,8 +26,13 @@ class HfTokenizer(Tokenizer):
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why the path is none of a folder's. `query` is a path or None."""
-        is_file = query is not None and Path(query).is_file()
-        return [f"{query} is a file, not a folder"] if is_file else []
+        if query is None:
+            return []
+        if Path(query).is_file():
+            return [f"{query} is a file, not a folder"]
+        if not any(next(Path(query).glob(name), None) for name in _files.ANY_TOKENIZER):
+            return ["the folder has no tokenizer.json, nor any other tokenizer file"]
+        return []
 
     def __init__(self, options: Any, path: str) -> None:
         folder = Path(path)

@@ -142,7 +142,7 @@ def test_choices_are_told_with_their_summaries(capsys: pytest.CaptureFixture[str
     rows = choice_lines(capsys, "attention-backend")
     assert rows[0].startswith("auto ")
     assert rows[-1] == "or NAME@PACKAGE, package.module:Class, path/to/file.py:Class"
-    kind = registry.KINDS["device"]
+    kind = registry.KINDS["platform"]
     assert "not available: " in screen(capsys, "serve", f"--help={kind.flags[0]}")
 
 

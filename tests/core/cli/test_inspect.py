@@ -140,7 +140,7 @@ def test_what_fits_into_memory(
     needed = taken["weights_bytes"] + taken["tables_bytes"]
     a_token = taken["kv_bytes_per_token"]
     for room in (0, 64 * a_token, 8192 * a_token, 100_000 * a_token):
-        for module in ("dovetail.inspect.capacity", "dovetail.config.resolve"):
+        for module in ("dovetail_plugins.platforms.cpu", "dovetail.config.resolve"):
             monkeypatch.setattr(f"{module}.available_bytes", lambda n=needed + room: n)
         memory = found(capsys, path)["memory"]
         # one block of 16 tokens belongs to nobody

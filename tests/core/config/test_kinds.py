@@ -13,6 +13,7 @@ from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.config import GROUPS, Config, flags
 from dovetail.config.rules.selections import select_executor
 from dovetail.config.sections.field import Flag, flags_of
+from dovetail.interfaces.platform import PlatformDefaults
 from dovetail.quantize.settings import QuantizeFlags
 from dovetail.registry import KINDS
 
@@ -118,6 +119,8 @@ def test_importing_config_is_light() -> None:
 def test_the_executors_auto_is_what_its_kind_says(name: str | None) -> None:
     pytest.importorskip("dovetail_plugins")
     kind = KINDS["executor"]
-    chosen = select_executor(Config.from_fields({"distributed_executor_backend": name}))
+    chosen = select_executor(
+        Config.from_fields({"distributed_executor_backend": name}), PlatformDefaults(worker="cpu")
+    )
     assert chosen.name == kind.default
     assert str(kind.default) in kind.auto

@@ -22,6 +22,7 @@ from dovetail.cli.main import main
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules import platform
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail.interfaces.spec import EngineSpec
 
@@ -82,7 +83,7 @@ def test_defaults(folder: Path) -> None:
     )
     assert (run.block_tokens, cache.block_tokens, cache.num_blocks) == (16, 16, None)
     assert cache.uses_prefix_cache
-    assert cache.hash_algorithm == "sha256"
+    assert cache.hash_algorithm == prefix_hash.DEFAULT
     assert run.model_plugin.name == "LlamaForCausalLM"
     assert (run.quantization.name, run.load_format.name) == ("none", "auto")
     assert (spec.worker.name, spec.executor.name) == ("cpu", "uni")
@@ -118,7 +119,7 @@ def test_nothing_is_left_open(folder: Path) -> None:
         ({"num_gpu_blocks_override": 9}, "cache.num_blocks", 9),
         ({"kv_cache_memory_bytes": "9m"}, "cache.memory_bytes", 9_000_000),
         ({"enable_prefix_caching": False}, "cache.uses_prefix_cache", False),
-        ({"prefix_caching_hash_algo": "builtin"}, "cache.hash_algorithm", "sha256"),
+        ({"prefix_caching_hash_algo": "builtin"}, "cache.hash_algorithm", prefix_hash.DEFAULT),
         ({"dtype": "half"}, "run.model.weight_dtype", "float16"),
         ({"kv_cache_dtype": "bfloat16"}, "run.kv_dtype", "bfloat16"),
         ({"scheduling_policy": "priority"}, "policy.name", "priority"),

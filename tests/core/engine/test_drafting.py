@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dovetail import registry
 from dovetail.engine.drafting import MAX_PAUSE_TOKENS, Drafting
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.request import RUNNING, WAITING, Request
@@ -54,7 +55,9 @@ class Bench:
         self.counter = StepCounter(KVCacheManager(sim.layout(), sim.cache(), b"key"))
         model = model_spec(vocab_size=64)
         spec = msgspec.structs.replace(spec, **changes)
-        self.drafting = Drafting(spec, model, self.counter)
+        self.drafting = Drafting(
+            spec, registry.make(spec.drafter, model, spec.max_tokens), model, self.counter
+        )
 
     def request(self, name: str = "r") -> Request:
         made = Request(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.native import triton_kernel
+from dovetail.layers.native import fused_kernel
 from dovetail.testing.tiny import PlainWeights, tiny_run
 from dovetail_kernels.op import Implementation, Op
 
@@ -27,5 +27,5 @@ def test_level_0_has_no_fused_operators() -> None:
     )
     model = tiny_run().model
     context = BuildContext(model=model, quant=PlainWeights(None, model), device="cpu")
-    assert triton_kernel(op, context) is fused
-    assert triton_kernel(op, replace(context, uses_fused_ops=False)) is None
+    assert fused_kernel(op, context) is fused
+    assert fused_kernel(op, replace(context, uses_fused_ops=False)) is None

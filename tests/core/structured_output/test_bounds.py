@@ -27,6 +27,7 @@ from dovetail.interfaces.constraint import (
     JsonSchema,
     Literal,
     Regex,
+    encode_constraint,
 )
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import InvalidConstraint
@@ -192,7 +193,7 @@ def test_the_limit_counts_processor_time(
     monkeypatch.setattr(compile_worker, "WALL_FACTOR", factor)
     table: Any = Waits(is_busy=is_busy)
     trial: Any = None
-    job = compile_worker.Job(backend="x", constraint=b"x")
+    job = compile_worker.Job(backend="x", constraint=encode_constraint(Literal("x")))
     found = compile_worker._in_child(table, trial, job)
     assert said in str(found.fault)
     assert (found.is_too_complex, found.is_starved) == (is_busy, "busy" in said)
@@ -372,7 +373,7 @@ def test_a_child_that_ends_costs_its_constraint() -> None:
     trial: Any = None
     table.spec = spec_of("guidance")
     answer = compile_worker._in_child(
-        table, trial, compile_worker.Job(backend="x", constraint=b"x")
+        table, trial, compile_worker.Job(backend="x", constraint=encode_constraint(Literal("x")))
     )
     assert answer.is_too_complex
     assert "ended the process" in str(answer.fault)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dovetail.inspect.collect import inspect
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.inspect import trial
+from dovetail.inspect.collect import inspect
 from support.tiny_configs import tiny_config, write_tiny
 from support.verdicts import BACKED, FLAGS, NATIVE, REFUSED, verdict_of
 

@@ -14,6 +14,7 @@ from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.quant_files import add_quantization
+from dovetail.config.checkpoint.rope import rope_rules
 from dovetail.config.sections.convert import merge_deep
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
@@ -94,6 +95,7 @@ def load_model_facts(
         path=str(model_path),
         architecture=architecture(path, raw),
         hf_config=text,
+        rope_rules=rope_rules(text),
         dtype=dtype,
         vocab_size=_count(path, text, "vocab_size"),
         hidden_size=hidden_size,

@@ -92,18 +92,21 @@ def find_tokenizer(
     *,
     revision: str | None = None,
     hub: Hub | None = None,
+    fits: Callable[[Path], bool] | None = None,
 ) -> Path:
-    """Return the folder of the tokenizer, or a file that holds the whole model.
+    """Return the folder of the tokenizer, or a file that holds the whole model. `fits` says whether
+    a tokenizer plugin knows the path (None: by the names of common files).
 
     Raises: ConfigError when it holds no tokenizer file.
     """
+    is_one = fits or has_tokenizer
     if tokenizer is None:
         folder = model_path
     else:
         local = local_folder(tokenizer, flag="--tokenizer")
         wanted = _Wanted("--tokenizer", tokenizer, revision)
-        folder = local or _from_hub(wanted, hub or Hub(), _SETTINGS, has_tokenizer)
-    if not has_tokenizer(folder):
+        folder = local or _from_hub(wanted, hub or Hub(), _SETTINGS, is_one)
+    if not is_one(folder):
         raise ConfigError(
             "the folder has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, ...).",
             where=str(folder),

@@ -6,7 +6,7 @@ is meant), older ones `rope_theta` and `rope_scaling`. Knows no formula: `layers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail import registry
@@ -26,6 +26,8 @@ NEEDED = {
     ),
 }
 """The numbers without which a rule means nothing."""
+DEFAULT_RULE = "default"
+OLDER_NAMES = {"su": "longrope", "mrope": DEFAULT_RULE}
 
 _OWN = ("rope_theta", "partial_rotary_factor")
 """Entries of rope_parameters that are the embedding's, not its rule's."""
@@ -66,7 +68,8 @@ def rule_of(scaling: Mapping[str, Any]) -> dict[str, Any]:
             where=WHERE,
             fix='e.g. --rope-scaling \'{"rope_type": "yarn", "factor": 4.0}\'.',
         )
-    rule["rope_type"] = registry.value_of("rope_type", str(name), where=f"{WHERE}.rope_type")
+    registry.find("rope_type", str(name), where=f"{WHERE}.rope_type")
+    rule["rope_type"] = str(name)
     for key in NEEDED.get(rule["rope_type"], ()):
         number = rule.get(key)
         if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
@@ -76,6 +79,28 @@ def rule_of(scaling: Mapping[str, Any]) -> dict[str, Any]:
                 fix=f"add {WHERE}.{key} NUMBER.",
             )
     return rule
+
+
+def rope_rules(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rule of each registered rope_type that a config names, as "module:function"."""
+    known = registry.names("rope_type")
+    named = {DEFAULT_RULE, *(rule_name(rule) for rule in _rules(config))}
+    return {name: registry.value_of("rope_type", name) for name in named if name in known}
+
+
+def rule_name(rule: Mapping[str, Any]) -> str:
+    """Return the rope_type that a config's object names, by its present name."""
+    name = str(rule.get("rope_type") or rule.get("type") or DEFAULT_RULE)
+    return OLDER_NAMES.get(name, name)
+
+
+def _rules(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield every object of a config that may name a rule: one, or one for each layer type."""
+    for key in ("rope_parameters", "rope_scaling"):
+        found = config.get(key)
+        if isinstance(found, Mapping):
+            yield found
+            yield from (value for value in found.values() if isinstance(value, Mapping))
 
 
 def _newer(

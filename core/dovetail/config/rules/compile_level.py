@@ -38,8 +38,6 @@ FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
 """Words in the value of a level."""
 FIRST_SIZES = (1, 2, 4)
 FINE_STEP, FINE_ROWS, COARSE_STEP, MOST_ROWS = 8, 256, 16, 512
-CPU_ROWS = 64
-"""Above this many rows a CPU's products take so long that recording saves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +50,19 @@ class StepMaking:
     graph_sizes: tuple[int, ...]
 
 
-def step_making(config: Config, *, device: str, max_rows: int) -> StepMaking:
-    """Return what is done to make steps fast. Raises: ConfigError for what is not supported."""
+def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> StepMaking:
+    """Return what is done to make steps fast; `recorded_rows` as in PlatformDefaults.
+
+    Raises: ConfigError for what is not supported.
+    """
     settings = config.engine.compilation_config
     for key, value in settings.items():
         _check_key(key, value)
-    level = str(settings.get("level", DEFAULT_LEVEL))
+    own = registry.own("compilation_level", str(DEFAULT_LEVEL))
+    level = str(settings.get("level", own))
     does = registry.value_of("compilation_level", level, where=f"{FLAG}.level")
     may_capture = CAPTURED in does and _may_capture(settings) and _captures_whole(settings)
-    sizes = _sizes(config, device, max_rows)
+    sizes = _sizes(config, recorded_rows, max_rows)
     is_eager = config.model.enforce_eager or not may_capture
     return StepMaking(
         is_eager=is_eager,
@@ -98,13 +100,15 @@ def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-def _sizes(config: Config, device: str, max_rows: int) -> tuple[int, ...]:
+def _sizes(config: Config, recorded_rows: int | None, max_rows: int) -> tuple[int, ...]:
     """Return the numbers of rows that are captured or recorded. Raises: ConfigError"""
     given = _given_sizes(config)
     limit = config.engine.compilation_config.get(MOST_KEY)
     most = max_rows if limit is None else min(_number(limit, f"{FLAG}.{MOST_KEY}"), max_rows)
     if not given:
-        return tuple(range(1, min(most, CPU_ROWS) + 1)) if device == "cpu" else default_sizes(most)
+        if recorded_rows is None:
+            return default_sizes(most)
+        return tuple(range(1, min(most, recorded_rows) + 1))
     if len(given) == 1:
         return _up_to((*FIRST_SIZES, *range(FINE_STEP, given[0], FINE_STEP)), min(given[0], most))
     return tuple(sorted({min(size, most) for size in given}))

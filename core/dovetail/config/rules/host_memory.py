@@ -7,12 +7,16 @@ import logging
 from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.errors import ConfigError
+from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.spec import Selection
 
 log = logging.getLogger(__name__)
 
+HOST_MEMORY = "host_memory"
+"""The capability of a platform that computes on main memory."""
 
-def swap_bytes(config: Config, device: str, scheduler: Selection, worker: Selection) -> int:
+
+def swap_bytes(config: Config, platform: Platform, scheduler: Selection, worker: Selection) -> int:
     """Return the host memory for the caches of preempted requests.
 
     Unasked there is none on a CPU, where the cache itself lies in host memory, or with plugins that
@@ -21,7 +25,7 @@ def swap_bytes(config: Config, device: str, scheduler: Selection, worker: Select
     requested = int(config.cache.swap_space * 2**30)
     unable = [one for one in (scheduler, worker) if not _has(one, "swap")]
     if not config.is_given("swap_space"):
-        return 0 if unable or device == "cpu" else requested
+        return 0 if unable or HOST_MEMORY in platform.capabilities else requested
     if requested and unable:
         raise ConfigError(
             f"the {unable[0].kind} {unable[0].name} does not support swapping to host memory.",
@@ -31,12 +35,12 @@ def swap_bytes(config: Config, device: str, scheduler: Selection, worker: Select
     return requested
 
 
-def offload_bytes(config: Config, device: str) -> int:
+def offload_bytes(config: Config, platform: Platform) -> int:
     """Return the bytes of weights that stay in host memory; none on a CPU, which has no other."""
     requested = int(config.cache.cpu_offload_gb * 2**30)
     if not requested:
         return 0
-    if device == "cpu":
+    if HOST_MEMORY in platform.capabilities:
         log.info("--cpu-offload-gb: a CPU's weights are in host memory already; none are copied.")
         return 0
     if not config.model.enforce_eager:

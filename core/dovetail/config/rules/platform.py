@@ -12,20 +12,8 @@ from collections.abc import Iterable
 from importlib import util
 from pathlib import Path
 
-from dovetail.errors import ConfigError
-
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
-
-
-def pick_device(requested: str) -> str:
-    """Return "cuda" or "cpu" for "auto", else what was asked. Raises: ConfigError."""
-    reason = no_cuda_reason()
-    if requested == "auto":
-        return "cpu" if reason else "cuda"
-    if requested == "cuda" and reason:
-        raise ConfigError(f"{reason}.", where="--device", fix="use --device cpu.")
-    return requested
 
 
 def no_cuda_reason() -> str | None:
@@ -81,9 +69,9 @@ def usable_processors() -> set[int]:
     return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
 
 
-def default_threads(device: str, processors: Iterable[int] = ()) -> int:
-    """Return the threads of a worker nobody set; 0 leaves torch's (OMP_NUM_THREADS, a GPU)."""
-    if device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+def default_threads(processors: Iterable[int] = ()) -> int:
+    """Return the threads of a worker on the cores that nobody set; 0 leaves OMP_NUM_THREADS."""
+    if os.environ.get("OMP_NUM_THREADS"):
         return 0
     return usable_cores(processors)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from dovetail.config.config import Config, flags
 from dovetail.config.rules import demo, stat_loggers
 from dovetail.config.rules.transformers_models import PAGE, known_classes
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.platform import PlatformDefaults
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
+from dovetail.registry.select import reasons_against
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +40,12 @@ _READER_FLAGS = {
 }
 """Flags that are an option of some load formats: the option, and the files it is about."""
 LOADER_OPTIONS = "--model-loader-extra-config"
+OWN_MODELS, TRANSFORMERS = "dovetail", "transformers"
+"""Values of --model-impl; any other is the name of a model plugin."""
 BITSANDBYTES = "bitsandbytes"
 """A quantization whose name is a load format too."""
-NO_CHOICE = (None, "", "auto")
+AUTO = "auto"
+NO_CHOICE = (None, "", AUTO)
 
 
 def select(
@@ -81,9 +87,12 @@ def no_tokenizer(config: Config) -> Selection:
     )
 
 
-def select_scheduler(config: Config) -> Selection:
-    """Return the scheduler; class paths of another server's scheduler mean dovetail's own."""
+def select_scheduler(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the scheduler that is named, or the platform's; class paths of another server's
+    scheduler mean dovetail's own."""
     spec = TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
+    if not config.is_given("scheduler_cls"):
+        spec = defaults.scheduler or spec
     options = config.plugin.options_of("scheduler")
     return select("scheduler", spec, where="--scheduler-cls", options=options)
 
@@ -96,29 +105,28 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     """
     architecture = model.architecture
     impl = registry.value_of("model_impl", config.model.model_impl)
-    is_own = architecture in registry.names("model") and architecture != "transformers"
+    is_own = architecture in registry.names("model") and architecture != TRANSFORMERS
     options = config.plugin.options_of("model")
-    if impl == "dovetail" or (impl is None and is_own):
-        return select(
-            "model", architecture, where="the checkpoint's architectures", options=options
-        )
-    known = known_classes()
-    text_type = str(model.hf_config.get("model_type"))
-    if architecture in known.causal or known.has_text_part(architecture, text_type):
-        return select("model", "transformers", where="--model-impl", options=options)
-    if architecture in known.every:
-        raise ConfigError(
-            f"{architecture} is not a class for causal text generation, which is all that is "
-            "served: decoders that take text and write text.",
-            where="the checkpoint's architectures",
-            fix=f"use a checkpoint of another architecture; {PAGE} lists what is served.",
-        )
-    if impl == "transformers":
-        raise UnknownPlugin(
-            f"transformers has no model class {architecture}.",
-            where="--model-impl",
-            fix="use --model-impl auto, or check config.json's architectures.",
-        )
+    if impl not in (None, OWN_MODELS, TRANSFORMERS):
+        return select("model", impl, where="--model-impl", options=options)
+    if impl != OWN_MODELS and not (impl is None and is_own):
+        known = known_classes()
+        text_type = str(model.hf_config.get("model_type"))
+        if architecture in known.causal or known.has_text_part(architecture, text_type):
+            return select("model", TRANSFORMERS, where="--model-impl", options=options)
+        if architecture in known.every:
+            raise ConfigError(
+                f"{architecture} is not a class for causal text generation, which is all that is "
+                "served: decoders that take text and write text.",
+                where="the checkpoint's architectures",
+                fix=f"use a checkpoint of another architecture; {PAGE} lists what is served.",
+            )
+        if impl == TRANSFORMERS:
+            raise UnknownPlugin(
+                f"transformers has no model class {architecture}.",
+                where="--model-impl",
+                fix="use --model-impl auto, or check config.json's architectures.",
+            )
     return select("model", architecture, where="the checkpoint's architectures", options=options)
 
 
@@ -140,7 +148,12 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
         )
     where = "--quantization" if requested else "quantization_config of the checkpoint"
     options = config.plugin.options_of("quantization")
-    return select("quantization", requested or stored or "none", where=where, options=options)
+    return select(
+        "quantization",
+        requested or stored or registry.own("quantization", "none"),
+        where=where,
+        options=options,
+    )
 
 
 def _reads(requested: str, stored: str) -> bool:
@@ -164,8 +177,52 @@ def stored_quantization(model: ModelSpec) -> str | None:
     return method
 
 
-def select_load_format(config: Config) -> Selection:
-    """Return the load format with the options of the flags that can give them.
+def reads_tokenizer(mode: str, path: Path) -> bool:
+    """Return whether a tokenizer plugin reads the path: the one of this name, or any for "auto"."""
+    if mode in NO_CHOICE:
+        return bool(_fitting("tokenizer", registry.entries("tokenizer"), str(path)))
+    plugin = registry.load("tokenizer", mode, where="--tokenizer-mode")
+    return not reasons_against(plugin, str(path))
+
+
+def _fitting(kind: str, entries: Iterable[registry.Entry], query: Any) -> list[registry.Entry]:
+    """Return the entries whose plugins can be used and fit, the highest rank first."""
+    found: list[tuple[int, registry.Entry]] = []
+    for entry in entries:
+        try:
+            plugin = registry.load_entry(entry)
+        except PluginError as error:
+            log.debug("%s %s is not asked: %s", kind, entry.id, error)
+            continue
+        if not reasons_against(plugin, query):
+            found.append((-plugin.auto_rank, entry))
+    return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+
+
+def _load_format(config: Config, path: str) -> str:
+    """Return the load format's name; where "auto" does not know the files, a package's that does.
+
+    Packages are asked last, and "auto" stays where none fits: it says what is missing.
+    """
+    asked = config.load.load_format
+    if asked not in NO_CHOICE:
+        return asked
+    files = Checkpoint(path=path, ignore_patterns=config.load.ignore_patterns)
+    own = registry.load("load_format", AUTO)
+    if not reasons_against(own, files):
+        return AUTO
+    entries = registry.entries("load_format")
+    others = [entry for entry in entries if entry.distribution != registry.BUILT_IN]
+    fitting = _fitting("load_format", others, files)
+    if not fitting:
+        return AUTO
+    log.info("load_format auto: %s, whose files these are.", fitting[0].id)
+    return fitting[0].id
+
+
+def select_load_format(config: Config, path: str) -> Selection:
+    """Return the load format for the weights at `path`, with the options of the flags that can give
+    them.
 
     Raises: ConfigError for an option that the format does not have, naming the flag.
     """
@@ -177,9 +234,8 @@ def select_load_format(config: Config) -> Selection:
     _lay_flag(options, config, "pt_load_map_location", _places(config))
     try:
         with _blaming("load_format", given, LOADER_OPTIONS):
-            return select(
-                "load_format", config.load.load_format, where="--load-format", options=options
-            )
+            name = _load_format(config, path)
+            return select("load_format", name, where="--load-format", options=options)
     except ConfigError as error:
         for field, (option, files) in _READER_FLAGS.items():
             if error.where == f"--plugin-options.load_format.{option}":
@@ -239,19 +295,27 @@ def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]
         raise
 
 
-def select_executor(config: Config) -> Selection:
-    """Return the executor that is named, or the kind's default: there is one rank to run."""
+def select_kv_policy(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the KV policy that is named, or the platform's, or the kind's default."""
+    name = config.cache.kv_policy or defaults.kv_policy or registry.KINDS["kv_policy"].default
+    options = config.plugin.options_of("kv_policy")
+    return select("kv_policy", str(name), where="--kv-policy", options=options)
+
+
+def select_executor(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the executor that is named, or the platform's, or the kind's default: one rank."""
     spec = config.parallel.distributed_executor_backend
-    name = registry.KINDS["executor"].default if spec in NO_CHOICE else spec
+    usual = defaults.executor or registry.KINDS["executor"].default
+    name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
     return select("executor", str(name), where="--distributed-executor-backend", options=options)
 
 
-def select_worker(config: Config, device: str) -> Selection:
-    """Return the worker of the device's name, or the one asked for."""
+def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
+    """Return the platform's worker, or the one asked for."""
     spec = config.parallel.worker_cls
     options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
-    name = device if spec in NO_CHOICE else spec
+    name = defaults.worker if spec in NO_CHOICE else spec
     with _blaming("worker", config.engine.additional_config, "--additional-config"):
         return select("worker", name, where="--worker-cls", options=options)
 

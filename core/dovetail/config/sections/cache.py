@@ -20,6 +20,12 @@ class CacheConfig:
         help="tokens per cache block",
         default_note="16",
     )
+    kv_policy: str | None = flag(
+        None,
+        kind="kv_policy",
+        help="layout of the KV cache and account of its blocks",
+        default_note="the device's own, or paged",
+    )
     gpu_memory_utilization: float = flag(
         0.9,
         ge=0.01,

@@ -11,7 +11,7 @@ from dovetail.config.sections.field import flag
 class DeviceConfig:
     """Device and threads."""
 
-    device: str = flag("auto", kind="device", help="kind of device that runs the model")
+    device: str = flag("auto", kind="platform", help="kind of device that runs the model")
     num_threads: int = flag(
         0,
         ge=0,

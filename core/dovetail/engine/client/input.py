@@ -237,8 +237,7 @@ def load_tokenizer(spec: EngineSpec) -> Tokenizer:
     tokenizer_class = registry.load_selection(spec.tokenizer)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")
-    options = registry.build_options(spec.tokenizer)
-    tokenizer: Tokenizer = tokenizer_class(options, spec.tokenizer_path)
+    tokenizer: Tokenizer = registry.make(spec.tokenizer, spec.tokenizer_path)
     return tokenizer
 
 

@@ -9,15 +9,14 @@ compute or aim for a collision, or learn a prompt from a hash.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from struct import Struct
 from typing import Protocol
 
-from dovetail.errors import ConfigError
-
-Digest = Callable[[bytes], bytes]
-Encode = Callable[[bytes, Sequence[int]], bytes]
+from dovetail.errors import BrokenPlugin
+from dovetail.interfaces.block_hash import BlockHash, Encode
+from dovetail.registry.files import import_target
 
 
 class Hashable(Protocol):
@@ -31,18 +30,21 @@ class Hashable(Protocol):
 
 
 class PrefixHasher:
-    """Hashes of full blocks of `block_tokens` tokens under one algorithm and key."""
+    """Hashes of full blocks of `block_tokens` tokens under one algorithm and key.
+
+    `algorithm` is the "module:attribute" of a BlockHash.
+    """
 
     def __init__(self, algorithm: str, key: bytes, block_tokens: int) -> None:
-        if algorithm not in ALGORITHMS:
-            raise ConfigError(
-                f'"{algorithm}" is not a supported hash for prefix caching.',
+        made = import_target(algorithm)
+        if not isinstance(made, BlockHash):
+            raise BrokenPlugin(
+                f"{algorithm} is {type(made).__name__}, not a BlockHash.",
                 where="--prefix-caching-hash-algo",
-                fix=f"use one of {', '.join(ALGORITHMS)}.",
+                fix="see dovetail.interfaces.block_hash.",
             )
-        digest, encode = ALGORITHMS[algorithm]
-        self._digest: Digest = partial(digest, key)
-        self._encode: Encode = encode(block_tokens)
+        self._digest = partial(made.digest, key)
+        self._encode = made.encode(block_tokens)
         self._block_tokens = block_tokens
 
     def root(self, keys: Sequence[tuple[str, str]]) -> bytes:
@@ -82,12 +84,6 @@ def _blake2b(key: bytes, data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=32, key=key).digest()
 
 
-def _packed(block_tokens: int) -> Encode:
-    """Return an encoder: "block", the parent, then each token in 8 bytes."""
-    pack = Struct(f"<{block_tokens}q").pack
-    return lambda parent, token_ids: b"block" + parent + pack(*token_ids)
-
-
 def _cbor(block_tokens: int) -> Encode:
     """Return an encoder to RFC 8949 deterministic CBOR: the array [parent, [tokens ...]]."""
     head = _cbor_head(4, block_tokens)
@@ -109,9 +105,7 @@ def _cbor_head(major: int, value: int) -> bytes:
     raise ValueError(f"token id {value} does not fit 64 bits")
 
 
-ALGORITHMS: dict[str, tuple[Callable[[bytes, bytes], bytes], Callable[[int], Encode]]] = {
-    "sha256": (_sha256, _packed),
-    "sha256_cbor": (_sha256, _cbor),
-    "blake2b": (_blake2b, _packed),
-}
-"""Name -> (keyed digest, encoder of a block); the names of the kind hash_algorithm."""
+SHA256 = BlockHash(digest=_sha256)
+SHA256_CBOR = BlockHash(digest=_sha256, encode=_cbor)
+BLAKE2B = BlockHash(digest=_blake2b)
+DEFAULT = f"{__name__}:SHA256"

@@ -77,7 +77,7 @@ def build_apis(chosen: Iterable[Selection] = ()) -> dict[str, Api]:
     for selection in chosen:
         cls = registry.load_selection(selection)
         if cls not in BUILT_IN.values():
-            apis[selection.name] = cls(registry.build_options(selection))
+            apis[selection.name] = registry.make(selection)
     check_routes(apis)
     return apis
 

@@ -34,7 +34,6 @@ def named_parser(kind: str, name: str, tokenizer: Tokenizer) -> Any:
 def _made(kind: str, name: str, tokenizer: Tokenizer) -> Any:
     try:
         selection = registry.choose(kind, name, options={})
-        made = registry.load_selection(selection)(registry.build_options(selection))
-        return made.bound(tokenizer)
+        return registry.make(selection).bound(tokenizer)
     except ConfigError as error:
         raise RequestError(error.what, where=kind, fix=error.fix) from error

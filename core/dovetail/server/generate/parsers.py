@@ -124,4 +124,4 @@ def _build(selection: Selection | None, tokenizer: Tokenizer) -> Any:
     plugin = registry.load_selection(selection)
     if not isinstance(plugin, type):
         raise BrokenPlugin("a parser must be a class.", where=selection.target)
-    return plugin(registry.build_options(selection)).bound(tokenizer)
+    return registry.make(selection).bound(tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 
-from dovetail import process
+from dovetail import process, registry
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.observability import logging as log_setup
@@ -28,7 +28,7 @@ def main() -> int:
     boot = process.read_boot(ChildBoot)
     log_setup.configure(
         boot.spec.log_level,
-        uvicorn_level=boot.frontend.uvicorn_log_level,
+        uvicorn_level=registry.value_of("uvicorn_log_level", boot.frontend.uvicorn_log_level),
         config=boot.spec.log_config,
         prefix=boot.spec.log_prefix,
         is_wanted=boot.spec.sets_up_log,

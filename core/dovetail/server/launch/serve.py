@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 
+from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.log_config import read_log_config
@@ -38,8 +39,8 @@ METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 def run(config: Config) -> int:
     """Serve until told to stop. Raises: ConfigError for what cannot be started."""
     log_setup.configure(
-        config.observability.log_level,
-        uvicorn_level=config.frontend.uvicorn_log_level,
+        registry.value_of("log_level", config.observability.log_level),
+        uvicorn_level=registry.value_of("uvicorn_log_level", config.frontend.uvicorn_log_level),
         config=read_log_config(config.observability.log_config_file),
         prefix=config.observability.log_prefix,
         is_wanted=config.observability.configure_logging,

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import AttentionBackend
+from dovetail.testing import contract
 from dovetail.testing.attention_cases import CASES, AttentionStep, query_of, single_token
 from dovetail.testing.contract import default_options, requires
 
@@ -24,12 +25,7 @@ def cases_of(rule: str) -> pytest.MarkDecorator:
 
 def device_of(plugin: Any) -> torch.device:
     """Return a device that the backend runs on. Skips when this machine has none."""
-    devices = plugin.info.devices or ("cpu",)
-    if "cpu" in devices:
-        return torch.device("cpu")
-    if "cuda" in devices and torch.cuda.is_available():
-        return torch.device("cuda")
-    pytest.skip(f"not run here: needs one of {', '.join(devices)}")
+    return torch.device(contract.device_of(plugin))
 
 
 @pytest.fixture

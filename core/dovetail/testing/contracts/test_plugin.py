@@ -50,41 +50,49 @@ class TestEveryPlugin:
 
     def test_loads_in_a_fresh_process(self, entry: Entry, fresh: dict[str, Any]) -> None:
         """It loads where nothing else was imported before it."""
-        assert fresh[entry.target]["error"] is None
+        error = fresh[entry.target]["error"]
+        assert error is None, error
 
     def test_import_leaves_optional_packages_alone(
         self, entry: Entry, plugin: Any, fresh: dict[str, Any]
     ) -> None:
         """Importing it does not import the packages it lists: they are imported when used."""
-        assert fresh[entry.target]["imported"] == []
+        imported = ", ".join(fresh[entry.target]["imported"])
+        assert not imported, f"importing its module imported {imported} as well"
 
     def test_keeps_its_interface(self, entry: Entry) -> None:
         """Base class, version, signatures and declarations are in order."""
         verify(entry.kind, import_target(entry.target), entry.target)
 
-    def test_says_what_it_is(self, plugin: Any) -> None:
+    def test_says_what_it_is(self, entry: Entry, plugin: Any) -> None:
         """The class has a docstring, and the summary is a short phrase."""
         summary = plugin.summary if isinstance(plugin, Value) else plugin.info.summary
-        assert 0 < len(summary) <= 100
-        assert isinstance(plugin, Value) or plugin.__doc__
+        assert summary, "its summary is empty"
+        assert len(summary) <= 100, f"its summary has {len(summary)} characters, of 100 at most"
+        is_told = isinstance(plugin, Value) or bool((plugin.__doc__ or "").strip())
+        assert is_told, f"{entry.target} has no docstring: write one sentence that says what it is"
 
     def test_says_why_it_is_unavailable(self, entry: Entry) -> None:
         """unavailable_reason is None or a text with a fix, and the same when asked again."""
         plugin = import_target(entry.target)
         reason = plugin.unavailable_reason()
-        assert reason is None or "Fix: " in reason
-        assert plugin.unavailable_reason() == reason
+        assert reason is None or "Fix: " in reason, (
+            f'unavailable_reason() is "{reason}", which names no way out: end it with "Fix: ..."'
+        )
+        again = plugin.unavailable_reason()
+        assert again == reason, f"asked again, unavailable_reason() is {again!r}, not {reason!r}"
 
     def test_asked_nothing_it_objects_to_nothing(self, plugin: Any) -> None:
         """why_not(None) is empty."""
         if not isinstance(plugin, Value):
-            assert plugin.why_not(None) == []
+            reasons = plugin.why_not(None)
+            assert reasons == [], f"why_not(None) is {reasons!r}, and must be []"
 
     def test_selection_round_trips(self, entry: Entry, plugin: Any) -> None:
         """What a child process receives names the same plugin."""
         sent = msgspec.msgpack.encode(selection(entry))
         received = msgspec.msgpack.decode(sent, type=Selection)
-        assert registry.load_selection(received) is plugin
+        assert registry.load_selection(received) is plugin, f"{received} names another plugin"
 
     def test_options_explain_themselves(self, plugin: Any) -> None:
         """Every option has a help text."""
@@ -95,7 +103,9 @@ class TestEveryPlugin:
     def test_options_round_trip_through_text(self, plugin: Any) -> None:
         """The defaults, written as text, are read back as the same options."""
         if not isinstance(plugin, Value):
-            assert options_for(plugin, as_text(plugin.Options())) == plugin.Options()
+            text = as_text(plugin.Options())
+            read = options_for(plugin, text)
+            assert read == plugin.Options(), f"the defaults, written as {text}, are read as {read}"
 
     def test_unknown_options_are_refused_by_name(self, entry: Entry, plugin: Any) -> None:
         """A misspelt option is an error that names it."""
@@ -109,7 +119,8 @@ class TestEveryPlugin:
             return
         known = clauses_of(entry.kind) | clauses_of("plugin")
         named = {key.partition("[")[0] for key in plugin.expected_failures}
-        assert named <= known
+        unknown = ", ".join(sorted(named - known))
+        assert not unknown, f"expected_failures names {unknown}, and there is no such clause"
 
 
 def clauses_of(kind: str) -> set[str]:

@@ -1,13 +1,27 @@
-"""Value kinds: constants that cross processes and can be compared."""
+"""Value kinds: constants that cross processes, can be compared, and mean something to core."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
+from dovetail.interfaces.block_hash import BlockHash
 from dovetail.interfaces.plugin import Value
 from dovetail.registry import Entry
+from dovetail.registry.files import import_target
 from dovetail.registry.kinds import KINDS
+
+BLOCK_TOKENS = 4
+HEAD_SIZE, POSITIONS = 16, 64
+NUMBERS = {
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": POSITIONS // 2,
+    "max_position_embeddings": POSITIONS,
+    "short_factor": [1.0] * (HEAD_SIZE // 2),
+    "long_factor": [2.0] * (HEAD_SIZE // 2),
+}
 
 
 class ValueContract:
@@ -16,7 +30,8 @@ class ValueContract:
     def test_value_crosses_processes(self, entry: Entry, plugin: Value) -> None:
         """The value is plain data: None, text, a number, or a list or dataclass of such."""
         packed = msgspec.msgpack.encode(plugin.value)
-        assert msgspec.msgpack.decode(packed, type=type(plugin.value)) == plugin.value
+        received = msgspec.msgpack.decode(packed, type=type(plugin.value))
+        assert received == plugin.value, f"{plugin.value!r} arrives as {received!r}"
 
     def test_value_is_a_constant(self, entry: Entry, plugin: Value) -> None:
         """The object is frozen."""
@@ -24,6 +39,48 @@ class ValueContract:
             plugin.value = plugin.value  # type: ignore[misc]
 
 
+class HashContract(ValueContract):
+    """Clauses of hashes of KV blocks."""
+
+    def test_hashes_tell_blocks_apart(self, plugin: Value) -> None:
+        """Equal blocks under one key have equal hashes of 16 bytes or more, all others differ."""
+        made = import_target(plugin.value)
+        assert isinstance(made, BlockHash), f"{plugin.value} is not a BlockHash"
+        encode = made.encode(BLOCK_TOKENS)
+        blocks = [[1, 2, 3, 4], [1, 2, 3, 5], [0, 0, 0, 0], [1 << 40, 2, 3, 4]]
+        texts = [encode(parent, block) for parent in (b"a" * 32, b"b" * 32) for block in blocks]
+        found = {made.digest(key, text) for key in (b"one", b"two") for text in texts}
+        assert len(found) == 2 * len(texts), "two different blocks have one hash"
+        assert min(map(len, found)) >= 16, "a hash has fewer than 16 bytes"
+        assert made.digest(b"one", texts[0]) in found, "one block has two hashes"
+
+
+class RopeContract(ValueContract):
+    """Clauses of rules of rotary embeddings."""
+
+    def test_frequencies_fit_a_head(self, plugin: Value) -> None:
+        """The rule gives a positive angle for each pair of a head, and a factor above zero."""
+        from dovetail.layers.rotary import RopeSettings
+
+        rule = import_target(plugin.value)
+        settings = RopeSettings(
+            rule="checked",
+            frequencies=rule,
+            theta=10000.0,
+            size=HEAD_SIZE,
+            trained_positions=POSITIONS // 2,
+            served_positions=POSITIONS,
+            values=NUMBERS,
+        )
+        angles, scale = rule(settings)
+        wanted = (HEAD_SIZE // 2,)
+        assert tuple(angles.shape) == wanted, f"the shape is {tuple(angles.shape)}, not {wanted}"
+        assert bool((angles > 0).all() and angles.isfinite().all()), "an angle is not above 0"
+        assert scale > 0, f"the factor is {scale}"
+
+
+_OWN_CLAUSES = {"hash_algorithm": HashContract, "rope_type": RopeContract}
 for _kind in (kind for kind in KINDS.values() if kind.is_value):
     _name = f"Test_{_kind.name}"
-    globals()[_name] = type(_name, (ValueContract,), {"kind": _kind.name})
+    _base = _OWN_CLAUSES.get(_kind.name, ValueContract)
+    globals()[_name] = type(_name, (_base,), {"kind": _kind.name})

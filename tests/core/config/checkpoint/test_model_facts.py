@@ -11,14 +11,15 @@ import pytest
 
 from dovetail import registry
 from dovetail.config.checkpoint.context_length import checkpoint_tokens, model_tokens
-from dovetail.config.checkpoint.dtypes import compute_dtype
+from dovetail.config.checkpoint.dtypes import chosen_dtypes
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
 from dovetail.config.checkpoint.rope import with_rope
 from dovetail.errors import AmbiguousPlugin, BrokenPlugin, ConfigError
 from dovetail.inspect.memory import tables_bytes
 from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable
-from dovetail.interfaces.plugin import Value
+from dovetail.interfaces.platform import Platform, PlatformDefaults
+from dovetail.interfaces.plugin import Info, Value
 from dovetail.interfaces.spec import ModelSpec
 
 LEARNED = Value(
@@ -131,11 +132,20 @@ def test_a_length_may_be_stated_after_scaling() -> None:
     assert checkpoint_tokens(spec_of("scaled", **rope)) == 128
 
 
+class Half(Platform):
+    """A device that takes what is stored."""
+
+    info = Info(summary="for this test")
+
+    def defaults(self) -> PlatformDefaults:
+        return PlatformDefaults(worker="none")
+
+
 def test_some_types_overflow_in_float16() -> None:
     config = {"model_type": "large", "torch_dtype": "float16"}
-    assert compute_dtype("auto", config, "cuda") == "bfloat16"
+    assert chosen_dtypes("auto", config, Half(None)) == ("bfloat16", "bfloat16")
     with pytest.raises(ConfigError, match="large models overflow"):
-        compute_dtype("float16", config, "cuda")
+        chosen_dtypes("float16", config, Half(None))
 
 
 def test_names_and_defaults_of_a_family_are_read(tmp_path: Path) -> None:

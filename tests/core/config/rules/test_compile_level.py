@@ -14,7 +14,8 @@ pytest.importorskip("dovetail_plugins")
 
 
 def making(*, device: str = "cuda", max_rows: int = 256, **fields: Any) -> StepMaking:
-    return step_making(Config.from_fields(fields), device=device, max_rows=max_rows)
+    recorded = 64 if device == "cpu" else None
+    return step_making(Config.from_fields(fields), recorded_rows=recorded, max_rows=max_rows)
 
 
 def test_default_sizes() -> None:

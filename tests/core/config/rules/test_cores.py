@@ -37,5 +37,6 @@ def test_the_threads_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(platform, "_siblings", lambda cpu: str(cpu // 2))
     monkeypatch.setattr(platform, "quota_cores", lambda: None)
-    assert platform.default_threads("cpu", (0, 1, 2)) == 2
-    assert platform.default_threads("cuda", (0, 1, 2)) == 0
+    assert platform.default_threads((0, 1, 2)) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert platform.default_threads((0, 1, 2)) == 0

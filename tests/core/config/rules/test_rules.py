@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.checkpoint.dtypes import compute_dtype, weight_dtype
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.rules import platform
 from dovetail.config.rules.cache_size import (
@@ -36,41 +35,6 @@ def model(**hf_config: Any) -> ModelSpec:
         head_size=4,
         max_position_tokens=100,
     )
-
-
-@pytest.mark.parametrize(
-    ("asked", "stored", "device", "wanted", "kept"),
-    [
-        ("auto", "bfloat16", "cpu", "float32", "bfloat16"),
-        ("auto", "float16", "cpu", "float32", "float16"),
-        ("auto", "float32", "cpu", "float32", "float32"),
-        ("auto", None, "cpu", "float32", "float32"),
-        ("bfloat16", "float32", "cpu", "float32", "bfloat16"),
-        ("float32", "bfloat16", "cpu", "float32", "float32"),
-        ("auto", "bfloat16", "cuda", "bfloat16", "bfloat16"),
-        ("auto", "float16", "cuda", "float16", "float16"),
-        ("auto", "float32", "cuda", "bfloat16", "bfloat16"),
-        ("auto", None, "cuda", "bfloat16", "bfloat16"),
-        ("float16", "bfloat16", "cuda", "float16", "float16"),
-    ],
-)
-def test_dtype(asked: str, stored: str | None, device: str, wanted: str, kept: str) -> None:
-    for config in ({"dtype": stored}, {"torch_dtype": f"torch.{stored}"}):
-        assert compute_dtype(asked, config, device) == wanted
-        assert weight_dtype(asked, config, device) == kept
-
-
-def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "no_cuda_reason", lambda: None)
-    assert [platform.pick_device(word) for word in ("auto", "cpu", "cuda")] == [
-        "cuda",
-        "cpu",
-        "cuda",
-    ]
-    monkeypatch.setattr(platform, "no_cuda_reason", lambda: "no GPU here")
-    assert platform.pick_device("auto") == "cpu"
-    with pytest.raises(ConfigError, match="no GPU here"):
-        platform.pick_device("cuda")
 
 
 def test_hidden_gpus_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

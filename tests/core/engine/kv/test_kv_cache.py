@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
@@ -27,7 +28,7 @@ def make_cache(
         memory_bytes=None,
         memory_share=0.0,
         uses_prefix_cache=prefix,
-        hash_algorithm="sha256",
+        hash_algorithm=prefix_hash.DEFAULT,
     )
     return KVCacheManager(plan_layout(layers, block_tokens=4, num_blocks=num_blocks), spec, b"k")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+from dovetail import registry
 from dovetail.server.api.chat.logprobs import chat_logprobs
 from dovetail.server.api.chat.protocol import (
     CallFunction,
@@ -41,12 +43,13 @@ def finish_reason(end: AnswerEnd) -> str:
 
 
 CHAT = Dialect(finish_reason=finish_reason, field_names=CHAT_NAMES)
-REASONING_NAMES = {
-    "both": ("reasoning", "reasoning_content"),
-    "reasoning": ("reasoning",),
-    "reasoning_content": ("reasoning_content",),
-}
-"""The fields that thinking is written in, by --reasoning-field."""
+
+
+@cache
+def reasoning_names(field: str) -> tuple[str, ...]:
+    """Return the fields that thinking is written in, by --reasoning-field."""
+    names: tuple[str, ...] = registry.value_of("reasoning_field", field)
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ class ChatResponseOptions:
     stream_usage: StreamUsage = "never"
     shows_cached: bool = False
     shows_prompt_logprobs: bool = False
-    reasoning_names: tuple[str, ...] = REASONING_NAMES["both"]
+    reasoning_names: tuple[str, ...] = ("reasoning", "reasoning_content")
     echo: str = ""
 
     def counts(self, generation: Generation) -> UsageCounter:

@@ -11,10 +11,10 @@ from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.api.chat.response import (
     CHAT,
-    REASONING_NAMES,
     ChatChunks,
     ChatResponseOptions,
     chat_reply,
+    reasoning_names,
 )
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.conversation import prepare
@@ -50,7 +50,7 @@ def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOpt
         shows_reasoning=body.include_reasoning,
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
-        reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
+        reasoning_names=reasoning_names(server.frontend.reasoning_field),
         echo=_echo(server, body),
         stream_usage=stream_usage(server, body.stream, body.stream_options),
     )

@@ -10,7 +10,7 @@ from dovetail.interfaces.answer_reader import AnswerQuery
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.server.api.chat.response import REASONING_NAMES, ChatResponseOptions, message_of
+from dovetail.server.api.chat.response import ChatResponseOptions, message_of, reasoning_names
 from dovetail.server.api.parse.protocol import ParseReply, ParseRequest
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.events import (
@@ -93,7 +93,7 @@ def _collected(events: list[Event]) -> Collected:
 
 
 def _response_options(server: ServerState) -> ChatResponseOptions:
-    names = REASONING_NAMES[server.frontend.reasoning_field]
+    names = reasoning_names(server.frontend.reasoning_field)
     return ChatResponseOptions(role="assistant", reasoning_names=names)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+from dovetail import registry
 from dovetail.config.rules.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.tokenizer import TokenizerFacts
@@ -43,7 +44,7 @@ class ChatRenderer:
     def __init__(
         self, facts: TokenizerFacts, *, override: str | None = None, content_format: str = "auto"
     ) -> None:
-        self._content_format = content_format
+        self._content_format = registry.value_of("chat_content_format", content_format)
         where = "--chat-template" if override else "the checkpoint's chat template"
         self._template = _build(override or facts.chat_template, facts, where)
         by_tools = None if override else facts.chat_templates.get("tool_use")
@@ -106,7 +107,7 @@ class ChatRenderer:
         return template
 
     def _format(self, template: ChatTemplate) -> str:
-        return template.content_format if self._content_format == "auto" else self._content_format
+        return self._content_format or template.content_format
 
 
 def check_template(value: str | None) -> None:

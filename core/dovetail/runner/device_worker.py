@@ -20,6 +20,7 @@ from dovetail.interfaces.worker import Worker
 if TYPE_CHECKING:
     import torch
 
+    from dovetail.runner.device import DeviceCalls
     from dovetail.runner.model_runner import ModelRunner
     from dovetail.runner.runner_sleep import RunnerSleep
 
@@ -41,6 +42,11 @@ class DeviceWorker(Worker):
     def _open_device(self) -> torch.device:
         """Return the device of this rank, made current. Raises: ConfigError"""
 
+    def _device_calls(self) -> DeviceCalls | None:
+        """Return what a runner asks of this device beyond torch's operators; None: as torch's
+        device of the same type does (see runner.device)."""
+        return None
+
     def _set_threads(self) -> None:
         import torch
 
@@ -57,7 +63,7 @@ class DeviceWorker(Worker):
         """Build the model and fill its weights. Raises: ConfigError naming the file at fault."""
         from dovetail.runner.model_runner import ModelRunner
 
-        runner = ModelRunner(self.run, self.device)
+        runner = ModelRunner(self.run, self.device, self._device_calls())
         runner.load()
         self._runner = runner
 

@@ -1,0 +1,1 @@
+"""A pretend accelerator: a whole device as plugins, without a change to dovetail."""

@@ -1,0 +1,76 @@
+"""The platform: which device an engine runs on, with its defaults and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail import registry
+from dovetail.config.config import Config
+from dovetail.errors import ConfigError
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.spec import Selection
+
+FLAG = "--device"
+
+
+def select_platform(config: Config) -> tuple[Selection, Platform]:
+    """Return the platform asked for, or the best that is there, as data and made.
+
+    Raises: UnavailablePlugin with the reason why its device is not there
+    """
+    options = config.plugin.options_of("platform")
+    name = config.device.device
+    selection = registry.choose("platform", name, options=options, where=FLAG)
+    made: Platform = registry.make(selection)
+    return selection, made
+
+
+def block_tokens(config: Config, platform: Platform) -> int:
+    """Return the tokens of a KV cache block. Raises: ConfigError for a size it does not take."""
+    requested = config.cache.block_size
+    sizes = platform.limits().block_tokens
+    if requested is None:
+        return platform.defaults().block_tokens
+    found = int(registry.value_of("block_size", str(requested)))
+    _check_one_of(found, sizes, platform, where="--block-size", what="blocks of {} tokens")
+    return found
+
+
+def check_dtypes(platform: Platform, *, kept: str, kv_dtype: str) -> None:
+    """Raise ConfigError for types of weights or of the KV cache that the device does not take."""
+    limits = platform.limits()
+    _check_one_of(kept, limits.dtypes, platform, where="--dtype", what="weights of {}")
+    cached = "a KV cache of {}"
+    _check_one_of(kv_dtype, limits.kv_dtypes, platform, where="--kv-cache-dtype", what=cached)
+
+
+def check_quantization(platform: Platform, selection: Selection) -> None:
+    """Raise ConfigError for a method that the device does not take."""
+    methods = platform.limits().quantizations
+    _check_one_of(
+        selection.name, methods, platform, where="--quantization", what="weights stored as {}"
+    )
+
+
+def at_most(asked: int | None, usual: int, most: int | None, flag: str, platform: Platform) -> int:
+    """Return a number that was asked for, or the usual one. Raises: ConfigError above the most."""
+    if most is None:
+        return asked or usual
+    if asked is not None and asked > most:
+        raise ConfigError(
+            f"{asked} are more than the device {platform.device_type} takes.",
+            where=flag,
+            fix=f"use at most {most}.",
+        )
+    return min(asked or usual, most)
+
+
+def _check_one_of(
+    found: int | str, known: Sequence[int | str], platform: Platform, *, where: str, what: str
+) -> None:
+    if known and found not in known:
+        raise ConfigError(
+            f"the device {platform.device_type} does not take {what.format(found)}.",
+            where=where,
+            fix=f"use one of {', '.join(map(str, known))}.",
+        )

@@ -1,0 +1,103 @@
+"""Platform: a type of device, asked in the parent before anything is resolved, without torch.
+
+It says whether its device is there, what an engine on it takes where nobody says otherwise, and
+what it cannot take. The worker that it names does the computing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.spec import EngineSpec
+
+AUTO_DTYPE = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformDefaults:
+    """What is taken where no flag says otherwise. Counts of tokens and requests.
+
+    Plugins are named as on the command line: a name, name@distribution or module:Class. None leaves
+    the choice to dovetail; for attention that is "auto". Steps of up to `recorded_rows` requests
+    are kept and run again, each number of them by itself; None: of a few sizes, as graphs are.
+    """
+
+    worker: str
+    step_tokens: int = 2048
+    rows: int = 256
+    block_tokens: int = 16
+    kv_dtype: str | None = None
+    scheduler: str | None = None
+    executor: str | None = None
+    kv_policy: str | None = None
+    attention: str | None = None
+    recorded_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformLimits:
+    """What the device takes at most, or at all. None and () allow anything.
+
+    `dtypes` are those weights may be asked for in, `kv_dtypes` those of the KV cache,
+    `quantizations` names of methods.
+    """
+
+    step_tokens: int | None = None
+    rows: int | None = None
+    block_tokens: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    kv_dtypes: tuple[str, ...] = ()
+    quantizations: tuple[str, ...] = ()
+
+
+class Platform(Plugin):
+    """A type of device. `unavailable_reason()` says why there is none here.
+
+    Of those that are there "auto" takes the one with the highest `auto_rank`. `device_type` is the
+    word by which other plugins know the device (AttentionQuery.device, Worker.why_not, RunSpec);
+    `torch_type` is torch's name for it, where that is another. `ops` maps an op of dovetail_kernels
+    to the "module:attribute" of a `dovetail_kernels.op.Implementation`, which layers on this device
+    prefer to dovetail's own.
+    """
+
+    interface_version: ClassVar[int] = 1
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "host_memory": "computes on main memory: the KV cache is sized by what is free there, and "
+        "there is nowhere to swap or offload to",
+        "host_cores": "computes on this machine's processors: a worker gets a thread for each core",
+    }
+
+    device_type: ClassVar[str] = ""
+    torch_type: ClassVar[str] = ""
+    ops: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
+    def defaults(self) -> PlatformDefaults:
+        """Return what an engine on this device takes by itself."""
+
+    def limits(self) -> PlatformLimits:
+        """Return what the device cannot go beyond. The default: nothing."""
+        return PlatformLimits()
+
+    def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:
+        """Return the types (of activations, of matrices), by torch's names.
+
+        `requested` is "auto" or such a name, `stored` the checkpoint's type where it states one.
+        The default: both as asked, else as stored, else bfloat16.
+        """
+        chosen = requested if requested != AUTO_DTYPE else stored or "bfloat16"
+        return chosen, chosen
+
+    def free_bytes(self) -> int | None:
+        """Return the memory that the device has free now; None where that takes torch to know."""
+        return None
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise ConfigError for an engine that this device cannot run. The default: it can."""

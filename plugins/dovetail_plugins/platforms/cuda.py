@@ -1,0 +1,58 @@
+"""CudaPlatform: one NVIDIA GPU, found by device nodes and files.
+
+A guess good enough for defaults: the worker makes the final check with torch itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+
+from dovetail.config.rules import platform as machine
+from dovetail.errors import with_fix
+from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults
+from dovetail.interfaces.plugin import Info
+from dovetail.registry import own
+
+log = logging.getLogger(__name__)
+
+ASK_LIMIT_S = 5.0
+
+
+class CudaPlatform(Platform):
+    """Computes in 16 bits unless float32 is asked for."""
+
+    info = Info(summary="an NVIDIA GPU", requires=("torch",), devices=("cuda",))
+    auto_rank = 10
+    device_type = "cuda"
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Return why no NVIDIA GPU can be used, or None when one seems usable."""
+        reason = super().unavailable_reason() or machine.no_cuda_reason()
+        return None if reason is None else with_fix(reason, "use --device cpu")
+
+    def defaults(self) -> PlatformDefaults:
+        """Return large steps, and the worker for one GPU."""
+        return PlatformDefaults(worker=own("worker", "cuda"))
+
+    def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:
+        """Return the type asked for, else the checkpoint's; bfloat16 where that is float32."""
+        chosen = requested
+        if requested == AUTO_DTYPE:
+            chosen = stored or "bfloat16"
+            if stored == "float32":
+                log.info("dtype auto: bfloat16 on cuda, although the checkpoint stores float32.")
+                chosen = "bfloat16"
+        return chosen, chosen
+
+    def free_bytes(self) -> int | None:
+        """Return what nvidia-smi tells of the first GPU."""
+        query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
+        try:
+            told = subprocess.run(
+                query, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=True
+            )
+            return int(told.stdout.split()[0]) * 2**20
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+            return None
