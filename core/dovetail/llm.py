@@ -142,10 +142,18 @@ class LLM(AbstractContextManager["LLM"]):
         ]
         params = self._params_for(sampling_params, len(prompts))
         prepared = [
-            self._engine.prepare(self._engine.tokenizer.encode(text, add_special_tokens=False), one)
-            for text, one in zip(prompts, params, strict=True)
+            self._engine.prepare(self._tokens(rendered), one)
+            for rendered, one in zip(prompts, params, strict=True)
         ]
-        return self._run(prepared, prompts, shows_progress=use_tqdm)
+        texts = [rendered.prompt for rendered in prompts]
+        return self._run(prepared, texts, shows_progress=use_tqdm)
+
+    def _tokens(self, rendered: Any) -> Sequence[int]:
+        """Return the token ids of a rendered conversation, its control words the template's."""
+        tokenizer, plain = self._engine.tokenizer, rendered.plain
+        if plain:
+            return tokenizer.encode_with_plain(rendered.prompt, plain, add_special_tokens=False)
+        return tokenizer.encode(rendered.prompt, add_special_tokens=False)
 
     def _render(
         self,
@@ -156,7 +164,8 @@ class LLM(AbstractContextManager["LLM"]):
         adds_generation_prompt: bool,
         continues_final_message: bool,
         kwargs: dict[str, Any],
-    ) -> str:
+    ) -> Any:
+        """Return the server's Rendered of a conversation. Raises: RequestError"""
         # pydantic is needed for chats only, so it is not loaded before.
         from dovetail.config.rules.chat_template import load_template
         from dovetail.server.generate.chat_body import Message, ToolBody
@@ -166,6 +175,8 @@ class LLM(AbstractContextManager["LLM"]):
             self._engine.tokenizer.facts(),
             override=load_template(template or self._frontend.chat_template),
             content_format=self._frontend.chat_template_content_format,
+            added_texts=self._engine.tokenizer.added_texts(),
+            allows_control_tokens=self._frontend.allow_control_tokens,
         )
         query = RenderQuery(
             messages=_parsed(Message, messages, "messages"),
@@ -174,7 +185,7 @@ class LLM(AbstractContextManager["LLM"]):
             adds_generation_prompt=adds_generation_prompt,
             continues_final_message=continues_final_message,
         )
-        return renderer.render(query).prompt
+        return renderer.render(query)
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int

@@ -24,9 +24,11 @@ PLANS = "plugins/test_continuous.py"
 
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "additional_config": (f"{CHECKPOINT}::test_additional_config_is_the_workers_options",),
+    "allow_control_tokens": ("e2e/test_control_tokens.py::test_the_flag_lets_clients_write_them",),
     "allow_credentials": (f"{FRONTEND}::test_cross_origin_rules",),
     "allow_long_max_model_len": (f"{WHOLE}::test_allow_long_max_model_len",),
     "allowed_headers": (f"{FRONTEND}::test_cross_origin_rules",),
+    "allowed_hosts": ("core/server/http/test_local_only.py::test_hosts",),
     "allowed_methods": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
     "api": (

@@ -46,7 +46,7 @@ class RenderedPrompt:
     `kept_special_ids` are the special tokens by which reasoning and calls are told.
     """
 
-    ids: list[int]
+    ids: Sequence[int]
     tail: str
     unused: Sequence[str]
     use: ToolUse
@@ -77,7 +77,11 @@ async def prepare(
 
 
 async def render(
-    server: ServerState, body: ChatRequest, switches: Sequence[Switch]
+    server: ServerState,
+    body: ChatRequest,
+    switches: Sequence[Switch],
+    *,
+    takes_any_length: bool = False,
 ) -> RenderedPrompt:
     """Return the conversation as the model will read it. Raises: RequestError"""
     server.check_text("messages")
@@ -92,7 +96,13 @@ async def render(
     rendered = await server.run(
         lambda: server.renderer.render(render_query(body, use, switches)), text_size(body)
     )
-    ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
+    ids = await server.tokenize(
+        rendered.prompt,
+        add_special_tokens=body.add_special_tokens,
+        truncates_to=body.truncate_prompt_tokens,
+        plain=rendered.plain,
+        takes_any_length=takes_any_length,
+    )
     is_strict = server.frontend.tool_parser_strict
     plan = session_plan(body, use, parsers.reasoning, rendered.tail, is_strict=is_strict)
     return RenderedPrompt(

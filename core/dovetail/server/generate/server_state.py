@@ -14,6 +14,7 @@ import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import PROMPT, verify_text
+from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
 from dovetail.interfaces.api import GENERATE
@@ -26,6 +27,7 @@ from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
 from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.template.control_words import Span
 from dovetail.server.http.admission import Admission
 from dovetail.structured_output.select_backend import none_installed
 from dovetail.version import __version__
@@ -159,12 +161,43 @@ class ServerState:
             return call()
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a prompt. Raises: RequestError for text that is not Unicode."""
-        tokenizer = self.engine.tokenizer
+    async def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        truncates_to: int | None = None,
+        plain: Sequence[Span] = (),
+        takes_any_length: bool = False,
+    ) -> Sequence[int]:
+        """Return the token ids of a prompt, or only those that truncate_prompt_tokens may keep.
+
+        The control words at `plain` are ordinary text.
+        Raises: RequestError for text that is not Unicode, or (unless it `takes_any_length`) that
+        is long and does not fit into the context
+        """
         verify_text(PROMPT, text)
+        context = self.engine.spec.run.max_model_tokens
+        most = None if takes_any_length else context
+        keep = None
+        if truncates_to:  # the params say how much of the context is left to the answer
+            keep = min(truncates_to, context) if truncates_to > 0 else context
+        process = self.engine.text_process
+        if process is not None and (plain or len(text) > LONG_TEXT_CHARS):
+            return await process.encode(
+                text, add_special_tokens=add_special_tokens, most=most, keep=keep, plain=plain
+            )
+        tokenizer = self.engine.tokenizer
         return await self.run(
-            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
+            lambda: encoded(
+                tokenizer,
+                text,
+                add_special_tokens=add_special_tokens,
+                most=most,
+                keep=keep,
+                plain=plain,
+            ),
+            len(text),
         )
 
 

@@ -63,6 +63,16 @@ class TestTokenizer:
             ids = tokenizer.encode(text, add_special_tokens=False)
             assert tokenizer.decode(ids) == text
 
+    def test_parts(self, tokenizer: Tokenizer) -> None:
+        """Tokens part by part are those of the whole, none longer than the longest."""
+        text = " ".join(TEXTS) * 1000
+        for adds in (True, False):
+            whole = tokenizer.encode(text, add_special_tokens=adds)
+            parts = tokenizer.encode_parts(text, add_special_tokens=adds)
+            assert [token_id for part in parts for token_id in part] == whole
+        longest = tokenizer.longest_token_chars()
+        assert longest is None or len(text) <= longest * len(whole)
+
     def test_special_tokens(self, tokenizer: Tokenizer) -> None:
         """Special tokens are left out or shown, as asked."""
         end = tokenizer.facts().eos_token_id

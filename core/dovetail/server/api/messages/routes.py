@@ -63,7 +63,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     with in_words_of(MESSAGES.field_names):
         server.model_name(chat.model)
         wishes = switches_of(chat, switches(body))
-        prompt = await render(server, chat, wishes)
+        prompt = await render(server, chat, wishes, takes_any_length=True)
         ignored += server.fields.report(prompt.unused)
     return json_reply(CountReply(input_tokens=len(prompt.ids)), ignored)
 
@@ -95,6 +95,7 @@ class MessagesApi(Api):
             path="/v1/messages/count_tokens",
             endpoint=count_tokens,
             body=CountRequest,
+            takes_any_length=True,
         ),
     )
     task = GENERATE

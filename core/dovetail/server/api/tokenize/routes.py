@@ -6,6 +6,8 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from dovetail.engine.client.input import PROMPT, verify_text
+from dovetail.engine.client.long_text import LONG_TEXT_CHARS
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
@@ -18,18 +20,26 @@ from dovetail.server.api.tokenize.protocol import (
 from dovetail.server.api.tokenize.tokenizer_info import tokenizer_info
 from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.ignored_fields import json_reply
+from dovetail.server.generate.ignored_fields import HEADER, header_value, json_reply
 from dovetail.server.generate.server_state import LONG_WORK, ServerState
-from dovetail.server.generate.template.chat import RenderQuery
+from dovetail.server.generate.template.chat import Rendered, RenderQuery
 
 
 async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
     """Return the token ids of a text or of rendered messages."""
     server.model_name(body.model)
     ignored = server.fields.check(body, known=("messages.",))
-    text, adds_special, unused = await _text(server, body)
+    found = await _text(server, body)
+    ignored += server.fields.report(found.ignored)
     with in_words_of(CHAT_NAMES if body.messages else {}):
-        token_ids = await server.tokenize(text, add_special_tokens=adds_special)
+        if len(found.prompt) > LONG_TEXT_CHARS and server.engine.text_process is not None:
+            return await _long_reply(server, body, found, ignored)
+        token_ids = await server.tokenize(
+            found.prompt,
+            add_special_tokens=_adds_special(body),
+            plain=found.plain,
+            takes_any_length=True,
+        )
     strings = server.engine.tokenizer.tokens(token_ids) if body.return_token_strs else None
     reply = TokenizeReply(
         count=len(token_ids),
@@ -37,16 +47,44 @@ async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
         tokens=token_ids,
         token_strs=strings,
     )
-    return json_reply(reply, [*ignored, *server.fields.report(unused)], hides_none=True)
+    return json_reply(reply, ignored, hides_none=True)
 
 
-async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, tuple[str, ...]]:
-    """Return (text, whether special tokens are added, names that had no effect)."""
+async def _long_reply(
+    server: ServerState, body: TokenizeRequest, text: Rendered, ignored: list[str]
+) -> Response:
+    """Return the same for a long text: what the answer holds is written where it is tokenized."""
+    process = server.engine.text_process
+    assert process is not None
+    verify_text(PROMPT, text.prompt)
+    found = await process.describe(
+        text.prompt,
+        add_special_tokens=_adds_special(body),
+        shows_texts=body.return_token_strs,
+        plain=text.plain,
+    )
+    limit = server.engine.spec.run.max_model_tokens
+    head = f'{{"count":{found.num_tokens},"max_model_len":{limit},"tokens":'
+    strings = b"" if found.texts is None else b',"token_strs":' + found.texts
+    return Response(
+        head.encode() + found.ids + strings + b"}",
+        media_type="application/json",
+        headers={HEADER: header_value(ignored)} if ignored else {},
+    )
+
+
+def _adds_special(body: TokenizeRequest) -> bool:
+    """Return whether special tokens are added: a template writes them itself."""
+    given = body.add_special_tokens
+    return bool(given) if body.messages is not None else given is None or given
+
+
+async def _text(server: ServerState, body: TokenizeRequest) -> Rendered:
+    """Return the text to tokenize, with the names that had no effect."""
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages.", where="prompt")
     if body.messages is None:
-        adds = True if body.add_special_tokens is None else body.add_special_tokens
-        return body.prompt or "", adds, ()
+        return Rendered(prompt=body.prompt or "", tail="")
     server.check_template(body.chat_template)
     query = RenderQuery(
         messages=body.messages,
@@ -56,8 +94,7 @@ async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, 
         continues_final_message=body.continue_final_message,
         template=body.chat_template,
     )
-    rendered = await server.run(lambda: server.renderer.render(query), LONG_WORK)
-    return rendered.prompt, bool(body.add_special_tokens), rendered.ignored
+    return await server.run(lambda: server.renderer.render(query), LONG_WORK)
 
 
 async def get_tokenizer_info(server: ServerOf) -> Response:

@@ -5,7 +5,7 @@ Holds the server's template; knows no tokens. Rendering is pure and may run in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -14,6 +14,7 @@ from dovetail.config.rules.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.generate.chat_body import Message, ToolBody
+from dovetail.server.generate.template.control_words import ControlWords, Span
 from dovetail.server.generate.template.messages import normalise, tool_dicts, unused_extras
 from dovetail.server.generate.template.template import ChatTemplate
 
@@ -40,20 +41,33 @@ class RenderQuery:
 class Rendered:
     """The prompt; `tail` is what follows the last turn that was not the assistant's.
 
-    `ignored` are request fields that the template has no use for.
+    `ignored` are request fields that the template has no use for, `plain` the control words that
+    clients wrote: plain text.
     """
 
     prompt: str
     tail: str
     ignored: tuple[str, ...] = ()
+    plain: tuple[Span, ...] = ()
 
 
 class ChatRenderer:
     """Renders with the checkpoint's template, or the one given by a flag."""
 
     def __init__(
-        self, facts: TokenizerFacts, *, override: str | None = None, content_format: str = "auto"
+        self,
+        facts: TokenizerFacts,
+        *,
+        override: str | None = None,
+        content_format: str = "auto",
+        added_texts: Iterable[str] = (),
+        allows_control_tokens: bool = False,
     ) -> None:
+        """`added_texts` are those of all added tokens; with `allows_control_tokens` clients may
+        write any of them."""
+        self._special_texts = () if allows_control_tokens else tuple(facts.special_texts.values())
+        self._added_texts = () if allows_control_tokens else tuple(added_texts)
+        self._words = lru_cache(MAX_GIVEN)(self._words_of)
         self._content_format = content_format
         where = "--chat-template" if override else "the checkpoint's chat template"
         self._template = _build(override or facts.chat_template, facts, where)
@@ -88,13 +102,24 @@ class ChatRenderer:
             "continue_final_message": query.continues_final_message,
         }
         prompt = template.render(variables)
+        plain = self._words(template).from_clients(template.render, variables, prompt)
         if query.continues_final_message:
             prompt = _cut_after_final(prompt, _text(messages[-1]))
         ignored = [f"chat_template_kwargs.{name}" for name in unused]
         ignored += [f"messages.{n}" for n in sorted(unused_extras(query.messages, template.source))]
         if query.documents and "documents" not in template.variables:
             ignored.append("documents")
-        return Rendered(prompt=prompt, tail=_tail(prompt, messages), ignored=tuple(ignored))
+        return Rendered(
+            prompt=prompt,
+            tail=_tail(prompt, messages),
+            ignored=tuple(ignored),
+            plain=tuple(span for span in plain if span[1] <= len(prompt)),
+        )
+
+    def _words_of(self, template: ChatTemplate) -> ControlWords:
+        return ControlWords(
+            self._special_texts, self._added_texts, template.source, template.looked_for
+        )
 
     def _pick(self, query: RenderQuery) -> ChatTemplate:
         if query.template is not None:
