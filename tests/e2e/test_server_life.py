@@ -127,6 +127,23 @@ def test_head(shared: ServerProcess) -> None:
         assert client.head(f"{shared.url}/health").status_code == 200
 
 
+def test_web_pages_elsewhere_are_refused(own: ServerProcess) -> None:
+    with httpx.Client(base_url=own.url) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/health", headers={"Origin": "http://localhost:3000"}).is_success
+        for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+            answer = client.get("/health", headers=headers)
+            assert answer.status_code == 403
+            assert "programs of its own machine" in answer.json()["error"]["message"]
+
+
+def test_allowed_origins_written_out_are_meant() -> None:
+    with ServerProcess("--port", "0", "--allowed-origins", "*") as server:
+        url = server.wait_ready().url
+        for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+            assert httpx.get(f"{url}/health", headers=headers).status_code == 200
+
+
 def test_an_engine_that_stands_still_is_not_ready(own: ServerProcess) -> None:
     children = [child for child in own.descendants() if child.pid != own.process.pid]
     for child in children:

@@ -62,6 +62,13 @@ def encoded(
     return ids
 
 
+def kept(truncates_to: int | None, context: int) -> int | None:
+    """Return how many tokens truncate_prompt_tokens can keep at most; None: all are wanted."""
+    if not truncates_to:
+        return None
+    return min(truncates_to, context) if truncates_to > 0 else context
+
+
 def too_many_chars(num_chars: int, longest_token_chars: int | None, most: int, where: str) -> None:
     """Raise RequestError for a text of more characters than `most` tokens can stand for."""
     if longest_token_chars is None or num_chars <= most * longest_token_chars:

@@ -169,7 +169,7 @@ class _Lane:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for *_, future in self._waiting:
-            future.cancel()
+            _give_up(future)
         await self._end_worker()
 
     async def _serve(self) -> None:
@@ -185,8 +185,11 @@ class _Lane:
             self._num_bytes -= size
             if not self._waiting:
                 self._has_work.clear()
-            if not future.done():
-                await self._do(job, data, future)
+            try:
+                if not future.done():
+                    await self._do(job, data, future)
+            finally:
+                _give_up(future)
             del data, future
 
     async def _do(self, job: TextJob, data: bytes, future: asyncio.Future[Answer]) -> None:
@@ -210,6 +213,12 @@ class _Lane:
         if worker is not None:
             await worker.end()
             _trim()
+
+
+def _give_up(future: asyncio.Future[Answer]) -> None:
+    """Tell whoever still waits that nothing will come. Mutates: future"""
+    if not future.done():
+        future.set_exception(Overloaded("the server is shutting down."))
 
 
 def _trim() -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import PROMPT, verify_text
-from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded
+from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.errors import EngineDead, NotFound, RequestError
 from dovetail.interfaces.api import GENERATE
@@ -179,9 +179,7 @@ class ServerState:
         verify_text(PROMPT, text)
         context = self.engine.spec.run.max_model_tokens
         most = None if takes_any_length else context
-        keep = None
-        if truncates_to:  # the params say how much of the context is left to the answer
-            keep = min(truncates_to, context) if truncates_to > 0 else context
+        keep = kept(truncates_to, context)
         process = self.engine.text_process
         if process is not None and (plain or len(text) > LONG_TEXT_CHARS):
             return await process.encode(

@@ -18,7 +18,7 @@ import pytest
 from dovetail.engine.client import long_text, text_process
 from dovetail.engine.client.input import load_tokenizer
 from dovetail.engine.client.text_process import TextProcess
-from dovetail.errors import RequestError
+from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.testing.fake_engine import ByteTokenizer, fake_spec
 
@@ -211,6 +211,21 @@ def test_a_process_that_dies_fails_its_text_alone() -> None:
         assert await process.parse(b"[3]", is_bounded=False) == [3]
 
     run(work)
+
+
+def test_whoever_waits_at_the_end_is_told() -> None:
+    async def main() -> list[Any]:
+        async with running() as process:
+            await process.parse(b"{}", is_bounded=False)
+            os.kill(process.pids[0], signal.SIGSTOP)
+            tasks = [
+                asyncio.ensure_future(process.parse(b"[1]", is_bounded=False)) for _ in range(3)
+            ]
+            await asyncio.sleep(0.05)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    got = asyncio.run(main())
+    assert [type(error) for error in got] == [Overloaded] * 3
 
 
 def test_a_client_that_leaves_disturbs_nobody() -> None:
