@@ -59,7 +59,7 @@ def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) ->
         raise _nothing_fits(kind, losers, where)
     fitting.sort(key=lambda item: item[:2])
     losers += [(c.entry.name, f"fits, but ranks {-rank}") for rank, _, c in fitting[1:]]
-    best_rank, _, best = fitting[0]
+    best = fitting[0][2]
     others = f", of {len(losers) + 1} (--verbose tells why)" if losers else ""
     logger.info("%s auto: %s%s", kind.name, best.entry.name, others)
     level = logging.INFO if os.environ.get(VERBOSE_VARIABLE) == "1" else logging.DEBUG

@@ -12,7 +12,7 @@ import pytest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import NoOptions
 from dovetail_plugins.tokenizers.hf import HfTokenizer, TransformersTokenizer
-from support.tokenizers import byte_level, sentencepiece_like, unigram
+from support.small_tokenizers import byte_level, sentencepiece_like, unigram
 
 TEXTS = (
     "",

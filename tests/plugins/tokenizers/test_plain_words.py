@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from dovetail.testing.fake_async_engine import FakeTokenizer
 from dovetail_plugins.tokenizers.hf import HfTokenizer, TransformersTokenizer
-from support.tokenizers import byte_level, sentencepiece_like, unigram
+from support.small_tokenizers import byte_level, sentencepiece_like, unigram
 
 WORD = "<|word|>"
 OTHERS = ("<|user|>", "<|done|>")

@@ -1,7 +1,7 @@
-"""TextProcess: large bodies and long prompts, read in a process of their own.
+"""TextProcess: reads large bodies and long prompts in separate processes.
 
 Parsing JSON and tokenizing hold the interpreter, whatever thread they run in: while a text of
-megabytes is read here, this process's event loop goes on.
+megabytes is read there, this process's event loop goes on.
 """
 
 from __future__ import annotations

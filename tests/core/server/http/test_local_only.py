@@ -14,9 +14,11 @@ from dovetail.server.http.local_only import LocalOnly
 from support.serving import app_for
 
 
-def status(host: str, origin: str | None = None, *, hosts: Any = (), origins: Any = ()) -> int:
+def status(
+    host: str, origin: str | None = None, *, allowed_hosts: Any = (), origins: Any = ()
+) -> int:
     app, _ = app_for()
-    guarded = LocalOnly(app, hosts=hosts, origins=origins)
+    guarded = LocalOnly(app, hosts=allowed_hosts, origins=origins)
     headers = {"host": host} | ({} if origin is None else {"origin": origin})
 
     async def main() -> httpx.Response:
@@ -37,8 +39,8 @@ def test_hosts() -> None:
     for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example",
                  "localhost.evil.example", "evillocalhost", "[::1", "a:b:c"):  # fmt: skip
         assert status(host) == 403, host
-    assert status("llm.example:8000", hosts=("llm.example",)) == 200
-    assert status("other.example", hosts=("llm.example",)) == 403
+    assert status("llm.example:8000", allowed_hosts=("llm.example",)) == 200
+    assert status("other.example", allowed_hosts=("llm.example",)) == 403
 
 
 def test_origins() -> None:

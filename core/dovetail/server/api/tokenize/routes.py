@@ -44,7 +44,7 @@ async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
     reply = TokenizeReply(
         count=len(token_ids),
         max_model_len=server.engine.spec.run.max_model_tokens,
-        tokens=token_ids,
+        tokens=list(token_ids),
         token_strs=strings,
     )
     return json_reply(reply, ignored, hides_none=True)

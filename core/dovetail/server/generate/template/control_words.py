@@ -122,7 +122,7 @@ class ControlWords:
                     if found := self._unsafe.search(text):
                         raise RequestError(
                             f'the text holds the control token "{found[0]}", and the chat template '
-                            "changes the text so that it cannot be told from its own.",
+                            "changes the text so that it cannot be told apart from its own words.",
                             where=where,
                             fix=FIX,
                             code="control_token_in_text",
