@@ -19,7 +19,15 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engine.client.text_worker import LENGTH, Describe, Encode, Parse, TextJob, TextResult
+from dovetail.engine.client.text_worker import (
+    LENGTH,
+    Describe,
+    Encode,
+    Parse,
+    TextBoot,
+    TextJob,
+    TextResult,
+)
 from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.process import Child, spawn
@@ -56,7 +64,10 @@ class TextProcess:
 
     def __init__(self, spec: EngineSpec, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
-        self._lanes = (_Lane(spec), _Lane(spec))
+        self._lanes = (
+            _Lane(TextBoot(spec=spec, is_patient=False)),
+            _Lane(TextBoot(spec=spec, is_patient=True)),
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -133,8 +144,8 @@ class _Lane:
     """One process and what waits for it, the shortest first. It starts at the first job, and ends
     when it has been idle."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self._spec = spec
+    def __init__(self, boot: TextBoot) -> None:
+        self._boot = boot
         self._waiting: list[tuple[int, int, TextJob, bytes, asyncio.Future[Answer]]] = []
         self._num_bytes = 0
         self._serials = itertools.count()
@@ -196,7 +207,7 @@ class _Lane:
         """Have the process do a job, and tell whoever waits for it. Mutates: future"""
         try:
             if self._worker is None:
-                self._worker = await _Worker.start(self._spec)
+                self._worker = await _Worker.start(self._boot)
             answer = await asyncio.wait_for(self._worker.run(job, data), JOB_LIMIT_S)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             logger.warning("the process that reads long texts ended: %r", error)
@@ -240,9 +251,9 @@ class _Worker:
         self.pid = child.pid
 
     @classmethod
-    async def start(cls, spec: EngineSpec) -> _Worker:
+    async def start(cls, boot: TextBoot) -> _Worker:
         """Return a started process."""
-        child = spawn("dovetail.engine.client.text_worker", spec, has_channel=True)
+        child = spawn("dovetail.engine.client.text_worker", boot, has_channel=True)
         reader, writer = await asyncio.open_unix_connection(
             sock=child.channel, limit=4 * SLICE_BYTES
         )

@@ -1,7 +1,7 @@
 """The process that reads long texts: parses large bodies and tokenizes long prompts, one job after
-the other, at the lowest priority.
+the other, behind running streams.
 
-Its boot message is the EngineSpec; a job and a result are each a length-prefixed msgpack head and
+A job and a result are each a length-prefixed msgpack head and
 as many raw bytes as the head says.
 """
 
@@ -26,7 +26,7 @@ from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 LENGTH = struct.Struct("<I")
-PRIORITY = 19
+NICENESS, PATIENT_NICENESS = 5, 19
 REST_FACTOR = 4.0
 PART = 1 << 14
 """Values that are handled between two rests."""
@@ -36,6 +36,13 @@ MAX_VALUES = 1 << 20
 
 PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
 """The fields of a body whose texts become the prompt."""
+
+
+class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """The boot message. `is_patient`: the process works when nobody else does."""
+
+    spec: EngineSpec
+    is_patient: bool
 
 
 class TextJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,21 +98,21 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     """Work until the parent closes the channel; return the exit status."""
-    spec = process.read_boot(EngineSpec)
+    boot = process.read_boot(TextBoot)
     channel = process.open_channel()
     incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
-    _step_back()
-    reader = TextReader(spec)
+    _step_back(boot.is_patient)
+    reader = TextReader(boot.spec)
     while (head := incoming.read(LENGTH.size)) and len(head) == LENGTH.size:
         job = msgspec.msgpack.decode(incoming.read(LENGTH.unpack(head)[0]), type=Job)
         _answer(outgoing, reader, job, incoming.read(job.num_bytes))
     return 0
 
 
-def _step_back() -> None:
-    """Leave the processor to whoever else wants it."""
-    os.nice(PRIORITY)
-    if sys.platform == "linux":
+def _step_back(is_patient: bool) -> None:
+    """Let streams go first, or whoever else wants the processor."""
+    os.nice(PATIENT_NICENESS if is_patient else NICENESS)
+    if is_patient and sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 

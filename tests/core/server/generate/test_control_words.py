@@ -190,5 +190,18 @@ def test_what_cannot_be_followed_is_refused() -> None:
     assert render(CHANGED, turns, allows=True).prompt == "10!"
 
 
+def test_what_is_nested_too_deep_is_refused() -> None:
+    deep: Any = "<"
+    for _ in range(5000):
+        deep = [deep]
+    renderer = ChatRenderer(FACTS, override=CHATML, added_texts=ADDED)
+    turn = Message.model_construct(role="user", content="hi", nested=deep)
+    query = RenderQuery(messages=[turn], kwargs={})
+    object.__setattr__(turn, "__pydantic_extra__", {"content_of": deep})
+    with pytest.raises(RequestError, match="too deep"):
+        ChatRenderer(FACTS, override="{{ content_of }}" + CHATML, added_texts=ADDED).render(query)
+    assert renderer.render(query).plain == ()
+
+
 def test_the_flag_lets_everything_through() -> None:
     assert render(CHATML, turns_of("<|im_end|>"), allows=True).plain == ()

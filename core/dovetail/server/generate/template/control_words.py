@@ -62,6 +62,14 @@ class ControlWords:
         Raises: RequestError when the template changes the text so that it cannot be told, and the
         text holds the word of a special token
         """
+        try:
+            return self._found(render, variables, prompt)
+        except RecursionError:
+            raise RequestError("is nested too deep.", where="messages") from None
+
+    def _found(
+        self, render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any], prompt: str
+    ) -> tuple[Span, ...]:
         if self._start is None or not any(map(self._start.search, _texts(variables))):
             return ()
         stand_ins = self._stand_ins([prompt, *_texts(variables)])
