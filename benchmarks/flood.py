@@ -120,14 +120,14 @@ class Watch:
         response = connection.getresponse()
         last_s, self._token_s = None, time.perf_counter()
         while line := response.readline():
-            if self._ends.is_set():
-                break
             if not line.startswith(b"data: {"):
                 continue
             now_s = time.perf_counter()
             if last_s is not None:
                 self.figures.token_ms.append(1e3 * (now_s - last_s))
             last_s = self._token_s = now_s
+            if self._ends.is_set():
+                break
         connection.close()
 
 

@@ -25,12 +25,12 @@ from dovetail.registry import hooks
 from dovetail.server.api.families import ServedApi, flags_by_path, states_of
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
+from dovetail.server.generate.large_bodies import LargeBodyRoute
 from dovetail.server.generate.server_state import Parsers, build_server
 from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.body_limits import BodyLimitMiddleware
 from dovetail.server.http.errors import ErrorBodies, problem, problem_of
-from dovetail.server.http.large_bodies import LargeBodyRoute
 from dovetail.server.http.middleware import (
     REQUEST_ID,
     ApiKeyMiddleware,

@@ -208,7 +208,15 @@ class _Lane:
         try:
             if self._worker is None:
                 self._worker = await _Worker.start(self._boot)
-            answer = await asyncio.wait_for(self._worker.run(job, data), JOB_LIMIT_S)
+            work = asyncio.ensure_future(self._worker.run(job, data))
+            if self._boot.is_patient:  # a huge text is not read on for nobody
+                future.add_done_callback(lambda done: done.cancelled() and work.cancel())
+            answer = await asyncio.wait_for(work, JOB_LIMIT_S)
+        except asyncio.CancelledError:
+            await self._end_worker()
+            if not future.cancelled():
+                raise
+            return
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             logger.warning("the process that reads long texts ended: %r", error)
             await self._end_worker()

@@ -73,6 +73,18 @@ class TestTokenizer:
         longest = tokenizer.longest_token_chars()
         assert longest is None or len(text) <= longest * len(whole)
 
+    def test_plain_control_words(self, tokenizer: Tokenizer) -> None:
+        """A control word is a token where it is not said to be plain, and nowhere else."""
+        facts = tokenizer.facts()
+        end, word = facts.eos_token_id, facts.special_tokens["eos_token"]
+        assert word in tokenizer.added_texts()
+        text = f"a {word} b{word}"
+        spans = [(2, 2 + len(word)), (len(text) - len(word), len(text))]
+        for plain in ([], spans[:1], spans[1:], spans):
+            ids = tokenizer.encode_with_plain(text, plain, add_special_tokens=False)
+            assert list(ids).count(end) == 2 - len(plain)
+            assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
     def test_special_tokens(self, tokenizer: Tokenizer) -> None:
         """Special tokens are left out or shown, as asked."""
         end = tokenizer.facts().eos_token_id

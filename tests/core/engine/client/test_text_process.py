@@ -243,6 +243,24 @@ def test_a_client_that_leaves_disturbs_nobody() -> None:
     run(work)
 
 
+def test_a_huge_text_is_not_read_on_for_nobody() -> None:
+    async def work(process: TextProcess) -> None:
+        await process.parse(b'"' + b"x" * (2 << 20) + b'"', is_bounded=False)
+        (pid,) = process.pids
+        data = json.dumps([1] * (2 << 20)).encode()
+        task = asyncio.ensure_future(process.parse(data, is_bounded=False))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        deadline_s = time.monotonic() + 20
+        while psutil.pid_exists(pid):
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.02)
+        again = await process.parse(b'"' + b"y" * (2 << 20) + b'"', is_bounded=False)
+        assert again == "y" * (2 << 20)
+
+    run(work, busy=True)
+
+
 def test_short_texts_go_first_and_huge_ones_wait_elsewhere() -> None:
     sizes = {"huge": 3 << 20, "long": 200_000, "short": 1000}
     done: list[str] = []

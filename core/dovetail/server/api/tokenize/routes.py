@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from dovetail.engine.client.input import PROMPT, verify_text
@@ -22,11 +23,16 @@ from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.ignored_fields import HEADER, header_value, json_reply
 from dovetail.server.generate.server_state import LONG_WORK, ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.generate.template.chat import Rendered, RenderQuery
 
 
-async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
+async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) -> Any:
     """Return the token ids of a text or of rendered messages."""
+    return await cancel_on_disconnect(request, _tokenize(server, body))
+
+
+async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
     server.model_name(body.model)
     ignored = server.fields.check(body, known=("messages.",))
     found = await _text(server, body)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.engine.client.text_process import LARGE_BODY_BYTES, TextProcess
+from dovetail.server.generate.streaming import cancel_on_disconnect
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -34,7 +35,8 @@ class LargeBodyRoute(APIRoute):
                 body = await request.body()
                 if len(body) > LARGE_BODY_BYTES:
                     bounded = self.endpoint in request.app.state.bounded_endpoints
-                    request._json = await process.parse(body, is_bounded=bounded)
+                    work = process.parse(body, is_bounded=bounded)
+                    request._json = await cancel_on_disconnect(request, work)
             return await answer(request)
 
         return read_and_answer
