@@ -77,7 +77,7 @@ class TestTokenizer:
         """A control word is a token where it is not said to be plain, and nowhere else."""
         facts = tokenizer.facts()
         end, word = facts.eos_token_id, facts.special_tokens["eos_token"]
-        assert word in tokenizer.added_texts()
+        assert end is not None and word in tokenizer.added_texts()
         text = f"a {word} b{word}"
         spans = [(2, 2 + len(word)), (len(text) - len(word), len(text))]
         for plain in ([], spans[:1], spans[1:], spans):
