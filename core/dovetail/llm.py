@@ -143,10 +143,18 @@ class LLM(AbstractContextManager["LLM"]):
         ]
         params = self._params_for(sampling_params, len(prompts))
         prepared = [
-            self._engine.prepare(self._engine.tokenizer.encode(text, add_special_tokens=False), one)
-            for text, one in zip(prompts, params, strict=True)
+            self._engine.prepare(self._tokens(rendered), one)
+            for rendered, one in zip(prompts, params, strict=True)
         ]
-        return self._run(prepared, prompts, shows_progress=use_tqdm)
+        texts = [rendered.text for rendered in prompts]
+        return self._run(prepared, texts, shows_progress=use_tqdm)
+
+    def _tokens(self, rendered: Any) -> Sequence[int]:
+        """Return the token ids of a rendered conversation, its control words the template's."""
+        tokenizer, plain = self._engine.tokenizer, rendered.plain
+        if plain:
+            return tokenizer.encode_with_plain(rendered.text, plain, add_special_tokens=False)
+        return tokenizer.encode(rendered.text, add_special_tokens=False)
 
     def _render(
         self,
@@ -157,7 +165,8 @@ class LLM(AbstractContextManager["LLM"]):
         adds_generation_prompt: bool,
         continues_final_message: bool,
         kwargs: dict[str, Any],
-    ) -> str:
+    ) -> Any:
+        """Return the server's RenderedPrompt of a conversation. Raises: RequestError"""
         # pydantic is needed for chats only, so it is not loaded before.
         from dovetail.config.rules.chat_template import load_template
         from dovetail.server.generate.chat_body import ChatRequest, Message, ToolBody
@@ -167,6 +176,8 @@ class LLM(AbstractContextManager["LLM"]):
             self._engine.tokenizer.facts(),
             override=load_template(template or self._frontend.chat_template),
             content_format=self._frontend.chat_template_content_format,
+            added_texts=self._engine.tokenizer.added_texts(),
+            allows_control_tokens=self._frontend.allow_control_tokens,
         )
         body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),
@@ -175,7 +186,7 @@ class LLM(AbstractContextManager["LLM"]):
             add_generation_prompt=adds_generation_prompt,
             continue_final_message=continues_final_message,
         )
-        return renderer.render(body).text
+        return renderer.render(body)
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import random
 import signal
@@ -103,6 +104,65 @@ def test_the_log_tells_the_phases_and_no_key(shared: ServerProcess) -> None:
     assert httpx.get(f"{shared.url}/v1/models").status_code == 401
 
 
+def test_a_body_over_the_limit_is_answered_before_the_socket_closes(shared: ServerProcess) -> None:
+    data = b"x" * (40 << 20)
+    for chunked in (False, True):
+        connection = http.client.HTTPConnection(shared.url.removeprefix("http://"), timeout=60)
+        pieces = (data[i : i + (1 << 20)] for i in range(0, len(data), 1 << 20))
+        body: Any = pieces if chunked else data
+        connection.request(
+            "POST", "/v1/completions", body, KEY | {"Content-Type": "application/json"},
+            encode_chunked=chunked,
+        )  # fmt: skip
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert json.loads(answer.read())["error"]["code"] == "body_too_large"
+        assert answer.headers["Connection"] == "close"
+
+
+def test_head(shared: ServerProcess) -> None:
+    with httpx.Client() as client:
+        answer = client.head(f"{shared.url}/v1/models", headers=KEY)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert client.head(f"{shared.url}/health").status_code == 200
+
+
+def test_web_pages_elsewhere_are_refused(own: ServerProcess) -> None:
+    with httpx.Client(base_url=own.url) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/health", headers={"Origin": "http://localhost:3000"}).is_success
+        for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+            answer = client.get("/health", headers=headers)
+            assert answer.status_code == 403
+            assert "programs of its own machine" in answer.json()["error"]["message"]
+
+
+def test_allowed_origins_written_out_are_meant() -> None:
+    with ServerProcess("--port", "0", "--allowed-origins", "*") as server:
+        url = server.wait_ready().url
+        for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+            assert httpx.get(f"{url}/health", headers=headers).status_code == 200
+
+
+def test_an_engine_that_stands_still_is_not_ready(own: ServerProcess) -> None:
+    children = [child for child in own.descendants() if child.pid != own.process.pid]
+    for child in children:
+        child.suspend()
+    try:
+        answers: list[httpx.Response] = []
+
+        def stands_still() -> bool:
+            answers.append(httpx.get(f"{own.url}/ready"))
+            return answers[-1].status_code == 503
+
+        wait_for(stands_still, 30)
+        assert "stands still" in answers[-1].json()["error"]["message"]
+    finally:
+        for child in children:
+            child.resume()
+    wait_for(lambda: httpx.get(f"{own.url}/ready").status_code == 200, 10)
+
+
 def test_it_listens_on_loopback_only(shared: ServerProcess) -> None:
     listening = [
         c.laddr
@@ -119,7 +179,8 @@ def test_a_taken_port_is_told_with_its_fix() -> None:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         port = sock.getsockname()[1]
-        with ServerProcess("--port", str(port)) as server:
+        # What is wrong with the model is not even looked for.
+        with ServerProcess("/no/such/model", "--port", str(port)) as server:
             assert server.wait() == 2
             server._reader.join(5)
     last = "\n".join(server.lines[-10:])

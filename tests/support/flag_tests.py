@@ -24,9 +24,11 @@ PLANS = "plugins/test_continuous.py"
 
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "additional_config": (f"{CHECKPOINT}::test_additional_config_is_the_workers_options",),
+    "allow_control_tokens": ("e2e/test_control_tokens.py::test_the_flag_lets_clients_write_them",),
     "allow_credentials": (f"{FRONTEND}::test_cross_origin_rules",),
     "allow_long_max_model_len": (f"{WHOLE}::test_allow_long_max_model_len",),
     "allowed_headers": (f"{FRONTEND}::test_cross_origin_rules",),
+    "allowed_hosts": ("core/server/http/test_local_only.py::test_hosts",),
     "allowed_methods": (f"{FRONTEND}::test_cross_origin_rules",),
     "allowed_origins": (f"{EDGES}::test_cross_origin_calls",),
     "api": (
@@ -147,7 +149,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{CHECKPOINT}::test_limits_of_prompts_in_parts",
         f"{PLANS}::test_long_prefills_are_capped",
     ),
-    "max_body_bytes": (f"{EDGES}::test_large_bodies_are_not_read",),
+    "max_body_bytes": (f"{EDGES}::test_large_bodies_are_refused_and_what_still_comes_is_dropped",),
     "max_log_len": (f"{FRONTEND}::test_answers_are_logged_whole",),
     "max_logprobs": (f"{WHOLE}::test_max_logprobs",),
     "max_long_partial_prefills": (

@@ -15,6 +15,7 @@ ENGINE_GROUPS = tuple(group for group in GROUPS.values() if group is not Fronten
 
 ANSWER_FLAGS = frozenset(
     {
+        "allow_control_tokens",
         "api",
         "chat_template",
         "chat_template_content_format",

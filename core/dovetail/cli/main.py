@@ -11,7 +11,8 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from dovetail.errors import ConfigError, DovetailError
@@ -31,14 +32,31 @@ COMMANDS = (
     "collect-env",
 )
 SUMMARY = "Serve large language models. Every part that has a choice is a plugin."
+VERBOSE_VARIABLE = "DOVETAIL_VERBOSE"
 TAIL = "dovetail COMMAND --help describes a command. dovetail --version prints the version."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0, 1 (failed), 2 (asked for wrongly)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    is_verbose = "--verbose" in words or _is_set(os.environ.get("DOVETAIL_VERBOSE"))
-    return guarded(lambda: _dispatch(words), is_verbose=is_verbose)
+    is_verbose = "--verbose" in words or _is_set(os.environ.get(VERBOSE_VARIABLE))
+    with _told_verbose(is_verbose):
+        return guarded(lambda: _dispatch(words), is_verbose=is_verbose)
+
+
+@contextmanager
+def _told_verbose(is_verbose: bool) -> Iterator[None]:
+    """Tell what is called in the block, and its processes, whether to say more."""
+    before = os.environ.get(VERBOSE_VARIABLE)
+    if is_verbose:
+        os.environ[VERBOSE_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VERBOSE_VARIABLE, None)
+        else:
+            os.environ[VERBOSE_VARIABLE] = before
 
 
 def guarded(call: Callable[[], int], *, is_verbose: bool = False) -> int:

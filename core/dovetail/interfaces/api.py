@@ -36,7 +36,8 @@ class Route:
 
     `body` is the model of the request body, for the documentation. `flag` is the flag of the HTTP
     server, a field of FrontendConfig, without which the route is not there. `is_open`: it answers
-    without a key where the server has keys.
+    without a key where the server has keys. `takes_any_length`: it only counts or converts text,
+    which may be longer than the context.
     """
 
     method: Method
@@ -45,6 +46,7 @@ class Route:
     body: type[Any] | None = None
     flag: str | None = None
     is_open: bool = False
+    takes_any_length: bool = False
 
 
 class Api(Plugin):

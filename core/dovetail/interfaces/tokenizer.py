@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
@@ -31,6 +32,43 @@ class Tokenizer(Plugin):
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
+
+    def encode_parts(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> Iterator[Sequence[int]]:
+        """Yield the token ids of a long text part by part, so that a caller may rest or stop in
+        between. Joined they are `encode(text)`, which is what the default yields."""
+        yield self.encode(text, add_special_tokens=add_special_tokens)
+
+    def longest_token_chars(self) -> int | None:
+        """Return how many characters of a text one token can stand for at most; None where no
+        number is known, because some characters leave no token."""
+        return None
+
+    def added_texts(self) -> frozenset[str]:
+        """Return the texts that become one token wherever they stand; the default: those of the
+        special tokens."""
+        return frozenset(self.facts().special_texts.values())
+
+    def encode_with_plain(
+        self, text: str, plain: Sequence[tuple[int, int]], *, add_special_tokens: bool = True
+    ) -> Sequence[int]:
+        """Return the token ids of a text in which the control words at `plain` are ordinary text.
+
+        The default cuts each of them behind its first character, and the text there.
+        """
+        cuts = [0, *(start + 1 for start, _ in plain), len(text)]
+        parts = [
+            self.encode(text[start:end], add_special_tokens=False)
+            for start, end in itertools.pairwise(cuts)
+        ]
+        ids = [token_id for part in parts for token_id in part]
+        if not add_special_tokens:
+            return ids
+        bare = self.encode("a", add_special_tokens=False)
+        whole = self.encode("a", add_special_tokens=True)
+        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return [*whole[:at], *ids, *whole[at + len(bare) :]]
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

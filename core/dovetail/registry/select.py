@@ -6,6 +6,7 @@ Asks `why_not(query)` of candidates that it is handed already loaded.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from dovetail.registry.entry import BUILT_IN, Entry
 from dovetail.registry.kinds import Kind
 
 logger = logging.getLogger("dovetail.registry")
+VERBOSE_VARIABLE = "DOVETAIL_VERBOSE"
+"""Set to 1 by the command line under --verbose, and for every process below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ def reasons_against(plugin: type[Plugin], query: Any) -> list[str]:
 
 
 def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) -> Candidate:
-    """Return the best candidate that fits, and log one line with every loser's reason.
+    """Return the best candidate that fits, and log one line; --verbose adds each loser's reason.
 
     Higher `auto_rank` wins, then dovetail's own, then the name that sorts first.
     Raises: PluginError when none fits.
@@ -59,9 +62,12 @@ def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) ->
         raise _nothing_fits(kind, losers, where)
     fitting.sort(key=lambda item: item[0])
     losers += [(c.entry.name, f"fits, but ranks {-key[0]}") for key, c in fitting[1:]]
-    (best_rank, *_), best = fitting[0]
-    not_taken = "".join(f"; not {name}: {reason}" for name, reason in losers)
-    logger.info("%s auto: %s (rank %d)%s", kind.name, best.entry.name, -best_rank, not_taken)
+    best = fitting[0][1]
+    others = f", of {len(losers) + 1} (--verbose tells why)" if losers else ""
+    logger.info("%s auto: %s%s", kind.name, best.entry.name, others)
+    level = logging.INFO if os.environ.get(VERBOSE_VARIABLE) == "1" else logging.DEBUG
+    for name, reason in losers:
+        logger.log(level, "%s auto: not %s: %s", kind.name, name, reason)
     return best
 
 

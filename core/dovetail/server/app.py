@@ -19,21 +19,23 @@ from starlette.responses import Response
 from dovetail.config.rules.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError, NotFound
-from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.observability import metrics
 from dovetail.registry import hooks
 from dovetail.server.api.families import ServedApi, flags_by_path, states_of
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
+from dovetail.server.generate.large_bodies import LargeBodyRoute
 from dovetail.server.generate.server_state import Parsers, build_server
 from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.http.body_limits import BodyLimitMiddleware
 from dovetail.server.http.errors import ErrorBodies, problem, problem_of
 from dovetail.server.http.middleware import (
     REQUEST_ID,
     ApiKeyMiddleware,
-    BodyLimitMiddleware,
     ExceptionMiddleware,
+    HeadMiddleware,
     OpenRequests,
     RequestIdMiddleware,
 )
@@ -65,6 +67,7 @@ def build_app(
         redoc_url="/redoc" if has_docs else None,
         openapi_url="/openapi.json" if has_docs else None,
     )
+    app.router.route_class = LargeBodyRoute
     app.state.server = build_server(
         engine,
         frontend,
@@ -74,6 +77,7 @@ def build_app(
     )
     app.state.open_requests = OpenRequests()
     app.state.open_endpoints = set[Callable[..., Any]]()
+    app.state.bounded_endpoints = set[Callable[..., Any]]()
     app.state.api_states = states_of(apis)
     app.state.flags_by_path = flags_by_path(served.api for served in apis)
     for served in apis:
@@ -92,6 +96,8 @@ def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
             continue
         endpoint = route.endpoint if can_do else _unsupported_task(route, str(api.task))
         app.add_api_route(route.path, endpoint, methods=[route.method], response_model=None)
+        if api.task == GENERATE and not route.takes_any_length:
+            app.state.bounded_endpoints.add(endpoint)
         if route.is_open:
             open_route(app, endpoint)
 
@@ -133,6 +139,8 @@ def build_renderer(engine: AsyncEngine, frontend: FrontendConfig) -> ChatRendere
         engine.tokenizer.facts(),
         override=load_template(frontend.chat_template),
         content_format=frontend.chat_template_content_format,
+        added_texts=engine.tokenizer.added_texts(),
+        allows_control_tokens=frontend.allow_control_tokens,
     )
 
 
@@ -194,6 +202,7 @@ def _add_middleware(app: FastAPI, frontend: FrontendConfig, error_bodies: ErrorB
     )
     add_middleware(app, frontend)
     app.add_middleware(ExceptionMiddleware)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(
         RequestIdMiddleware,
         shows_id=frontend.enable_request_id_headers,

@@ -189,6 +189,7 @@ class FakeAsyncEngine:
     ) -> None:
         self.spec = spec or fake_spec()
         self.tokenizer = FakeTokenizer(facts=facts)
+        self.text_process = None
         self.script = script or Script()
         self.is_alive = True
         self.death_reason: str | None = None

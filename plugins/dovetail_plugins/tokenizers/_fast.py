@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,14 @@ from tokenizers import Tokenizer as Backend
 from dovetail.errors import ConfigError
 from dovetail.interfaces.tokenizer import TokenStream
 from dovetail_plugins.tokenizers import _files
+from dovetail_plugins.tokenizers._plain_words import PlainWords
+from dovetail_plugins.tokenizers._shape import PIECE_CHARS, Shape, pieces, shape_of
 from dovetail_plugins.tokenizers._streams import ByteLevelStream, WindowStream
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE_MARK = "\u2581"
+SHORT_CHARS = 4096
+"""Texts that are tokenized in less time than another thread would notice."""
 
 
 class FastTokenizer:
@@ -67,8 +71,61 @@ class FastTokenizer:
         self._backend.add_tokens([t for t in wanted if t.content not in present])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Return the token ids of a text. A long one does not hold the interpreter."""
+        if len(text) <= SHORT_CHARS:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        parts = self.encode_parts(text, add_special_tokens=add_special_tokens)
+        return [token_id for part in parts for token_id in part]
+
+    def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """Yield the token ids of a long text piece by piece: the library needs hundreds of bytes
+        for every character, and the tokens of these pieces are those of the whole."""
+        cut = self._shape.cut if len(text) > 2 * PIECE_CHARS else None
+        if cut is None:
+            yield self._encode_freely(text, add_special_tokens)
+            return
+        before, after = self._around if add_special_tokens else ([], [])
+        yield before
+        for piece in pieces(text, cut):
+            yield self._encode_freely(piece, False)
+        yield after
+
+    def _encode_freely(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text, other threads running meanwhile, which `encode` of the library
+        does not allow."""
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(found.ids)
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The ids that the file puts before and after a text."""
+        bare = self._backend.encode("a", add_special_tokens=False).ids
+        whole = self._backend.encode("a", add_special_tokens=True).ids
+        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:at], whole[at + len(bare) :]
+
+    @cached_property
+    def _shape(self) -> Shape:
+        return shape_of(json.loads(self._backend.to_str()), self._byte_of)
+
+    def added_texts(self) -> frozenset[str]:
+        """Return the texts of all added tokens."""
+        return frozenset(self._added.values())
+
+    def encode_with_plain(
+        self, text: str, plain: Sequence[tuple[int, int]], add_special_tokens: bool
+    ) -> list[int]:
+        """Return the token ids of a text in which the words at `plain` are ordinary text."""
+        before, after = self._around if add_special_tokens else ([], [])
+        return [*before, *self._plain_words.encode(text, plain), *after]
+
+    @cached_property
+    def _plain_words(self) -> PlainWords:
+        return PlainWords(self._backend)
+
+    def longest_token_chars(self) -> int | None:
+        """Return how many characters one token can stand for at most, None if that is unknown."""
+        return self._shape.longest_token_chars
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""

@@ -5,7 +5,7 @@ Only tokenizers that ship with transformers: code from the checkpoint never runs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,22 @@ class SlowTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """Yield the token ids of a text, in one part."""
+        yield self.encode(text, add_special_tokens=add_special_tokens)
+
+    def added_texts(self) -> frozenset[str]:
+        """Return the texts of all added tokens."""
+        return frozenset(str(t) for t in self._tokenizer.added_tokens_decoder.values())
+
+    def encode_with_plain(
+        self, text: str, plain: Sequence[tuple[int, int]], add_special_tokens: bool
+    ) -> None:
+        """Return None: transformers cannot tell one occurrence from another."""
+
+    def longest_token_chars(self) -> None:
+        """Return None: transformers does not say."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""

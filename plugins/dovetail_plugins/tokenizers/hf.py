@@ -4,7 +4,7 @@ own file, by transformers otherwise. Decoded text is what the model wrote: space
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,29 @@ class HfTokenizer(Tokenizer):
         """Return the token ids of a text."""
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
         return ids
+
+    def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """Yield the token ids of a long text part by part."""
+        yield from self._inner.encode_parts(text, add_special_tokens=add_special_tokens)
+
+    def added_texts(self) -> frozenset[str]:
+        """Return the texts that become one token wherever they stand."""
+        texts: frozenset[str] = self._inner.added_texts()
+        return texts
+
+    def encode_with_plain(
+        self, text: str, plain: Sequence[tuple[int, int]], *, add_special_tokens: bool = True
+    ) -> Sequence[int]:
+        """Return the token ids of a text in which the control words at `plain` are ordinary."""
+        ids: list[int] | None = self._inner.encode_with_plain(text, plain, add_special_tokens)
+        if ids is not None:
+            return ids
+        return super().encode_with_plain(text, plain, add_special_tokens=add_special_tokens)
+
+    def longest_token_chars(self) -> int | None:
+        """Return how many characters one token can stand for at most, None if that is unknown."""
+        longest: int | None = self._inner.longest_token_chars()
+        return longest
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids outside the vocabulary have none."""

@@ -227,21 +227,26 @@ def test_file_that_registers_nothing(tmp_path: Path) -> None:
         registry.load_file(tmp_path / "empty.py")
 
 
+@pytest.mark.parametrize("is_verbose", [False, True])
 def test_auto_takes_the_highest_rank_and_logs_one_line(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    is_verbose: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow_auto(monkeypatch)
+    monkeypatch.setenv("DOVETAIL_VERBOSE", str(int(is_verbose)))
     with (
         registry.with_entries({KIND: {"picky": at("Picky")}}),
         caplog.at_level(logging.INFO, "dovetail.registry"),
     ):
         assert registry.choose(KIND, "auto", query="plain").name == "better"
         assert registry.choose(KIND, "auto", query="picky").name == "picky"
-    line = caplog.messages[0]
-    assert line.startswith("scheduling_policy auto: better (rank 10); not ")
+    chosen = [line for line in caplog.messages if "auto: not" not in line]
+    assert len(chosen) == 2
+    assert chosen[0].startswith("scheduling_policy auto: better, of ")
+    assert chosen[0].endswith(" (--verbose tells why)")
+    assert max(map(len, chosen)) < 80
+    told = "\n".join(line for line in caplog.messages if line not in chosen)
     for reason in ("no_such_package", "does not like plain", "good: fits, but ranks 0"):
-        assert reason in line
-    assert len(caplog.messages) == 2
+        assert (reason in told) == is_verbose
 
 
 def test_auto_with_nothing_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:

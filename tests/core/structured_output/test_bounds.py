@@ -259,14 +259,14 @@ def test_the_engine_prepares_the_vocabulary_on_a_thread_of_its_own() -> None:
         time.sleep(0.01)
     assert set(table._backends) == {"guidance"}
     threads: list[str] = []
-    real = registry.load_selection
+    real = registry.make
 
-    def noted(selection: Any) -> Any:
+    def noted(selection: Any, *given: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return real(selection)
+        return real(selection, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "load_selection", noted)
+        patch.setattr(registry, "make", noted)
         table.backend("outlines")
     assert threads[0].startswith("dovetail-vocabulary")
 

@@ -46,6 +46,11 @@ class FrontendConfig:
         kind="chat_content_format",
         help="whether templates see message content as text or as a list of parts",
     )
+    allow_control_tokens: bool = flag(
+        False,
+        help="let the text of messages become control tokens (<|im_end|>, ...); otherwise only the "
+        "chat template writes them, and such text is plain text",
+    )
     response_role: str = flag("assistant", help="role in chat answers")
     enable_auto_tool_choice: bool = flag(
         True,
@@ -90,6 +95,12 @@ class FrontendConfig:
     )
     allowed_origins: tuple[str, ...] = flag(
         ("*",), metavar="ORIGIN", help="web origins that browsers may call from"
+    )
+    allowed_hosts: tuple[str, ...] = flag(
+        (),
+        metavar="HOST",
+        help="names in the Host header that a server without a key on a loopback address answers "
+        "to, beside addresses and this machine's own names; * answers to all, and to all origins",
     )
     allowed_methods: tuple[str, ...] = flag(
         ("*",), metavar="METHOD", help="HTTP methods that browsers may use from other origins"

@@ -19,6 +19,7 @@ from dovetail.engine.client.mailbox import Mailbox
 from dovetail.engine.client.output import OutputProcessor, Processed
 from dovetail.engine.client.outputs import RequestOutput
 from dovetail.engine.client.stop import TextWatch
+from dovetail.engine.client.text_process import TextProcess
 from dovetail.engine.faults import error_of
 from dovetail.engine.ipc.transport import ClientEnd, ZmqClientEnd
 from dovetail.engine.messages import (
@@ -96,6 +97,9 @@ class AsyncEngine:
         self.asleep: tuple[str, ...] = ()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
+        self.text_process = (
+            TextProcess(spec, lambda: sum(self.load()) > 0) if spec.has_tokenizer else None
+        )
         structured_output = spec.run.structured_output
         self.constraint_compiler = (
             ConstraintCompiler(structured_output) if structured_output is not None else None
@@ -458,6 +462,8 @@ class AsyncEngine:
         self._end_all(gone)
         self._calls.fail(gone)
         await self._close_compiler()
+        if self.text_process is not None:
+            await self.text_process.close()
         if self._host is not None:
             await closed(self._host, STOP_WAIT_S)
         self._end.close()

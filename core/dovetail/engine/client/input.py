@@ -14,6 +14,7 @@ import msgspec
 
 from dovetail import registry
 from dovetail.engine.client.fanout import child_params, child_seed, root_seed
+from dovetail.engine.client.long_text import encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.engine.context_length import PROMPT, room_for_answer
 from dovetail.engine.messages import EngineRequest
@@ -75,7 +76,7 @@ class InputProcessor:
         params = _typed(params)
         params.verify()
         self._verify(params)
-        prompt_ids = self._truncated(self._token_ids(prompt), params)
+        prompt_ids = self._truncated(self._token_ids(prompt, params), params)
         params = self._completed(params, len(prompt_ids))
         seed = self._seed(params, serial)
         requests = tuple(
@@ -104,11 +105,20 @@ class InputProcessor:
             return child_seed(self._request_seed, serial + 1)
         return root_seed(params.seed)
 
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the prompt as token ids within the vocabulary."""
+    def _token_ids(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
+        """Return the prompt as token ids within the vocabulary; of a long text that is to be
+        truncated its end."""
         if isinstance(prompt, str):
             verify_text(PROMPT, prompt)
-            return tuple(self._tokenizer.encode(prompt))
+            most = self._max_model_tokens
+            ids = encoded(
+                self._tokenizer,
+                prompt,
+                add_special_tokens=True,
+                most=most,
+                keep=kept(params.truncate_prompt_tokens, most),
+            )
+            return tuple(ids)
         prompt_ids = tuple(prompt)
         self._verify_ids(PROMPT, prompt_ids)
         return prompt_ids

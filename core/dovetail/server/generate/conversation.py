@@ -23,8 +23,8 @@ from dovetail.server.generate.thinking import thinking_budget
 from dovetail.server.generate.tool_choice import (
     after_prompt,
     answer_constraint,
+    kept_special_ids,
     session_plan,
-    texts_in_use,
     with_allowed_tools,
 )
 
@@ -43,16 +43,22 @@ async def prepare(
     `ignored` are names that the dialect has reported itself, `others` its words on thinking.
     """
     with in_words_of(dialect.field_names):
-        body = with_allowed_tools(body)
         model = server.model_name(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
+        body = with_allowed_tools(body)
         plan = session_plan(body, parsers, server.frontend)
         constraint = answer_constraint(body, plan, server.structured_output_spec)
         prompt = await server.render(body, others, shows_tools=bool(plan.tools))
-        ids = await server.tokenize(prompt.text, add_special_tokens=body.add_special_tokens)
+        ids = await server.tokenize(
+            prompt.text,
+            add_special_tokens=body.add_special_tokens,
+            truncates_to=body.truncate_prompt_tokens,
+            plain=prompt.plain,
+        )
         names = [*ignored, *server.fields.report(prompt.unused)]
         plan = after_prompt(plan, body, parsers.reasoning, prompt.tail)
-        fields = _engine_fields(server, body, plan)
+        kept_ids = kept_special_ids(plan, server.special_ids, server.engine.tokenizer)
+        fields = {"kept_special_ids": kept_ids, **_engine_fields(server, body, plan)}
         if constraint is not None:
             compiled = await server.compile_constraint(constraint, plan, prompt.tail)
             fields["constraint"] = compiled
@@ -60,18 +66,9 @@ async def prepare(
         return generation_for(server, body, meta, ids, fields, plan, dialect)
 
 
-def kept_special_ids(server: ServerState, plan: SessionPlan) -> tuple[int, ...]:
-    """Return the special tokens whose text must be seen: those that the parsers look for, or all
-    where a parser that reads the answer itself says so."""
-    readings = (plan.reasoning_reading, plan.tool_reading)
-    if any(reading and reading.shows_special_tokens for reading in readings):
-        return tuple(sorted(server.engine.tokenizer.facts().special_ids))
-    return server.special_ids(texts_in_use(plan))
-
-
 def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
     """Return the sampling fields that chat spells in its own way. Raises: RequestError"""
-    fields: dict[str, Any] = {"kept_special_ids": kept_special_ids(server, plan)}
+    fields: dict[str, Any] = {}
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is not None:
         fields["max_tokens"] = max_tokens

@@ -15,6 +15,7 @@ import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.input import verify_text
+from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
 from dovetail.engine.client.no_tokenizer import text_refused
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import NotFound, RequestError
@@ -30,6 +31,7 @@ from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.generate.named_parsers import named_parser
 from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
 from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
+from dovetail.server.generate.template.control_words import Span
 from dovetail.server.generate.template.switches import Switch
 from dovetail.server.http.admission import Admission
 from dovetail.structured_output.select_backend import none_installed
@@ -189,12 +191,41 @@ class ServerState:
             return call()
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a prompt. Raises: RequestError for text that is not Unicode."""
-        tokenizer = self.engine.tokenizer
+    async def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        truncates_to: int | None = None,
+        plain: Sequence[Span] = (),
+        takes_any_length: bool = False,
+    ) -> Sequence[int]:
+        """Return the token ids of a prompt, or only those that truncate_prompt_tokens may keep.
+
+        The control words at `plain` are ordinary text.
+        Raises: RequestError for text that is not Unicode, or (unless it `takes_any_length`) that
+        is long and does not fit into the context
+        """
         verify_text(PROMPT, text)
+        context = self.engine.spec.run.max_model_tokens
+        most = None if takes_any_length else context
+        keep = kept(truncates_to, context)
+        process = self.engine.text_process
+        if process is not None and (plain or len(text) > LONG_TEXT_CHARS):
+            return await process.encode(
+                text, add_special_tokens=add_special_tokens, most=most, keep=keep, plain=plain
+            )
+        tokenizer = self.engine.tokenizer
         return await self.run(
-            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
+            lambda: encoded(
+                tokenizer,
+                text,
+                add_special_tokens=add_special_tokens,
+                most=most,
+                keep=keep,
+                plain=plain,
+            ),
+            len(text),
         )
 
 

@@ -3,7 +3,7 @@ decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from dovetail.interfaces.constraint import (
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.text import Markers, Tool
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest, ToolBody
 from dovetail.server.generate.events import SessionPlan
@@ -305,6 +306,17 @@ def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) 
     """Return the texts that are never content, the longest first."""
     texts = {*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ())}
     return tuple(sorted(texts, key=lambda text: (-len(text), text)))
+
+
+def kept_special_ids(
+    plan: SessionPlan, ids_of: Callable[[frozenset[str]], tuple[int, ...]], tokenizer: Tokenizer
+) -> tuple[int, ...]:
+    """Return the special tokens whose text must be seen: those that the parsers look for, found by
+    `ids_of`, or all where a parser that reads the answer itself says so."""
+    readings = (plan.reasoning_reading, plan.tool_reading)
+    if any(reading and reading.shows_special_tokens for reading in readings):
+        return tuple(sorted(tokenizer.facts().special_ids))
+    return ids_of(texts_in_use(plan))
 
 
 def texts_in_use(plan: SessionPlan) -> frozenset[str]:

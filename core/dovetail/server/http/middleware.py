@@ -1,9 +1,9 @@
-"""What happens around every route: id, counting, errors, the key, the size of bodies.
+"""What happens around every route: id, counting, errors, the key.
 
-Plain ASGI, outermost first: RequestIdMiddleware (id, counts), ExceptionMiddleware, what
---middleware names (`user_middleware`), the rules for other origins, ExceptionMiddleware again,
-ApiKeyMiddleware, BodyLimitMiddleware. Knows no route; which routes are open is a set of endpoints,
-and everything else is closed.
+Plain ASGI, outermost first: RequestIdMiddleware (id, counts), HeadMiddleware, ExceptionMiddleware,
+what --middleware names (`user_middleware`), the rules for other origins, ExceptionMiddleware again,
+ApiKeyMiddleware, BodyLimitMiddleware (`body_limits`). Knows no route; which routes are open is a
+set of endpoints, and everything else is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.observability import metrics
 from dovetail.observability.caller import note_caller
-from dovetail.server.http.errors import ErrorBodies, Problem, problem, problem_of
+from dovetail.server.http.errors import ErrorBodies, problem, problem_of
 
 logger = logging.getLogger("dovetail.server")
 REQUEST_ID = "x-request-id"
@@ -142,6 +142,26 @@ class ExceptionMiddleware:
                 await problem_of(error).response(scope)(scope, receive, send)
 
 
+class HeadMiddleware:
+    """Answers HEAD as GET, without the body. Source: RFC 9110, section 9.3.2."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def leave_body_out(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, leave_body_out)
+
+
 class ApiKeyMiddleware:
     """Asks for a key unless the matched route is open. Decided on the route, never on the URL."""
 
@@ -204,60 +224,3 @@ _UNAUTHORIZED = problem(
     code="invalid_api_key",
     headers={"WWW-Authenticate": "Bearer"},
 )
-
-
-class _BodyTooLarge(Exception):
-    """More bytes came than are read."""
-
-
-class BodyLimitMiddleware:
-    """Reads no more of a body than `max_bytes`, whatever its headers say."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            await self._refusal().response(scope)(scope, receive, send)
-            return
-        await self._limited(scope, receive, send)
-
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; when too much came, its own answer gives way to the refusal."""
-        num_bytes = 0
-        has_started = False
-
-        async def count() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise _BodyTooLarge
-            return message
-
-        async def pass_on(message: Message) -> None:
-            nonlocal has_started
-            if has_started or num_bytes <= self._max_bytes:
-                has_started = True
-                await send(message)
-
-        try:
-            await self._app(scope, count, pass_on)
-        except _BodyTooLarge:
-            logger.debug("a body was cut off at %d bytes", num_bytes)
-        if num_bytes > self._max_bytes and not has_started:
-            await self._refusal().response(scope)(scope, receive, send)
-
-    def _refusal(self) -> Problem:
-        return problem(
-            413,
-            f"the request body is above {self._max_bytes} bytes.",
-            code="body_too_large",
-            headers={"Connection": "close"},
-        )

@@ -8,13 +8,15 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.server.http.addresses import ANY, is_local_only
 from dovetail.server.http.head_limits import limited_http_protocol
+from dovetail.server.http.local_only import LocalOnly
 from dovetail.server.launch.sockets import port_taken
 from dovetail.server.launch.tls import REFRESH_PERIOD_S, Tls, tls_of
 
@@ -134,8 +136,12 @@ def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> u
         max_head_bytes=frontend.h11_max_incomplete_event_size,
         max_headers=frontend.h11_max_header_count,
     )
+    served: Any = app
+    if is_local_only(frontend):
+        named = [origin for origin in frontend.allowed_origins if origin != ANY]
+        served = LocalOnly(app, hosts=frontend.allowed_hosts, origins=named)
     config = uvicorn.Config(
-        app,
+        served,
         http=protocol,
         ws="none",
         lifespan="off",

@@ -16,8 +16,8 @@ from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.generate.parsers import ParserChoice, build_parsers, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.http.addresses import DEFAULT_HOST
 from dovetail.server.launch.engine_start import max_queued
-from dovetail.server.launch.sockets import DEFAULT_HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""run(config): resolve, bind, start the engine and the HTTP servers, and return the exit status.
+"""run(config): bind, resolve, start the engine and the HTTP servers, and return the exit status.
 
 With one API process everything but the engine lives here; `api_processes` starts several.
 """
@@ -20,6 +20,7 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.log_config import read_log_config
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability import logging as log_setup
+from dovetail.server.http.addresses import ANY
 from dovetail.server.launch.engine_start import (
     chosen_apis,
     max_queued,
@@ -45,13 +46,17 @@ def run(config: Config) -> int:
         prefix=config.observability.log_prefix,
         is_wanted=config.observability.configure_logging,
     )
+    # Texts are tokenized one at a time, and a pool of threads would not survive a fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     timer = StartupTimer()
     logger.info("start: imports took %.2f s", timer.durations_s["imports"])
-    with timer.time("config"):
-        check_frontend(config.frontend)
-        apis = chosen_apis(config)
-        spec = resolve(config)
+    check_frontend(config.frontend)
+    if config.is_given("allowed_origins") and ANY in config.frontend.allowed_origins:
+        config = config.with_fields({"allowed_hosts": [ANY]})  # the default does not mean it
     with listening(config.frontend) as sock:
+        with timer.time("config"):
+            apis = chosen_apis(config)
+            spec = resolve(config)
         if config.frontend.api_server_count > 1:
             return _run_fleet(config, spec, apis, sock, timer)
         return run_loop(_run_one(config, spec, apis, sock, timer), stopped_while_starting)

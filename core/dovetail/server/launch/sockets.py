@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
+from dovetail.server.http.addresses import DEFAULT_HOST
 from dovetail.server.launch.unix_socket import unix_socket
 
-DEFAULT_HOST = "127.0.0.1"
 logger = logging.getLogger("dovetail.server")
 
 

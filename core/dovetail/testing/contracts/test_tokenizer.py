@@ -63,6 +63,28 @@ class TestTokenizer:
             ids = tokenizer.encode(text, add_special_tokens=False)
             assert tokenizer.decode(ids) == text
 
+    def test_parts(self, tokenizer: Tokenizer) -> None:
+        """Tokens part by part are those of the whole, none longer than the longest."""
+        text = " ".join(TEXTS) * 1000
+        for adds in (True, False):
+            whole = tokenizer.encode(text, add_special_tokens=adds)
+            parts = tokenizer.encode_parts(text, add_special_tokens=adds)
+            assert [token_id for part in parts for token_id in part] == whole
+        longest = tokenizer.longest_token_chars()
+        assert longest is None or len(text) <= longest * len(whole)
+
+    def test_plain_control_words(self, tokenizer: Tokenizer) -> None:
+        """A control word is a token where it is not said to be plain, and nowhere else."""
+        facts = tokenizer.facts()
+        end, word = facts.eos_token_id, facts.special_tokens["eos_token"]
+        assert end is not None and word in tokenizer.added_texts()
+        text = f"a {word} b{word}"
+        spans = [(2, 2 + len(word)), (len(text) - len(word), len(text))]
+        for plain in ([], spans[:1], spans[1:], spans):
+            ids = tokenizer.encode_with_plain(text, plain, add_special_tokens=False)
+            assert list(ids).count(end) == 2 - len(plain)
+            assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
     def test_special_tokens(self, tokenizer: Tokenizer) -> None:
         """Special tokens are left out or shown, as asked."""
         end = tokenizer.facts().eos_token_id

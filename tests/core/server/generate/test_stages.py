@@ -17,10 +17,14 @@ from dovetail.interfaces.text import Markers, ToolCall
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import kept_special_ids
 from dovetail.server.generate.events import Collected, CountedSession, SessionPlan
 from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.tool_choice import after_prompt, answer_constraint, session_plan
+from dovetail.server.generate.tool_choice import (
+    after_prompt,
+    answer_constraint,
+    kept_special_ids,
+    session_plan,
+)
 from dovetail.testing.fake_async_engine import FakeFacts, Script
 from support.serving import TOOLS, USER, NameAndJson, Thinks, app_for, chat
 
@@ -191,9 +195,8 @@ def test_the_plan_of_a_request() -> None:
     assert plan.reasoning_reading is not None
     assert plan.reasoning is None
     facts: TokenizerFacts = FakeFacts(special_ids=frozenset({0, 7}))
-    tokenizer = SimpleNamespace(facts=lambda: facts)
-    server: Any = SimpleNamespace(engine=SimpleNamespace(tokenizer=tokenizer))
-    assert kept_special_ids(server, plan) == (0, 7)
+    tokenizer: Any = SimpleNamespace(facts=lambda: facts)
+    assert kept_special_ids(plan, lambda _: (), tokenizer) == (0, 7)
 
 
 def test_calls_that_must_be_made_have_their_own_parser() -> None:

@@ -17,6 +17,7 @@ from dovetail.server.api.families import BUILT_IN
 from dovetail.server.app import open_route
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
+from dovetail.server.http import body_limits
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
 from support.serving import (
     USER,
@@ -182,7 +183,7 @@ def test_bodies_need_a_content_type() -> None:
     assert "Content-Type" in response.json()["error"]["message"]
 
 
-def test_large_bodies_are_not_read() -> None:
+def test_large_bodies_are_refused_and_what_still_comes_is_dropped() -> None:
     app, _ = app_for(max_body_bytes=2048)
     assert chat(app, messages=[{"role": "user", "content": "x" * 500}]).status_code == 200
     response = chat(app, messages=[{"role": "user", "content": "x" * 5000}])
@@ -203,7 +204,72 @@ def test_large_bodies_are_not_read() -> None:
             return answer.status_code
 
     assert asyncio.run(chunked()) == 413
-    assert num_sent == 3, "the rest is not even read"
+    assert num_sent == 100, "an answer that comes while a client sends would be lost"
+
+
+def test_a_refused_body_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limits, "LINGER_BYTES", 10_000)
+    app, _ = app_for(max_body_bytes=2048)
+    num_sent = 0
+
+    async def endless() -> Any:
+        nonlocal num_sent
+        while True:
+            num_sent += 1
+            yield b"x" * 1000
+
+    async def main() -> int:
+        async with client_of(app) as client:
+            return (await client.post("/v1/completions", content=endless())).status_code
+
+    assert asyncio.run(main()) == 413
+    assert num_sent < 20
+
+
+def test_a_body_that_trickles_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limits, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(body_limits, "LINGER_S", 0.1)
+    app, engine = app_for()
+    num_sent = 0
+
+    async def trickle() -> Any:
+        nonlocal num_sent
+        while num_sent < 1000:
+            num_sent += 1
+            yield b" "
+            await asyncio.sleep(0.02)
+
+    async def main() -> httpx.Response:
+        headers = {"content-type": "application/json"}
+        async with client_of(app) as client:
+            return await client.post("/v1/completions", content=trickle(), headers=headers)
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "body_too_slow"
+    assert num_sent < 100
+    assert not engine.asked
+
+
+def test_a_slow_answer_is_not_a_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limits, "BODY_LIMIT_S", 0.05)
+    app, _ = app_for(Script(pieces=["a", "b"], step_s=0.1))
+    assert chat(app).status_code == 200
+
+
+@pytest.mark.parametrize("keys", [(), KEYS])
+def test_head_is_get_without_a_body(keys: tuple[str, ...]) -> None:
+    app, _ = app_for(api_key=keys)
+    for path in ("/health", "/ready", "/live", "/ping"):
+        assert send(app, "HEAD", path).status_code == 200, path
+    head, get = (
+        send(app, method, "/v1/models", authorization=f"Bearer {KEYS[0]}")
+        for method in ("HEAD", "GET")
+    )
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"] != "0"
+    assert send(app, "HEAD", "/v1/completions").status_code == (401 if keys else 405)
+    assert send(app, "HEAD", "/nope").status_code == (401 if keys else 404)
 
 
 def test_unknown_fields_are_reported() -> None:
@@ -366,6 +432,9 @@ def test_health_of_a_dead_and_a_stalled_engine() -> None:
     assert [send(app, "GET", p).status_code for p in ("/health", "/ready", "/live")] == [200] * 3
     engine.heartbeat_s = 60
     assert send(app, "GET", "/health").status_code == 200
+    answer = send(app, "GET", "/ready")
+    assert answer.status_code == 503
+    assert "stands still" in answer.json()["error"]["message"]
     engine.counts = (0, 1)
     assert send(app, "GET", "/health").status_code == 503
     engine.counts, engine.heartbeat_s = (0, 0), 0

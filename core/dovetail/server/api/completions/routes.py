@@ -105,7 +105,11 @@ async def _token_ids(
     server: ServerState, body: CompletionRequest, prompt: str | list[int]
 ) -> Sequence[int]:
     if isinstance(prompt, str):
-        return await server.tokenize(prompt, add_special_tokens=body.add_special_tokens)
+        return await server.tokenize(
+            prompt,
+            add_special_tokens=body.add_special_tokens,
+            truncates_to=body.truncate_prompt_tokens,
+        )
     return prompt
 
 

@@ -31,7 +31,7 @@ async def ready(server: ServerOf) -> Response:
         reason = "the server is shutting down."
     if reason is None and server.engine.asleep:
         reason = "the engine is asleep."
-    return _answer(reason)
+    return _answer(reason or _silence_reason(server))
 
 
 async def health(server: ServerOf) -> Response:
@@ -74,6 +74,14 @@ def _stall_reason(server: ServerState) -> str | None:
     has_work = server.admission.num_inside > 0 or sum(server.engine.load()) > 0
     if has_work and age_s > STALL_S:
         return f"the engine has work but has given no sign of life for {age_s:.0f} s."
+    return None
+
+
+def _silence_reason(server: ServerState) -> str | None:
+    """Return why new work would wait: an engine that has nothing to do answers every second."""
+    age_s = server.engine.heartbeat_age_s()
+    if age_s > STALL_S:
+        return f"the engine stands still: it has given no sign of life for {age_s:.0f} s."
     return None
 
 

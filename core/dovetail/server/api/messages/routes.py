@@ -63,7 +63,12 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
         server.model_name(chat.model)
         plan = session_plan(chat, server.parsers, server.frontend)
         prompt = await server.render(chat, switches(body), shows_tools=bool(plan.tools))
-        ids = await server.tokenize(prompt.text, add_special_tokens=chat.add_special_tokens)
+        ids = await server.tokenize(
+            prompt.text,
+            add_special_tokens=chat.add_special_tokens,
+            plain=prompt.plain,
+            takes_any_length=True,
+        )
         ignored += server.fields.report(prompt.unused)
     return json_reply(CountReply(input_tokens=len(ids)), ignored)
 
@@ -95,6 +100,7 @@ class MessagesApi(Api):
             path="/v1/messages/count_tokens",
             endpoint=count_tokens,
             body=CountRequest,
+            takes_any_length=True,
         ),
     )
     task = GENERATE

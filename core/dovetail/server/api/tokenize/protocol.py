@@ -15,7 +15,7 @@ from dovetail.server.generate.chat_body import (
     ToolBody,
 )
 
-MAX_TOKENS = 1 << 22
+MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(Body):

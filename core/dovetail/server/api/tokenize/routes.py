@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from dovetail.engine.client.input import PROMPT, verify_text
+from dovetail.engine.client.long_text import LONG_TEXT_CHARS
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
@@ -20,38 +22,80 @@ from dovetail.server.api.tokenize.tokenizer_info import tokenizer_info
 from dovetail.server.generate.as_chat import CHAT_NAMES, in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.dependencies import ServerOf
-from dovetail.server.generate.ignored_fields import json_reply
+from dovetail.server.generate.ignored_fields import HEADER, header_value, json_reply
 from dovetail.server.generate.server_state import LONG_WORK, ServerState
+from dovetail.server.generate.streaming import cancel_on_disconnect
+from dovetail.server.generate.template.chat import RenderedPrompt
 
 
-async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
+async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) -> Any:
     """Return the token ids of a text or of rendered messages."""
+    return await cancel_on_disconnect(request, _tokenize(server, body))
+
+
+async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
     server.model_name(body.model)
     ignored = server.fields.check(body, known=("messages.",))
-    text, adds_special, unused = await _text(server, body)
+    found = await _text(server, body)
+    ignored += server.fields.report(found.unused)
     with in_words_of(CHAT_NAMES if body.messages else {}):
-        token_ids = await server.tokenize(text, add_special_tokens=adds_special)
+        if len(found.text) > LONG_TEXT_CHARS and server.engine.text_process is not None:
+            return await _long_reply(server, body, found, ignored)
+        token_ids = await server.tokenize(
+            found.text,
+            add_special_tokens=_adds_special(body),
+            plain=found.plain,
+            takes_any_length=True,
+        )
     strings = server.engine.tokenizer.tokens(token_ids) if body.return_token_strs else None
     reply = TokenizeReply(
         count=len(token_ids),
         max_model_len=server.engine.spec.run.max_model_tokens,
-        tokens=token_ids,
+        tokens=list(token_ids),
         token_strs=strings,
     )
-    return json_reply(reply, [*ignored, *server.fields.report(unused)], hides_none=True)
+    return json_reply(reply, ignored, hides_none=True)
 
 
-async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, Sequence[str]]:
-    """Return (text, whether special tokens are added, names that had no effect)."""
+async def _long_reply(
+    server: ServerState, body: TokenizeRequest, text: RenderedPrompt, ignored: list[str]
+) -> Response:
+    """Return the same for a long text: what the answer holds is written where it is tokenized."""
+    process = server.engine.text_process
+    assert process is not None
+    verify_text(PROMPT, text.text)
+    found = await process.describe(
+        text.text,
+        add_special_tokens=_adds_special(body),
+        shows_texts=body.return_token_strs,
+        plain=text.plain,
+    )
+    limit = server.engine.spec.run.max_model_tokens
+    head = f'{{"count":{found.num_tokens},"max_model_len":{limit},"tokens":'
+    strings = b"" if found.texts is None else b',"token_strs":' + found.texts
+    return Response(
+        head.encode() + found.ids + strings + b"}",
+        media_type="application/json",
+        headers={HEADER: header_value(ignored)} if ignored else {},
+    )
+
+
+def _adds_special(body: TokenizeRequest) -> bool:
+    """Return whether special tokens are added: a template writes them itself."""
+    given = body.add_special_tokens
+    return bool(given) if body.messages is not None else given is None or given
+
+
+async def _text(server: ServerState, body: TokenizeRequest) -> RenderedPrompt:
+    """Return the text to tokenize, with the names that had no effect."""
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages.", where="prompt")
     if body.messages is None:
-        adds = True if body.add_special_tokens is None else body.add_special_tokens
-        return body.prompt or "", adds, ()
+        return RenderedPrompt(text=body.prompt or "", tail="")
     fields = ChatRequest.model_fields.keys() & body.model_fields_set
-    chat = ChatRequest.model_construct(**{name: getattr(body, name) for name in fields})
-    prompt = await server.render(chat)
-    return prompt.text, bool(body.add_special_tokens), prompt.unused
+    return await server.render(
+        ChatRequest.model_construct(**{name: getattr(body, name) for name in fields})
+    )
 
 
 async def get_tokenizer_info(server: ServerOf) -> Response:

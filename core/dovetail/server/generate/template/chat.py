@@ -5,7 +5,7 @@ Holds the server's template; knows no tokens. Rendering is pure and may run in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -15,6 +15,7 @@ from dovetail.config.rules.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.template.control_words import ControlWords, Span
 from dovetail.server.generate.template.messages import normalise, tool_dicts, unused_extras
 from dovetail.server.generate.template.switches import Switch, switches_of
 from dovetail.server.generate.template.template import ChatTemplate
@@ -30,20 +31,33 @@ class RenderedPrompt:
     """A conversation as the model reads it.
 
     `tail` is what follows the last turn that was not the assistant's, `unused` names the fields of
-    the request that the template has no use for.
+    the request that the template has no use for, `plain` has the control words that clients wrote:
+    plain text.
     """
 
     text: str
     tail: str
     unused: Sequence[str] = ()
+    plain: tuple[Span, ...] = ()
 
 
 class ChatRenderer:
     """Renders with the checkpoint's template, or the one given by a flag."""
 
     def __init__(
-        self, facts: TokenizerFacts, *, override: str | None = None, content_format: str = "auto"
+        self,
+        facts: TokenizerFacts,
+        *,
+        override: str | None = None,
+        content_format: str = "auto",
+        added_texts: Iterable[str] = (),
+        allows_control_tokens: bool = False,
     ) -> None:
+        """`added_texts` are those of all added tokens; with `allows_control_tokens` clients may
+        write any of them."""
+        self._special_texts = () if allows_control_tokens else tuple(facts.special_texts.values())
+        self._added_texts = () if allows_control_tokens else tuple(added_texts)
+        self._words = lru_cache(MAX_GIVEN)(self._words_of)
         self._content_format = registry.value_of("chat_content_format", content_format)
         where = "--chat-template" if override else "the checkpoint's chat template"
         self._template = _build(override or facts.chat_template, facts, where)
@@ -85,14 +99,24 @@ class ChatRenderer:
             "continue_final_message": body.continue_final_message,
         }
         text = template.render(variables)
+        plain = self._words(template).from_clients(template.render, variables, text)
         if body.continue_final_message:
             text = _cut_after_final(text, _text(messages[-1]))
         names = [f"chat_template_kwargs.{name}" for name in unused]
         names += [f"messages.{n}" for n in sorted(unused_extras(body.messages, template.source))]
         if body.documents and "documents" not in template.variables:
             names.append("documents")
-        tail = _tail(text, messages)
-        return RenderedPrompt(text=text, tail=tail, unused=(*names, *without_effect))
+        return RenderedPrompt(
+            text=text,
+            tail=_tail(text, messages),
+            unused=(*names, *without_effect),
+            plain=tuple(span for span in plain if span[1] <= len(text)),
+        )
+
+    def _words_of(self, template: ChatTemplate) -> ControlWords:
+        return ControlWords(
+            self._special_texts, self._added_texts, template.source, template.looked_for
+        )
 
     def _pick(self, given: str | None, has_tools: bool) -> ChatTemplate:
         if given is not None:

@@ -61,6 +61,7 @@ class ChatTemplate:
             self._template, tree = _compile(source, where or "--chat-template")
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.content_format = content_format(tree)
+        self.looked_for = looked_for(tree)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the prompt. Raises: RequestError when the template fails or is too costly."""
@@ -123,6 +124,17 @@ def _reason(error: Exception) -> str:
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"line {error.lineno}: {error.message}"
     return f"{type(error).__name__}: {error}"
+
+
+def looked_for(tree: nodes.Template) -> frozenset[str]:
+    """Return the texts that a template may look for: all that it does not simply write."""
+    holders = (nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Assign)
+    return frozenset(
+        const.value
+        for holder in tree.find_all(holders)
+        for const in holder.find_all(nodes.Const)
+        if isinstance(const.value, str)
+    )
 
 
 def content_format(tree: nodes.Template) -> str:

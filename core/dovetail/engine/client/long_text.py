@@ -1,0 +1,129 @@
+"""Long texts on their way to tokens: whether they can fit into the context, and which part of them
+is wanted. Only as much is tokenized as it takes to know.
+
+Pieces are cut at a space between two letters, where hardly any tokenizer joins: a count of pieces
+is near the count of the whole, never used as it.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.tokenizer import Tokenizer
+
+LONG_TEXT_CHARS = 1 << 15
+"""Longer texts are not worth a token when they cannot fit."""
+
+PIECE_CHARS = 1 << 16
+LEAST_CHARS = 1 << 12
+CHARS_PER_TOKEN = 8
+"""A first guess at how much text holds the tokens wanted from its end."""
+
+SPARE_TOKENS = 64
+"""Tokens beside a cut that may differ from those of the whole text."""
+
+Rest = Callable[[], None]
+CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
+
+
+def no_rest() -> None:
+    """Go on at once."""
+
+
+def encoded(
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    most: int | None = None,
+    keep: int | None = None,
+    plain: Sequence[tuple[int, int]] = (),
+    rest: Rest = no_rest,
+) -> Sequence[int]:
+    """Return the tokens of a text, or with `keep` at least so many from its end.
+
+    `most` is the length of the context; None: any number is wanted. The control words at `plain`
+    are ordinary text. `rest` is called between parts of a long text. Raises: RequestError
+    """
+    if keep and not plain:
+        return _end(tokenizer, text, add_special_tokens=add_special_tokens, keep=keep)
+    if most is not None and len(text) > LONG_TEXT_CHARS:
+        too_many_chars(len(text), tokenizer.longest_token_chars(), most, "prompt")
+        check_fits(tokenizer, text, most, rest)
+    if plain:
+        return tokenizer.encode_with_plain(text, plain, add_special_tokens=add_special_tokens)
+    ids = array("I")
+    for part in tokenizer.encode_parts(text, add_special_tokens=add_special_tokens):
+        ids.extend(part)
+        rest()
+    return ids
+
+
+def kept(truncates_to: int | None, context: int) -> int | None:
+    """Return how many tokens truncate_prompt_tokens can keep at most; None: all are wanted."""
+    if not truncates_to:
+        return None
+    return min(truncates_to, context) if truncates_to > 0 else context
+
+
+def too_many_chars(num_chars: int, longest_token_chars: int | None, most: int, where: str) -> None:
+    """Raise RequestError for a text of more characters than `most` tokens can stand for."""
+    if longest_token_chars is None or num_chars <= most * longest_token_chars:
+        return
+    raise RequestError(
+        f"the text has {num_chars} characters, and a token of this model stands for at most "
+        f"{longest_token_chars}; the context length is {most} tokens, for prompt and answer "
+        "together.",
+        where=where,
+        fix="shorten the text, or set truncate_prompt_tokens to -1.",
+        code="context_length_exceeded",
+    )
+
+
+def check_fits(tokenizer: Tokenizer, text: str, most: int, rest: Rest) -> None:
+    """Raise RequestError for a long text as soon as its pieces have more tokens than `most`."""
+    if len(text) <= 2 * PIECE_CHARS:
+        return
+    num_tokens = num_spare = 0
+    for piece in pieces(text):
+        num_tokens += len(tokenizer.encode(piece, add_special_tokens=False))
+        num_spare += SPARE_TOKENS
+        rest()
+        if num_tokens - num_spare > most:
+            raise RequestError(
+                f"the prompt has more than {num_tokens - num_spare} tokens; the context length is "
+                f"{most}, for prompt and answer together.",
+                where="prompt",
+                fix="shorten the prompt, set truncate_prompt_tokens to -1, or start with a larger "
+                "--max-model-len.",
+                code="context_length_exceeded",
+            )
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces, cut between two words where there are words."""
+    start = 0
+    while len(text) - start > 2 * PIECE_CHARS:
+        found = CUT.search(text, start + PIECE_CHARS, start + 2 * PIECE_CHARS)
+        end = found.start() if found else start + PIECE_CHARS
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _end(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, keep: int) -> Sequence[int]:
+    """Return tokens of the end of a text: `keep` of them, and some before, or all there are."""
+    num_chars = max(LEAST_CHARS, CHARS_PER_TOKEN * keep)
+    while num_chars < len(text):
+        at = len(text) - num_chars
+        found = CUT.search(text, at, at + num_chars // 2)
+        ids = tokenizer.encode(
+            text[found.start() if found else at :], add_special_tokens=add_special_tokens
+        )
+        if len(ids) >= keep + SPARE_TOKENS:
+            return ids[-keep:]
+        num_chars *= 2
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -1,0 +1,288 @@
+"""TextProcess: reads large bodies and long prompts in separate processes.
+
+Parsing JSON and tokenizing hold the interpreter, whatever thread they run in: while a text of
+megabytes is read there, this process's event loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import heapq
+import itertools
+import logging
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dovetail.engine.client.text_worker import (
+    LENGTH,
+    Describe,
+    Encode,
+    Parse,
+    TextBoot,
+    TextJob,
+    TextResult,
+)
+from dovetail.errors import Overloaded, RequestError
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.process import Child, spawn
+
+logger = logging.getLogger(__name__)
+
+LARGE_BODY_BYTES = 1 << 17
+HUGE_BYTES = 1 << 20
+IDLE_S = 20.0
+JOB_LIMIT_S = 600.0
+SLICE_BYTES = 1 << 18
+MAX_WAITING_BYTES = 512 << 20
+"""Bytes of texts that may wait; beyond it requests are refused at once."""
+
+
+Answer = tuple[TextResult, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A text's tokens as JSON: the ids, and their texts where those were asked for."""
+
+    num_tokens: int
+    ids: bytes
+    texts: bytes | None
+
+
+class TextProcess:
+    """One per API process, used within one event loop: two processes, of which one reads what is
+    huge, so that nothing else waits for that. Close it.
+
+    `is_busy` says whether anything is being generated: then huge texts take their time.
+    """
+
+    def __init__(self, spec: EngineSpec, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._lanes = (
+            _Lane(TextBoot(spec=spec, is_patient=False)),
+            _Lane(TextBoot(spec=spec, is_patient=True)),
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the ids of the processes that run now."""
+        return [lane.pid for lane in self._lanes if lane.pid is not None]
+
+    async def parse(self, body: bytes, *, is_bounded: bool) -> Any:
+        """Return a JSON body's value. Raises: RequestError, Overloaded"""
+        job = Parse(num_bytes=len(body), rests=self._rests(body), is_bounded=is_bounded)
+        _, payload = await self._lane(body).run(job, body)
+        return msgspec.msgpack.decode(payload)
+
+    async def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        most: int | None,
+        keep: int | None,
+        plain: Sequence[tuple[int, int]] = (),
+    ) -> Sequence[int]:
+        """Return a text's tokens: `long_text.encoded`. Raises: RequestError, Overloaded"""
+        data = text.encode()
+        job = Encode(
+            num_bytes=len(data),
+            rests=self._rests(data),
+            add_special_tokens=add_special_tokens,
+            most=most,
+            keep=keep,
+            plain=tuple(plain),
+        )
+        _, payload = await self._lane(data).run(job, data)
+        ids = array("I")
+        ids.frombytes(payload)
+        return ids
+
+    async def describe(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        shows_texts: bool,
+        plain: Sequence[tuple[int, int]] = (),
+    ) -> Described:
+        """Return a text's tokens, however many, as JSON. Raises: RequestError, Overloaded"""
+        data = text.encode()
+        job = Describe(
+            num_bytes=len(data),
+            rests=self._rests(data),
+            add_special_tokens=add_special_tokens,
+            shows_texts=shows_texts,
+            plain=tuple(plain),
+        )
+        result, payload = await self._lane(data).run(job, data)
+        return Described(
+            num_tokens=result.num_tokens,
+            ids=payload[: result.num_id_bytes],
+            texts=payload[result.num_id_bytes :] if shows_texts else None,
+        )
+
+    async def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        for lane in self._lanes:
+            await lane.close()
+
+    def _lane(self, data: bytes) -> _Lane:
+        return self._lanes[len(data) > HUGE_BYTES]
+
+    def _rests(self, data: bytes) -> bool:
+        return len(data) > HUGE_BYTES and self._is_busy()
+
+
+class _Lane:
+    """One process and what waits for it, the shortest first. It starts at the first job, and ends
+    when it has been idle."""
+
+    def __init__(self, boot: TextBoot) -> None:
+        self._boot = boot
+        self._waiting: list[tuple[int, int, TextJob, bytes, asyncio.Future[Answer]]] = []
+        self._num_bytes = 0
+        self._serials = itertools.count()
+        self._has_work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._worker: _Worker | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process's id, None while there is none."""
+        return None if self._worker is None else self._worker.pid
+
+    async def run(self, job: TextJob, data: bytes) -> Answer:
+        """Return a job's result, when its turn has come. Raises: RequestError, Overloaded"""
+        if self._num_bytes + len(data) > MAX_WAITING_BYTES:
+            raise Overloaded("too many long texts wait to be read.")
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (len(data), next(self._serials), job, data, future))
+        self._num_bytes += len(data)
+        self._has_work.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._serve())
+        result, payload = await future
+        if result.fault is not None:
+            found = result.fault
+            raise RequestError(found.what, where=found.where, fix=found.fix, code=found.code)
+        return result, payload
+
+    async def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for *_, future in self._waiting:
+            _give_up(future)
+        await self._end_worker()
+
+    async def _serve(self) -> None:
+        """Do what waits until nothing has waited for a while."""
+        while True:
+            try:
+                await asyncio.wait_for(self._has_work.wait(), IDLE_S)
+            except TimeoutError:
+                self._task = None
+                await self._end_worker()
+                return
+            size, _, job, data, future = heapq.heappop(self._waiting)
+            self._num_bytes -= size
+            if not self._waiting:
+                self._has_work.clear()
+            try:
+                if not future.done():
+                    await self._do(job, data, future)
+            finally:
+                _give_up(future)
+            del data, future
+
+    async def _do(self, job: TextJob, data: bytes, future: asyncio.Future[Answer]) -> None:
+        """Have the process do a job, and tell whoever waits for it. Mutates: future"""
+        try:
+            if self._worker is None:
+                self._worker = await _Worker.start(self._boot)
+            work = asyncio.ensure_future(self._worker.run(job, data))
+            if self._boot.is_patient:  # a huge text is not read on for nobody
+                future.add_done_callback(lambda done: done.cancelled() and work.cancel())
+            answer = await asyncio.wait_for(work, JOB_LIMIT_S)
+        except asyncio.CancelledError:
+            await self._end_worker()
+            if not future.cancelled():
+                raise
+            return
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            logger.warning("the process that reads long texts ended: %r", error)
+            await self._end_worker()
+            if not future.done():
+                what = "the process that reads long texts ended or does not respond."
+                future.set_exception(RequestError(what, status=500))
+            return
+        if not future.done():
+            future.set_result(answer)
+
+    async def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.end()
+            _trim()
+
+
+def _give_up(future: asyncio.Future[Answer]) -> None:
+    """Tell whoever still waits that nothing will come. Mutates: future"""
+    if not future.done():
+        future.set_exception(Overloaded("the server is shutting down."))
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, which glibc keeps otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class _Worker:
+    """The process, and the channel to it."""
+
+    def __init__(
+        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._child = child
+        self._reader = reader
+        self._writer = writer
+        self.pid = child.pid
+
+    @classmethod
+    async def start(cls, boot: TextBoot) -> _Worker:
+        """Return a started process."""
+        child = spawn("dovetail.engine.client.text_worker", boot, has_channel=True)
+        reader, writer = await asyncio.open_unix_connection(
+            sock=child.channel, limit=4 * SLICE_BYTES
+        )
+        return cls(child, reader, writer)
+
+    async def run(self, job: TextJob, data: bytes) -> Answer:
+        """Return a job's result. Raises: IncompleteReadError, OSError when the process ends"""
+        head = msgspec.msgpack.encode(job)
+        self._writer.write(LENGTH.pack(len(head)) + head)
+        rest = memoryview(data)
+        while rest:
+            self._writer.write(rest[:SLICE_BYTES])
+            rest = rest[SLICE_BYTES:]
+            await self._writer.drain()
+        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        result = msgspec.msgpack.decode(await self._reader.readexactly(size), type=TextResult)
+        return result, await self._reader.readexactly(result.num_bytes)
+
+    async def end(self) -> None:
+        """End the process, whatever it is doing."""
+        self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        await asyncio.get_running_loop().run_in_executor(None, self._child.end, 0.0)

@@ -1,0 +1,320 @@
+"""The process that reads long texts: parses large bodies and tokenizes long prompts, one job after
+the other, behind running streams.
+
+A job and a result are each a length-prefixed msgpack head and
+as many raw bytes as the head says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from dovetail import process
+from dovetail.engine.client.input import load_tokenizer, verify_text
+from dovetail.engine.client.long_text import Rest, encoded, no_rest, too_many_chars
+from dovetail.errors import RequestError
+from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.tokenizer import Tokenizer
+
+LENGTH = struct.Struct("<I")
+NICENESS, PATIENT_NICENESS = 5, 19
+REST_FACTOR = 4.0
+PART = 1 << 14
+"""Values that are handled between two rests."""
+
+MAX_VALUES = 1 << 20
+"""Values that a large body may have: what it becomes is checked in the server's own process."""
+
+PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
+"""The fields of a body whose texts become the prompt."""
+
+
+class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """The boot message. `is_patient`: the process works when nobody else does."""
+
+    spec: EngineSpec
+    is_patient: bool
+
+
+class TextJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done with the bytes that follow. `rests`: others need the processor."""
+
+    num_bytes: int
+    rests: bool
+
+
+class Parse(TextJob, frozen=True, kw_only=True, tag=True):
+    """Read a JSON body. `is_bounded`: its texts must fit into the context."""
+
+    is_bounded: bool
+
+
+class Encode(TextJob, frozen=True, kw_only=True, tag=True):
+    """Tokenize a text, as `long_text.encoded` does it."""
+
+    add_special_tokens: bool
+    most: int | None
+    keep: int | None
+    plain: tuple[tuple[int, int], ...] = ()
+
+
+class Describe(TextJob, frozen=True, kw_only=True, tag=True):
+    """Tokenize a text and write its ids, or its tokens' texts, as JSON."""
+
+    add_special_tokens: bool
+    shows_texts: bool
+    plain: tuple[tuple[int, int], ...] = ()
+
+
+Job = Parse | Encode | Describe
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A RequestError on its way to the server's process."""
+
+    what: str
+    where: str | None = None
+    fix: str | None = None
+    code: str | None = None
+
+
+class TextResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a job: bytes that follow, of which `num_ids` is the JSON of ids' count."""
+
+    num_bytes: int = 0
+    num_tokens: int = 0
+    num_id_bytes: int = 0
+    fault: Fault | None = None
+
+
+def main() -> int:
+    """Work until the parent closes the channel; return the exit status."""
+    boot = process.read_boot(TextBoot)
+    channel = process.open_channel()
+    incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
+    _step_back(boot.is_patient)
+    reader = TextReader(boot.spec)
+    while (head := incoming.read(LENGTH.size)) and len(head) == LENGTH.size:
+        job = msgspec.msgpack.decode(incoming.read(LENGTH.unpack(head)[0]), type=Job)
+        _answer(outgoing, reader, job, incoming.read(job.num_bytes))
+    return 0
+
+
+def _step_back(is_patient: bool) -> None:
+    """Let streams go first, or whoever else wants the processor."""
+    os.nice(PATIENT_NICENESS if is_patient else NICENESS)
+    if is_patient and sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+class Pace:
+    """Rests in proportion to the processor time spent, so that streams are disturbed for a fifth
+    of the time at most, however long a text is."""
+
+    def __init__(self) -> None:
+        self._since_s = time.process_time()
+
+    def rest(self) -> None:
+        """Sleep for the work done since the last rest."""
+        worked_s = time.process_time() - self._since_s
+        time.sleep(REST_FACTOR * worked_s)
+        self._since_s = time.process_time()
+
+
+def _answer(outgoing: BinaryIO, reader: TextReader, job: Job, data: bytes) -> None:
+    try:
+        result, payload = reader.run(job, data)
+    except RequestError as error:
+        fault = Fault(what=error.what, where=error.where, fix=error.fix, code=error.code)
+        result, payload = TextResult(fault=fault), b""
+    head = msgspec.msgpack.encode(result)
+    outgoing.write(LENGTH.pack(len(head)) + head)
+    outgoing.write(payload)
+    outgoing.flush()
+
+
+class TextReader:
+    """Does the jobs. Loads the tokenizer at the first text."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._most = spec.run.max_model_tokens
+        self._loaded: Tokenizer | None = None
+
+    def run(self, job: Job, data: bytes) -> tuple[TextResult, bytes]:
+        """Return the result and the bytes that belong to it. Raises: RequestError"""
+        tokenizer = self._tokenizer
+        rest = Pace().rest if job.rests else no_rest
+        match job:
+            case Parse():
+                payload = self._parsed(data, rest, is_bounded=job.is_bounded)
+                rest()
+                return TextResult(num_bytes=len(payload)), payload
+            case Encode():
+                ids = encoded(
+                    tokenizer,
+                    data.decode(),
+                    add_special_tokens=job.add_special_tokens,
+                    most=job.most,
+                    keep=job.keep,
+                    plain=job.plain,
+                    rest=rest,
+                )
+                payload = array("I", ids).tobytes()
+                return TextResult(num_bytes=len(payload), num_tokens=len(ids)), payload
+            case Describe():
+                return self._described(job, data.decode(), rest)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self._loaded is None:
+            self._loaded = load_tokenizer(self._spec)
+        return self._loaded
+
+    def _described(self, job: Describe, text: str, rest: Rest) -> tuple[TextResult, bytes]:
+        tokenizer = self._tokenizer
+        ids = encoded(
+            tokenizer,
+            text,
+            add_special_tokens=job.add_special_tokens,
+            plain=job.plain,
+            rest=rest,
+        )
+        written = _json_list(ids, list, rest)
+        payload = written + (_json_list(ids, tokenizer.tokens, rest) if job.shows_texts else b"")
+        result = TextResult(num_bytes=len(payload), num_tokens=len(ids), num_id_bytes=len(written))
+        return result, payload
+
+    def _parsed(self, data: bytes, rest: Rest, *, is_bounded: bool) -> bytes:
+        """Return a body as msgpack, its texts checked and cut. Raises: RequestError"""
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            raise RequestError("the request body is not valid JSON.", code="invalid_json") from None
+        rest()
+        self._check(body, rest, is_bounded=is_bounded and not _truncates(body))
+        self._cut(body)
+        try:
+            return msgspec.msgpack.encode(body)
+        except OverflowError:
+            raise RequestError("the body holds a number of more than 64 bits.") from None
+        except RecursionError:
+            raise RequestError("the request body is nested too deep.") from None
+
+    def _check(self, body: Any, rest: Rest, *, is_bounded: bool) -> None:
+        """Raise RequestError for too many values, and for text that nobody can read or use."""
+        for count, (path, value) in enumerate(_values(body)):
+            if count > MAX_VALUES:
+                raise RequestError(
+                    f"the request body holds more than {MAX_VALUES} values.",
+                    fix="send several smaller requests.",
+                    code="body_too_large",
+                )
+            if isinstance(value, str) and not value.isascii():
+                verify_text(_dotted(path), value)
+            if count % PART == 0:
+                rest()
+        if is_bounded and isinstance(body, dict):
+            longest = self._tokenizer.longest_token_chars()
+            for path, text in _prompt_texts(body):
+                too_many_chars(len(text), longest, self._most, _dotted(path))
+
+    def _cut(self, body: Any) -> None:
+        """Leave of a prompt what truncate_prompt_tokens can keep of it. Mutates: body"""
+        if not _truncates(body) or not isinstance(body.get("prompt"), str):
+            return
+        longest = self._tokenizer.longest_token_chars()
+        keep = body["truncate_prompt_tokens"]
+        keep = min(keep if keep > 0 else self._most, self._most) + 1
+        if longest is not None:
+            # Twice as much as the kept tokens can stand for: those at the cut are not kept.
+            body["prompt"] = body["prompt"][-2 * keep * longest :]
+
+
+def _json_list(
+    ids: Sequence[int], values_of: Callable[[Sequence[int]], list[Any]], rest: Rest
+) -> bytes:
+    """Return the values of ids as a JSON list."""
+    written = []
+    for start in range(0, len(ids), PART):
+        written.append(msgspec.json.encode(values_of(ids[start : start + PART]))[1:-1])
+        rest()
+    return b"[" + b",".join(written) + b"]"
+
+
+def _truncates(body: Any) -> bool:
+    keep = body.get("truncate_prompt_tokens") if isinstance(body, dict) else None
+    return type(keep) is int and (keep == -1 or keep > 0)
+
+
+Path = tuple[str | int, ...]
+
+
+def _prompt_texts(body: dict[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield the texts that stand in the prompt in full. The assistant's turns are not among them:
+    templates leave out what it thought."""
+    for name in PROMPT_FIELDS.intersection(body):
+        value = body[name]
+        for path, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            at: Path = (name,) if path is None else (name, path)
+            if isinstance(item, str):
+                yield at, item
+            elif isinstance(item, dict) and item.get("role") != "assistant":
+                yield from _content_texts(at, item)
+
+
+def _content_texts(path: Path, item: dict[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield the texts of a turn's or an input item's content."""
+    for name in ("content", "text", "output"):
+        value = item.get(name)
+        if isinstance(value, str):
+            yield (*path, name), value
+        elif isinstance(value, list):
+            for i, part in enumerate(value):
+                text = part.get("text") if isinstance(part, dict) else part
+                if isinstance(text, str):
+                    yield (*path, name, i), text
+
+
+def _values(body: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield every value and every name within a body, with its path."""
+    open_parts: list[Iterator[tuple[Path, Any]]] = [iter([((), body)])]
+    while open_parts:
+        found = next(open_parts[-1], None)
+        if found is None:
+            open_parts.pop()
+            continue
+        yield found
+        path, value = found
+        if isinstance(value, dict):
+            open_parts.append(_members(path, value))
+        elif isinstance(value, list):
+            open_parts.append(_items(path, value))
+
+
+def _items(path: Path, value: list[Any]) -> Iterator[tuple[Path, Any]]:
+    for i, part in enumerate(value):
+        yield (*path, i), part
+
+
+def _members(path: Path, value: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+    for name, part in value.items():
+        yield (*path, name), name
+        yield (*path, name), part
+
+
+def _dotted(path: Path) -> str:
+    """Return a path as text, without halves of surrogate pairs."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text.encode("utf-8", "replace").decode()

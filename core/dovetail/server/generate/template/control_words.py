@@ -1,0 +1,185 @@
+"""Which control words in a rendered conversation are the clients' own text, not the template's.
+
+A control word is the text of a special token, or of another added token that the template writes.
+The conversation is rendered a second time with every character of the clients' text that could
+begin one replaced by a stand-in: where the second rendering, its stand-ins put back, is the first,
+each control word that begins with a stand-in came from a client. Templates may trim, split, join
+and repeat the text; what they look for in it (`</think>` in an earlier answer) stays visible.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dovetail.errors import RequestError
+
+Span = tuple[int, int]
+FIRST_STAND_IN = 0xE000
+LAST_STAND_IN = 0xF8FF
+"""The private use area, from which the stand-ins are taken that occur nowhere else."""
+
+MIN_CHARS = 3
+FOLLOWED = ("messages", "tools", "documents")
+FIX = (
+    "remove it from the text, or start the server with --allow-control-tokens, which lets clients "
+    "write control tokens."
+)
+
+
+class ControlWords:
+    """The control words of one template; `looked_for` are the texts that it compares with."""
+
+    def __init__(
+        self,
+        special: Iterable[str],
+        added: Iterable[str],
+        source: str,
+        looked_for: Iterable[str],
+    ) -> None:
+        self._special = {word for word in special if word.strip()}
+        written = {word for word in added if _is_marker(word) and word in source}
+        words = self._special | written
+        self._any = _pattern(words)
+        self._unsafe = _pattern(self._special)
+        starts = "".join(sorted({word[0] for word in words}))
+        self._starts = starts
+        self._start = re.compile(f"[{re.escape(starts)}]") if starts else None
+        visible = {text.strip() for text in looked_for if _is_marker(text.strip())}
+        self._replaceable = {
+            "assistant": _begins(starts, visible | written, self._special),
+            "assistant's own": _begins(starts, visible | written, self._special - visible),
+            "others": _begins(starts, visible, self._special),
+            "none": self._start,
+        }
+
+    def from_clients(
+        self, render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any], prompt: str
+    ) -> tuple[Span, ...]:
+        """Return where clients' control words stand in the prompt that `render` made.
+
+        Raises: RequestError when the template changes the text so that it cannot be told, and the
+        text holds the word of a special token
+        """
+        try:
+            return self._found(render, variables, prompt)
+        except RecursionError:
+            raise RequestError("is nested too deep.", where="messages") from None
+
+    def _found(
+        self, render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any], prompt: str
+    ) -> tuple[Span, ...]:
+        if self._start is None or not any(map(self._start.search, _texts(variables))):
+            return ()
+        stand_ins = self._stand_ins([prompt, *_texts(variables)])
+        back = str.maketrans({stand_in: start for start, stand_in in stand_ins.items()})
+        for assistant, others in (("assistant", "none"), ("assistant's own", "others")):
+            shown = _try(render, self._replaced(variables, stand_ins, assistant, others))
+            if shown is not None and shown.translate(back) == prompt:
+                marks = frozenset(stand_ins.values())
+                return tuple(
+                    match.span()
+                    for match in self._any.finditer(prompt)
+                    if shown[match.start()] in marks
+                )
+        self._refuse(variables)
+        return ()
+
+    def _stand_ins(self, texts: Sequence[str]) -> dict[str, str]:
+        """Return a character for each start that no text holds."""
+        free = (chr(code) for code in range(FIRST_STAND_IN, LAST_STAND_IN))
+        unused = (char for char in free if not any(char in text for text in texts))
+        return dict(zip(self._starts, unused, strict=False))
+
+    def _replaced(
+        self,
+        variables: Mapping[str, Any],
+        stand_ins: Mapping[str, str],
+        assistant: str,
+        others: str,
+    ) -> dict[str, Any]:
+        """Return the variables with stand-ins in all that clients wrote."""
+
+        def replace(value: Any, kind: str) -> Any:
+            pattern = self._replaceable[kind]
+            if isinstance(value, str) and pattern is not None:
+                return pattern.sub(lambda match: stand_ins[match[0]], value)
+            if isinstance(value, dict):
+                return {replace(k, kind): replace(v, kind) for k, v in value.items()}
+            if isinstance(value, list):
+                return [replace(part, kind) for part in value]
+            return value
+
+        found = dict(variables)
+        for name, value in variables.items():
+            if name == "messages":
+                found[name] = [
+                    replace(turn, assistant if turn["role"] == "assistant" else others)
+                    for turn in value
+                ]
+            else:
+                found[name] = replace(value, others)
+        return found
+
+    def _refuse(self, variables: Mapping[str, Any]) -> None:
+        """Raise RequestError if the text of a special token is in what clients wrote."""
+        for name, value in variables.items():
+            for part, where in _parts(name, value):
+                for text in _texts(part):
+                    if found := self._unsafe.search(text):
+                        raise RequestError(
+                            f'the text holds the control token "{found[0]}", and the chat template '
+                            "changes the text so that it cannot be told apart from its own words.",
+                            where=where,
+                            fix=FIX,
+                            code="control_token_in_text",
+                        )
+
+
+def _is_marker(word: str) -> bool:
+    return len(word) >= MIN_CHARS and not word[0].isalnum() and bool(word.strip())
+
+
+def _pattern(words: Iterable[str]) -> re.Pattern[str]:
+    """Return what matches any of the words, the longest first; nothing where there are none."""
+    ordered = sorted(words, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+
+
+def _begins(starts: str, visible: Iterable[str], hidden: Iterable[str]) -> re.Pattern[str] | None:
+    """Return what matches a start, unless it begins a text that is to stay visible and none that
+    is to be hidden."""
+    if not starts:
+        return None
+    shown, covered = _pattern(visible).pattern, _pattern(hidden).pattern
+    return re.compile(f"(?={covered}|(?!{shown}))[{re.escape(starts)}]")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text within a value, names too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _texts(name)
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[Any, str]]:
+    """Yield a variable's parts, with their places in the request."""
+    if name in FOLLOWED and isinstance(value, list):
+        yield from ((part, f"{name}[{i}]") for i, part in enumerate(value))
+    else:
+        yield value, f"chat_template_kwargs.{name}"
+
+
+def _try(render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any]) -> str | None:
+    """Return a rendering, None where the template refuses what it does not expect."""
+    try:
+        return render(variables)
+    except RequestError:
+        return None

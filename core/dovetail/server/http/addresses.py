@@ -1,0 +1,33 @@
+"""Which addresses mean this machine. Imports no web framework."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from dovetail.config.sections.frontend import FrontendConfig
+
+DEFAULT_HOST = "127.0.0.1"
+ANY = "*"
+
+
+def is_address(name: str) -> bool:
+    """Return whether a host is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a host is this machine alone."""
+    if name == "localhost":
+        return True
+    return is_address(name) and ipaddress.ip_address(name.partition("%")[0]).is_loopback
+
+
+def is_local_only(frontend: FrontendConfig) -> bool:
+    """Return whether only programs of this machine are meant to reach the server, without a key."""
+    if frontend.api_key or frontend.uds is not None or ANY in frontend.allowed_hosts:
+        return False
+    return is_loopback(frontend.host or DEFAULT_HOST)

@@ -1,0 +1,152 @@
+"""BodyLimitMiddleware: how large a body may be and how long it may take.
+
+A refusal reaches its client: closing a connection with unread bytes would throw the answer away, so
+what still comes is read and dropped for a while first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dovetail.server.http.errors import Problem, problem
+
+logger = logging.getLogger("dovetail.server")
+
+BODY_LIMIT_S = 60.0
+"""How long a body may take, beside what its bytes take at the least rate."""
+
+LEAST_BYTES_PER_S = 64 * 1024
+LINGER_S = 10.0
+LINGER_BYTES = 256 * 2**20
+"""How long, and how much of, a refused body is read and dropped."""
+
+
+class _BodyRefused(Exception):
+    """Too many bytes came, or too slowly."""
+
+
+class BodyLimitMiddleware:
+    """Reads no more of a body than `max_bytes`, whatever its headers say, and does not wait for one
+    that trickles in."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._max_bytes:
+            await _refuse(self._too_large(), scope, receive, send)
+            return
+        await self._limited(scope, receive, send)
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; when its body is refused, its own answer gives way to the refusal."""
+        body = _Body(receive, self._max_bytes)
+        has_started = False
+
+        async def pass_on(message: Message) -> None:
+            nonlocal has_started
+            if has_started or not body.is_refused:
+                has_started = True
+                await send(message)
+
+        try:
+            await self._app(scope, body.receive, pass_on)
+        except _BodyRefused:
+            logger.debug("a body was cut off at %d bytes", body.num_bytes)
+        if body.is_refused and not has_started:
+            found = self._too_large() if body.is_too_large else _TOO_SLOW
+            await _refuse(found, scope, receive, send)
+
+    def _too_large(self) -> Problem:
+        return problem(
+            413,
+            f"the request body is above {self._max_bytes} bytes.",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )
+
+
+class _Body:
+    """One request's body on its way in, counted and timed."""
+
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self.is_too_large = self.is_too_slow = False
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._is_whole = False
+        self._waited_s = 0.0
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether no more of it is read."""
+        return self.is_too_large or self.is_too_slow
+
+    async def receive(self) -> Message:
+        """Return the next message. Raises: _BodyRefused"""
+        if self._is_whole:
+            return await self._receive()
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        left_s = BODY_LIMIT_S + self.num_bytes / LEAST_BYTES_PER_S - self._waited_s
+        try:
+            message: Any = await asyncio.wait_for(self._receive(), max(left_s, 0.0))
+        except TimeoutError:
+            self.is_too_slow = True
+            raise _BodyRefused from None
+        self._waited_s += loop.time() - started_s
+        self.num_bytes += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        if self.num_bytes > self._max_bytes:
+            self.is_too_large = True
+            raise _BodyRefused
+        return message
+
+
+async def _refuse(found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer, and end the answer when the client has sent what it was about to send."""
+    response = found.response(scope)
+
+    async def hold_open(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "more_body": True}
+        await send(message)
+
+    await response(scope, receive, hold_open)
+    if Headers(scope=scope).get("expect") is None:
+        await _drop_rest(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drop_rest(receive: Receive) -> None:
+    """Read what still comes, within the limits, and forget it."""
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while num_bytes < LINGER_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        logger.debug("a refused body still came after %g s", LINGER_S)
+
+
+_TOO_SLOW = problem(
+    408,
+    f"the request body took too long: more than {BODY_LIMIT_S:g} s and a second for every "
+    f"{LEAST_BYTES_PER_S} bytes.",
+    code="body_too_slow",
+    headers={"Connection": "close"},
+)

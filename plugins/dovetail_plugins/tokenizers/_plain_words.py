@@ -1,0 +1,120 @@
+"""PlainWords: tokenizes a text in which some control words are ordinary text.
+
+A text falls into stretches between the added tokens that stand in it. A stretch with such a word is
+tokenized by the same tokenizer without added tokens, so that its tokens are those of any text;
+everything else by the tokenizer itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+Span = tuple[int, int]
+
+
+class PlainWords:
+    """For one tokenizer of the `tokenizers` library. Made at the first such text."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        tokens: list[AddedToken] = list(backend.get_added_tokens_decoder().values())
+        self._tokens = {token.content: token for token in tokens if not token.normalized}
+        ordered = sorted(self._tokens, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+
+    def encode(self, text: str, plain: Sequence[Span]) -> list[int]:
+        """Return the token ids of a text, without those put around every text."""
+        ids: list[int] = []
+        done = 0
+        for start, end in self._stretches(text, plain):
+            if done < start:
+                ids += self._encode(self._backend, text[done:start])
+            inner = [(a - start, b - start) for a, b in plain if start <= a < end]
+            ids += self._plain(text[start:end], inner, is_first=start == 0)
+            done = end
+        return ids + self._encode(self._backend, text[done:])
+
+    def _stretches(self, text: str, plain: Sequence[Span]) -> Iterator[Span]:
+        """Yield where the stretches are that hold a plain word, less the white space that the
+        tokens beside them take."""
+        starts = {start for start, _ in plain}
+        start, takes, rest = 0, False, sorted(starts)
+        ends = list(self._matches(text, plain))
+        for match in [*ends, None]:
+            end = len(text) if match is None else match.start()
+            if any(start <= at < end for at in rest):
+                stretch = text[start:end]
+                left = len(stretch) - len(stretch.lstrip()) if takes else 0
+                token = self._tokens[match[0]] if match is not None else None
+                right = len(stretch) - len(stretch.rstrip()) if token and token.lstrip else 0
+                yield start + left, end - right
+            if match is not None:
+                start, takes = match.end(), self._tokens[match[0]].rstrip
+
+    def _matches(self, text: str, plain: Sequence[Span]) -> Iterator[re.Match[str]]:
+        """Yield the added tokens outside the plain words."""
+        at = 0
+        for start, end in [*plain, (len(text), len(text))]:
+            yield from self._any.finditer(text, at, start)
+            at = end
+
+    def _plain(self, stretch: str, words: Sequence[Span], *, is_first: bool) -> list[int]:
+        """Return the ids of a stretch of ordinary text.
+
+        Where the vocabulary itself holds a word whole, the word is cut behind its first character.
+        """
+        backend = self._without_added if is_first else self._continuing
+        ids = self._encode(backend, stretch)
+        unwanted = {self._backend.token_to_id(stretch[start:end]) for start, end in words}
+        if unwanted.isdisjoint(ids):
+            return ids
+        cuts = [0, *(start + 1 for start, _ in words), len(stretch)]
+        parts = [stretch[start:end] for start, end in itertools.pairwise(cuts)]
+        first = self._encode(backend, parts[0])
+        return first + [i for part in parts[1:] for i in self._encode(self._within_word, part)]
+
+    def _encode(self, backend: Backend, text: str) -> list[int]:
+        (found,) = backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(found.ids)
+
+    @cached_property
+    def _without_added(self) -> Backend:
+        return Backend.from_str(json.dumps(self._content()))
+
+    @cached_property
+    def _continuing(self) -> Backend:
+        """The same for a stretch that does not begin the text."""
+        return Backend.from_str(json.dumps(self._content("first")))
+
+    @cached_property
+    def _within_word(self) -> Backend:
+        """The same for the rest of a word: no space is put before it."""
+        content = self._content("first", "always")
+        normalizer = content.get("normalizer") or {}
+        if "normalizers" in normalizer:
+            kept = [part for part in normalizer["normalizers"] if part["type"] != "Prepend"]
+            normalizer["normalizers"] = kept
+        return Backend.from_str(json.dumps(content))
+
+    def _content(self, *schemes: str) -> dict[str, Any]:
+        """Return the tokenizer without added tokens, and without the space that these schemes put
+        before a text."""
+        content: dict[str, Any] = json.loads(self._backend.to_str())
+        content["added_tokens"] = [
+            token
+            for token in content["added_tokens"]
+            if token["normalized"] and not token["special"]
+        ]
+        splitter = content.get("pre_tokenizer") or {}
+        for part in (splitter, *splitter.get("pretokenizers", ())):
+            if part.get("prepend_scheme") in schemes:
+                part["prepend_scheme"] = "never"
+        return content
