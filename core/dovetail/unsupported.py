@@ -104,6 +104,11 @@ FEATURES: dict[str, Unsupported] = {
     "grammar_cache": Unsupported("compiled grammars are not cached on disk"),
     "fork": Unsupported("processes are always spawned, never forked"),
     # What a request asks for.
+    "other_samplers": Unsupported(
+        "this way of sampling is not supported",
+        "use temperature, top_p, top_k, min_p and the penalties",
+    ),
+    "sampler_order": Unsupported("the order of the sampling steps cannot be chosen"),
     "predicted_outputs": Unsupported("predicted outputs are not supported"),
     "web_search": Unsupported("there is no web search here"),
     "conversations": Unsupported("conversations are not kept here", "use previous_response_id"),

@@ -104,7 +104,8 @@ class FrontendConfig:
         False, help="report in usage how many prompt tokens came from the prefix cache"
     )
     enable_force_include_usage: bool = flag(
-        False, help="report usage in every stream, even if the request does not ask for it"
+        False,
+        help="report usage in every chunk of every stream, even if the request does not ask for it",
     )
     enable_server_load_tracking: bool = flag(
         False,

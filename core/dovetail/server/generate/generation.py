@@ -167,7 +167,7 @@ async def json_response(
     """Return a whole answer as one JSON body. Raises: what `body` raises, ClientDisconnected"""
     answer = await cancel_on_disconnect(request, body)
     return Response(
-        answer.model_dump_json(exclude_unset=True),
+        answer.model_dump_json(),
         media_type="application/json",
         headers=meta.headers(),
     )

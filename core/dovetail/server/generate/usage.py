@@ -41,7 +41,7 @@ class UsageCounter:
         """Return OpenAI's usage object."""
         prompt = sum(self.prompt_tokens.values())
         generated = sum(self.generated_tokens.values())
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"prompt_tokens_details": None, "completion_tokens_details": None}
         if self.shows_cached:
             cached = sum(self.cached_tokens.values())
             fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
@@ -63,7 +63,8 @@ def stream_usage(
     """Return when a stream tells the usage. Raises: RequestError for options without a stream"""
     if options is not None and not is_stream:
         raise RequestError("is only allowed when stream is true.", where="stream_options")
-    is_wanted = options is not None and options.include_usage
-    if not is_wanted and not server.frontend.enable_force_include_usage:
+    if server.frontend.enable_force_include_usage:
+        return "always"
+    if options is None or not options.include_usage:
         return "never"
-    return "always" if options is not None and options.continuous_usage_stats else "at_end"
+    return "always" if options.continuous_usage_stats else "at_end"

@@ -61,7 +61,13 @@ def test_echo_alone_scores_a_prompt() -> None:
 def test_usage_counts_every_prompt_once() -> None:
     app, _ = app_for(Script(pieces=["xy"]))
     usage = complete(app, prompt=["abc", "de"], n=2).json()["usage"]
-    assert usage == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert usage == {
+        "prompt_tokens": 5,
+        "completion_tokens": 8,
+        "total_tokens": 13,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
     events = events_of(
         complete(app, prompt=["abc", "de"], n=2, stream=True,
                  stream_options={"include_usage": True})
@@ -116,7 +122,7 @@ def test_truncation_and_stop() -> None:
 def test_tokenize_and_back() -> None:
     app, _ = app_for(engine=FakeAsyncEngine(spec=fake_spec(max_model_tokens=77)))
     body = send(app, "POST", "/tokenize", {"prompt": "hé"}).json()
-    assert body == {"count": 2, "max_model_len": 77, "tokens": [104, 233]}
+    assert body == {"count": 2, "max_model_len": 77, "tokens": [104, 233], "token_strs": None}
     text = send(app, "POST", "/detokenize", {"tokens": body["tokens"]}).json()
     assert text == {"prompt": "hé"}
     chatted = send(app, "POST", "/tokenize", {"messages": [{"role": "user", "content": "x"}]})

@@ -26,6 +26,7 @@ class ChatLogprobs(Reply):
     """Logprobs of a choice."""
 
     content: list[TokenLogprob] | None = None
+    refusal: list[TokenLogprob] | None = None
 
 
 class CallFunction(Reply):
@@ -36,16 +37,34 @@ class CallFunction(Reply):
 
 
 class ReplyToolCall(Reply):
-    """A tool call, or in a stream a piece of one (with `index`)."""
+    """A tool call."""
 
-    index: int | None = None
+    id: str
+    type: Literal["function"] = "function"
+    function: CallFunction
+
+
+class ToolCallPiece(Reply):
+    """A piece of a tool call in a stream; only the first has an id, a type and a name."""
+
+    index: int
     id: str | None = None
     type: str | None = None
     function: CallFunction
 
 
+class ReplyDelta(Reply):
+    """A piece of the answer in a stream."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPiece] | None = None
+
+
 class ReplyMessage(Reply):
-    """The answer, or in a stream a piece of it."""
+    """The answer. Fields that it has not are null."""
 
     role: str | None = None
     content: str | None = None
@@ -84,7 +103,7 @@ class ChatChunkChoice(Reply):
     """A piece of one of n answers."""
 
     index: int
-    delta: ReplyMessage
+    delta: ReplyDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None

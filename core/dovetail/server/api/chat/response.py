@@ -14,9 +14,11 @@ from dovetail.server.api.chat.protocol import (
     ChatChunkChoice,
     ChatLogprobs,
     ChatReply,
+    ReplyDelta,
     ReplyMessage,
     ReplyToolCall,
     TokenLogprob,
+    ToolCallPiece,
 )
 from dovetail.server.generate.as_chat import CHAT_NAMES
 from dovetail.server.generate.dialect import AnswerEnd, Dialect
@@ -76,19 +78,19 @@ class ChatResponseOptions:
         return dict.fromkeys(self.reasoning_names, text)
 
 
-def _delta(event: Event, options: ChatResponseOptions) -> ReplyMessage:
+def _delta(event: Event, options: ChatResponseOptions) -> ReplyDelta:
     match event:
         case ContentDelta(text=text):
-            return ReplyMessage(content=text)
+            return ReplyDelta(content=text)
         case ReasoningDelta(text=text):
-            return ReplyMessage(**options.reasoning_fields(text))
+            return ReplyDelta(**options.reasoning_fields(text))
         case ToolCallStart(index=index, call_id=call_id, name=name):
             function = CallFunction(name=name, arguments="")
-            call = ReplyToolCall(index=index, id=call_id, type="function", function=function)
-            return ReplyMessage(tool_calls=[call])
+            call = ToolCallPiece(index=index, id=call_id, type="function", function=function)
+            return ReplyDelta(tool_calls=[call])
         case ToolCallArgsDelta(index=index, text=text):
-            call = ReplyToolCall(index=index, function=CallFunction(arguments=text))
-            return ReplyMessage(tool_calls=[call])
+            call = ToolCallPiece(index=index, function=CallFunction(arguments=text))
+            return ReplyDelta(tool_calls=[call])
 
 
 def _is_shown(event: Event, options: ChatResponseOptions) -> bool:
@@ -137,17 +139,17 @@ class ChatChunks:
         made: list[ChatChunkChoice] = []
         if step.index not in self._opened:
             self._opened.add(step.index)
-            opening = ReplyMessage(role=self._options.role, content=self._options.echo)
+            opening = ReplyDelta(role=self._options.role, content=self._options.echo)
             made.append(self._choice(step.index, opening))
         deltas = [_delta(e, self._options) for e in step.events if _is_shown(e, self._options)]
         extras = self._extras(step)
         if extras and not deltas:
-            deltas = [ReplyMessage()]
+            deltas = [ReplyDelta()]
         for position, delta in enumerate(deltas):
             made.append(self._choice(step.index, delta, extras if position == 0 else {}))
         if step.finish_reason is not None:
             end = {"finish_reason": step.finish_reason, "stop_reason": step.stop_reason}
-            made.append(self._choice(step.index, ReplyMessage(), end))
+            made.append(self._choice(step.index, ReplyDelta(), end))
         return made
 
     def _extras(self, step: Step) -> dict[str, Any]:
@@ -160,7 +162,7 @@ class ChatChunks:
         return extras
 
     def _choice(
-        self, index: int, delta: ReplyMessage, extras: dict[str, Any] | None = None
+        self, index: int, delta: ReplyDelta, extras: dict[str, Any] | None = None
     ) -> ChatChunkChoice:
         base: dict[str, Any] = {"logprobs": None, "finish_reason": None}
         return ChatChunkChoice(index=index, delta=delta, **(base | (extras or {})))

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import Request
 
+from dovetail.engine.client.input import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
@@ -20,6 +21,7 @@ from dovetail.server.api.completions.response import (
     completion_body,
     completion_chunks,
 )
+from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import (
@@ -93,9 +95,10 @@ async def _prepare(
     generations: list[Generation] = []
     texts: list[Prompt] = []
     for which, prompt in enumerate(prompts):
-        ids = await _token_ids(server, body, prompt)
-        made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         is_alone = len(prompts) == 1
+        with in_words_of({} if is_alone else {PROMPT: f"{PROMPT}[{which}]"}):
+            ids = await _token_ids(server, body, prompt)
+            made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
         generations.append(replace(made, request_id=request_id))
         texts.append((await _echo_text(server, body, prompt), made.prompt_ids))

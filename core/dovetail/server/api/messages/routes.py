@@ -36,6 +36,9 @@ from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.generate.thinking import switches_of
 
+UNCOUNTED = ("max_tokens", "stop_sequences")
+"""Fields of a message that do not change how many tokens its prompt has."""
+
 
 async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
     """Answer a conversation in Anthropic's shapes, streamed or whole."""
@@ -71,7 +74,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
 def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:
     """Return the body in chat's words, and the names of what changes nothing."""
     budgets = server.parsers.reasoning is not None and server.engine.constraint_compiler is not None
-    ignored = server.fields.check(body)
+    ignored = server.fields.check(body, known=UNCOUNTED)
     with in_words_of(NAMES):
         chat = chat_of(body, can_budget=budgets)
     return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]

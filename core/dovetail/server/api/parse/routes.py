@@ -36,7 +36,7 @@ EVENT_NAMES = {
 
 async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
     """Read a model's text: reasoning, content and tool calls, by the parsers named or in use."""
-    ignored = server.fields.check(body)
+    ignored = server.fields.check(body, is_answered=False)
     parsers = parsers_for(server.parsers, body.tool_parser, body.reasoning_parser)
     plan = _plan(body, parsers, is_strict=server.frontend.tool_parser_strict)
     events = await server.run(lambda: _events(body.text, plan), len(body.text))

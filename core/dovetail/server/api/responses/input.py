@@ -13,6 +13,7 @@ from dovetail.errors import RequestError
 from dovetail.server.api.responses.protocol import Item, ResponsesRequest
 from dovetail.server.generate.as_chat import as_chat, check_one, is_deep
 from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.undeclared_fields import fault_of
 from dovetail.unsupported import remedy, sentence
 
 NAMES = {
@@ -67,6 +68,10 @@ def _check_supported(body: ResponsesRequest) -> None:
     asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
     if "message.output_text.logprobs" in (body.include or ()):
         asks.append(("include", UNSUPPORTED_FIELDS["top_logprobs"]))
+    verbosity = body.text.verbosity if body.text else None
+    fault = None if verbosity is None else fault_of("verbosity", verbosity)
+    if fault is not None:
+        raise RequestError(fault, where="text.verbosity", code="unsupported_field")
     for where, feature in asks:
         fix = remedy(feature, "leave it out")
         raise RequestError(sentence(feature), where=where, fix=fix, code="unsupported_field")
@@ -93,8 +98,6 @@ def ignored_fields(body: ResponsesRequest) -> list[str]:
     if body.reasoning is not None:
         names = ("summary", "generate_summary")
         found += [f"reasoning.{name}" for name in names if getattr(body.reasoning, name)]
-    if body.text is not None and body.text.verbosity is not None:
-        found.append("text.verbosity")
     return found
 
 

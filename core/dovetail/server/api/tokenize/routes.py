@@ -26,7 +26,7 @@ from dovetail.server.generate.template.chat import RenderQuery
 async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
     """Return the token ids of a text or of rendered messages."""
     server.model_name(body.model)
-    ignored = server.fields.check(body, known=("messages.",))
+    ignored = server.fields.check(body, known=("messages.",), is_answered=False)
     text, adds_special, unused = await _text(server, body)
     with in_words_of(CHAT_NAMES if body.messages else {}):
         token_ids = await server.tokenize(text, add_special_tokens=adds_special)
@@ -37,7 +37,7 @@ async def tokenize(body: TokenizeRequest, server: ServerOf) -> Any:
         tokens=token_ids,
         token_strs=strings,
     )
-    return json_reply(reply, [*ignored, *server.fields.report(unused)], hides_none=True)
+    return json_reply(reply, [*ignored, *server.fields.report(unused)])
 
 
 async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, tuple[str, ...]]:
@@ -72,7 +72,7 @@ async def get_tokenizer_info(server: ServerOf) -> Response:
 async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     """Return the text of token ids."""
     server.model_name(body.model)
-    ignored = server.fields.check(body)
+    ignored = server.fields.check(body, is_answered=False)
     size = server.engine.spec.run.model.vocab_size
     if body.tokens and max(body.tokens) >= size:
         raise RequestError(f"valid token ids are 0 to {size - 1}.", where="tokens")
@@ -80,7 +80,7 @@ async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     text = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)
     )
-    return json_reply(DetokenizeReply(prompt=text), ignored, hides_none=True)
+    return json_reply(DetokenizeReply(prompt=text), ignored)
 
 
 class TokenizeApi(Api):

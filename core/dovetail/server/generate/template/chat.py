@@ -77,6 +77,7 @@ class ChatRenderer:
         """Return the prompt. Raises: RequestError"""
         template = self._pick(query)
         kwargs, unused = template.pick_kwargs(query.kwargs)
+        _check_documents(query, template)
         messages = normalise(query.messages, self._format(template), template.source)
         tools = tool_dicts(query.tools)
         _check_flags(query)
@@ -92,8 +93,6 @@ class ChatRenderer:
             prompt = _cut_after_final(prompt, _text(messages[-1]))
         ignored = [f"chat_template_kwargs.{name}" for name in unused]
         ignored += [f"messages.{n}" for n in sorted(unused_extras(query.messages, template.source))]
-        if query.documents and "documents" not in template.variables:
-            ignored.append("documents")
         return Rendered(prompt=prompt, tail=_tail(prompt, messages), ignored=tuple(ignored))
 
     def _pick(self, query: RenderQuery) -> ChatTemplate:
@@ -142,6 +141,16 @@ def _check_flags(query: RenderQuery) -> None:
     if query.messages[-1].role not in FINAL_TURN_ROLES:
         raise RequestError(
             "the final message is not the assistant's.", where="continue_final_message"
+        )
+
+
+def _check_documents(query: RenderQuery, template: ChatTemplate) -> None:
+    if query.documents and "documents" not in template.variables:
+        raise RequestError(
+            "this model's chat template has no place for documents.",
+            where="documents",
+            fix="send their text in a message.",
+            code="unsupported_field",
         )
 
 
