@@ -1,6 +1,7 @@
 """check_frontend: every fault of the HTTP flags that can be found before an engine is there.
 
-Imports no engine and no torch.
+Imports no engine and no torch, and no metrics: several processes share theirs only where a folder
+is named before prometheus_client is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server.api.responses.mcp import named_servers
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@?#*A-Z]+")
 logger = logging.getLogger("dovetail.server")
@@ -23,7 +23,6 @@ def check_frontend(frontend: FrontendConfig) -> None:
     _check_processes(frontend)
     _check_root_path(frontend.root_path)
     _check_origins(frontend.allowed_origins)
-    named_servers(frontend.tool_server)
     if frontend.ssl_certfile is not None or _names_tls(frontend):
         from dovetail.server.launch.tls import tls_of
 
@@ -37,6 +36,10 @@ def check_frontend(frontend: FrontendConfig) -> None:
         from dovetail.server.http.user_middleware import load_middleware
 
         load_middleware(frontend)
+    if frontend.tool_server:
+        from dovetail.server.api.responses.mcp import named_servers
+
+        named_servers(frontend.tool_server)
     if frontend.chat_template:
         from dovetail.server.generate.template.chat import check_template
 
