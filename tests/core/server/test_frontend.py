@@ -255,6 +255,7 @@ def test_tokenizer_info(tmp_path: Path) -> None:
     )
     assert send(app, "GET", "/get_tokenizer_info").status_code == 401
     answer = send(app, "GET", "/get_tokenizer_info", authorization="Bearer k")
+    assert send(app, "GET", "/tokenizer_info", authorization="Bearer k").json() == answer.json()
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")

@@ -184,7 +184,8 @@ class FrontendConfig:
         False, help="when the engine has died, keep the server running and answer with errors"
     )
     enable_tokenizer_info_endpoint: bool = flag(
-        False, help="serve /get_tokenizer_info, which also shows the chat template"
+        False,
+        help="serve /tokenizer_info (also as /get_tokenizer_info), which shows the chat template, too",
     )
     tool_server: tuple[str, ...] = flag(
         (),

@@ -129,6 +129,7 @@ class InputProcessor:
         return msgspec.structs.replace(
             params,
             max_tokens=max_tokens,
+            logprobs=0 if params.logprob_token_ids else params.logprobs,
             min_tokens=min(params.min_tokens, max_tokens),
             eos_token_ids=params.eos_token_ids or self._eos_token_ids,
             bad_words_token_ids=params.bad_words_token_ids + self._bad_word_ids(params.bad_words),
@@ -157,11 +158,13 @@ class InputProcessor:
         if params.stop and not params.detokenize:
             raise RequestError("stop strings need detokenize to be true.", where="stop")
         self._verify_ids("stop_token_ids", params.stop_token_ids)
+        self._verify_ids("logprob_token_ids", params.logprob_token_ids)
         self._verify_ids("logit_bias", params.logit_bias)
         self._verify_ids("allowed_token_ids", params.allowed_token_ids or ())
         for ids in params.bad_words_token_ids:
             self._verify_ids("bad_words_token_ids", ids)
-        self._verify_num_logprobs("logprobs", params.logprobs)
+        if not params.logprob_token_ids:
+            self._verify_num_logprobs("logprobs", params.logprobs)
         self._verify_num_logprobs("prompt_logprobs", params.prompt_logprobs)
         self._verify_processors(params)
 
@@ -260,9 +263,14 @@ def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
 
 
 def truncated(
-    prompt_ids: Sequence[int], keep: int | None, max_model_tokens: int, max_tokens: int | None
+    prompt_ids: Sequence[int],
+    keep: int | None,
+    max_model_tokens: int,
+    max_tokens: int | None,
+    *,
+    keeps_start: bool = False,
 ) -> tuple[int, ...]:
-    """Return the end of the prompt that truncate_prompt_tokens leaves.
+    """Return the end of the prompt that truncate_prompt_tokens leaves, or its start.
 
     -1 leaves room for `max_tokens` beside the prompt, but takes at most half the context for it.
     Raises: RequestError for 0, which would leave nothing.
@@ -273,4 +281,4 @@ def truncated(
         raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
     if keep == -1:
         keep = max(1, max_model_tokens - min(max_tokens or 1, max_model_tokens // 2))
-    return tuple(prompt_ids[-keep:])
+    return tuple(prompt_ids[:keep] if keeps_start else prompt_ids[-keep:])

@@ -5,7 +5,7 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -70,7 +70,9 @@ class SamplingFields(Body):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIST)] | None = (
         None
     )

@@ -24,6 +24,7 @@ from dovetail.server.generate.generation import (
     generation_for,
     response_meta,
 )
+from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.named_parsers import parsers_for
 from dovetail.server.generate.server_state import LONG_WORK, ServerState
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
@@ -142,6 +143,7 @@ async def _engine_fields(
         fields["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
+    check_named_logprobs(body, bool(body.logprobs), bool(body.top_logprobs))
     fields["kept_special_ids"] = prompt.kept_special_ids
     if body.thinking_token_budget is not None:
         server.check_structured_output("thinking_token_budget")

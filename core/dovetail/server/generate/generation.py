@@ -127,7 +127,10 @@ def generation_for(
     """Return the generation of one prompt. Raises: RequestError. Mutates: meta (clamping)"""
     limit = server.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
-    kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit, wanted)
+    keeps_start = body.truncation_side == "right"
+    kept = truncated(
+        prompt_ids, body.truncate_prompt_tokens, limit, wanted, keeps_start=keeps_start
+    )
     params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens

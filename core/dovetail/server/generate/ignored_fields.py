@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
-from dovetail.server.generate.undeclared_fields import WITHOUT_EFFECT, fault_of
+from dovetail.server.generate.undeclared_fields import REFUSED, WITHOUT_EFFECT, fault_of
 
 HEADER = "x-dovetail-ignored-fields"
 MAX_NAMES = 32
@@ -47,6 +47,7 @@ class FieldReporter:
             fault = fault_of(name, (body.model_extra or {}).get(name))
             if fault is not None:
                 raise RequestError(fault, where=name, code="unsupported_field")
+        names = [name for name in names if name not in REFUSED]  # what is left asks for nothing
         self._report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
         return names
 

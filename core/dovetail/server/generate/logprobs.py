@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.engine.client.logprobs import finite
+from dovetail.errors import RequestError
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.server.generate.bodies import SamplingFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,21 @@ class TokenNames:
         if self.writes_ids:
             return [f"token_id:{token_id}" for token_id in token_ids]
         return self.tokenizer.tokens(token_ids)
+
+
+def check_named_logprobs(body: SamplingFields, is_on: bool, has_top: bool) -> None:
+    """Raise RequestError for tokens that are named where no logprobs are told, or the most likely
+    ones are to be told as well."""
+    if not body.logprob_token_ids:
+        return
+    if not is_on:
+        raise RequestError("needs logprobs to be on.", where="logprob_token_ids")
+    if has_top:
+        raise RequestError(
+            "stands in the place of the most likely tokens.",
+            where="logprob_token_ids",
+            fix="leave top_logprobs out.",
+        )
 
 
 def prompt_logprobs(

@@ -39,7 +39,7 @@ _FLAGS = (
     "spaces_between_special_tokens",
 )
 MAX_KEY_CHARS = 64
-_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
+_TUPLES = ("stop_token_ids", "logprob_token_ids", "allowed_token_ids", "bad_words")
 
 
 class ParamsMaker(Protocol):

@@ -164,6 +164,8 @@ MISPLACED_FIELDS = {
 """Fields that say here what is said elsewhere: refused rather than dropped, where a dialect does
 not declare them."""
 
+REFUSED = frozenset({*UNSUPPORTED_FIELDS, *MISPLACED_FIELDS})
+
 _NOTHING: tuple[object, ...] = (None, False, [], {}, "none", "auto", "")
 """Values that ask for nothing, whatever the field."""
 

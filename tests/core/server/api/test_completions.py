@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
-from support.serving import app_for, complete, events_of, send
+from support.serving import app_for, chat, complete, events_of, send
 
 
 def joined(events: list[Any]) -> dict[int, dict[str, Any]]:
@@ -110,6 +110,30 @@ def test_default_length_is_openais() -> None:
     assert engine.asked[0][1].max_tokens == 16
     complete(app, max_tokens=None)
     assert engine.asked[1][1].max_tokens == 4096 - 2
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [("left", (101, 102)), ("right", (97, 98)), (None, (101, 102))]
+)
+def test_the_side_that_is_cut_off(side: str | None, kept: tuple[int, ...]) -> None:
+    app, engine = app_for()
+    fields = {"truncate_prompt_tokens": 2, "truncation_side": side}
+    assert complete(app, prompt="abcdef", **fields).status_code == 200
+    assert engine.asked[0][2]["prompt"] == kept
+    error = complete(app, truncation_side="middle").json()["error"]
+    assert error["param"] == "truncation_side"
+
+
+def test_logprobs_of_tokens_that_are_named() -> None:
+    app, engine = app_for()
+    ids = [70, 72]
+    assert complete(app, logprobs=1, logprob_token_ids=ids).status_code == 200
+    assert engine.asked[0][1].logprob_token_ids == (70, 72)
+    for fields in ({}, {"logprobs": True, "top_logprobs": 2}):
+        answer = chat(app, logprob_token_ids=ids, **fields)
+        assert answer.json()["error"]["param"] == "logprob_token_ids"
+    assert chat(app, logprob_token_ids=ids, logprobs=True).status_code == 200
+    assert complete(app, logprob_token_ids=ids).status_code == 400
 
 
 def test_truncation_and_stop() -> None:

@@ -109,3 +109,10 @@ def test_what_an_answer_has_not_is_null() -> None:
     reply = complete(app).json()
     for name in ("logprobs", "token_ids", "prompt_logprobs", "prompt_token_ids", "stop_reason"):
         assert reply["choices"][0][name] is None
+
+
+def test_a_value_that_asks_for_nothing_is_not_unknown() -> None:
+    app, _ = app_for(strict_request_fields=True)
+    answer = chat(app, modalities=["text"], typical_p=1)
+    assert answer.status_code == 200
+    assert "x-dovetail-ignored-fields" not in answer.headers

@@ -52,7 +52,7 @@ def _response_options(
 ) -> ChatResponseOptions:
     return ChatResponseOptions(
         role=_role(server, body),
-        num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        num_top_logprobs=num_top_logprobs(body),
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
         stream_usage=usage,
@@ -63,6 +63,13 @@ def _response_options(
         reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
         echo=_echo(server, body),
     )
+
+
+def num_top_logprobs(body: ChatRequest) -> int | None:
+    """Return how many tokens are told beside each drawn one; None where logprobs are not."""
+    if not body.logprobs:
+        return None
+    return len(body.logprob_token_ids or ()) or body.top_logprobs or 0
 
 
 def _role(server: ServerState, body: ChatRequest) -> str:

@@ -33,6 +33,7 @@ from dovetail.server.generate.generation import (
     json_response,
     response_meta,
 )
+from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect, merged
 from dovetail.server.generate.structured_outputs import requested_constraint
@@ -131,6 +132,7 @@ def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
 
 def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
     """Return the sampling fields that completions spell in their own way."""
+    check_named_logprobs(body, body.logprobs is not None, has_top=False)
     fields: dict[str, Any] = {}
     if body.max_tokens is not None:
         fields["max_tokens"] = max(body.max_tokens, 1)
@@ -147,7 +149,7 @@ def _response_options(
     return CompletionResponseOptions(
         n=body.n or 1,
         prompts=prompts,
-        num_top_logprobs=body.logprobs,
+        num_top_logprobs=_num_top_logprobs(body),
         echoes=body.echo,
         hides_answer=body.max_tokens == 0,
         shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
@@ -155,6 +157,12 @@ def _response_options(
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
     )
+
+
+def _num_top_logprobs(body: CompletionRequest) -> int | None:
+    if body.logprobs is None:
+        return None
+    return len(body.logprob_token_ids or ()) or body.logprobs
 
 
 class CompletionsApi(Api):

@@ -92,10 +92,13 @@ class TokenizeApi(Api):
     routes = (
         Route(method="POST", path="/tokenize", endpoint=tokenize, body=TokenizeRequest),
         Route(method="POST", path="/detokenize", endpoint=detokenize, body=DetokenizeRequest),
-        Route(
-            method="GET",
-            path="/get_tokenizer_info",
-            endpoint=get_tokenizer_info,
-            flag="enable_tokenizer_info_endpoint",
+        *(
+            Route(
+                method="GET",
+                path=path,
+                endpoint=get_tokenizer_info,
+                flag="enable_tokenizer_info_endpoint",
+            )
+            for path in ("/tokenizer_info", "/get_tokenizer_info")
         ),
     )
