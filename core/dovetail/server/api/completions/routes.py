@@ -10,10 +10,11 @@ from typing import Any
 
 from fastapi import Request
 
-from dovetail.engine.client.input import PROMPT
+from dovetail.engine.client.input import PROMPT, verify_text
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.server.api.completions.infill import infill_of, suffix_ids
 from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
 from dovetail.server.api.completions.response import (
     COMPLETIONS,
@@ -72,8 +73,9 @@ def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
 
 
 def _check(body: CompletionRequest, num_prompts: int) -> None:
-    if body.suffix:
-        raise RequestError("is not supported.", where="suffix", code="unsupported_field")
+    if body.suffix and (body.echo or body.truncate_prompt_tokens is not None):
+        other = "echo" if body.echo else "truncate_prompt_tokens"
+        raise RequestError("cannot be combined with suffix.", where=other)
     if num_prompts * (body.n or 1) > MAX_CHOICES:
         raise RequestError(f"prompts times n is above {MAX_CHOICES}.", where="n")
     if body.max_tokens == 0 and not body.echo:
@@ -90,6 +92,9 @@ async def _prepare(
     meta = response_meta(server, body, request, body.model)
     meta.ignored += server.fields.check(body)
     fields = _engine_fields(body)
+    if body.suffix and not body.ignore_eos:
+        ends = infill_of(server.engine.tokenizer).ends
+        fields["stop_token_ids"] = (*(body.stop_token_ids or ()), *ends)
     constraint = requested_constraint(body, body.response_format, server.structured_output_spec)
     if constraint is not None:
         fields["constraint"] = await server.compile_constraint(constraint, SessionPlan(), "")
@@ -109,9 +114,17 @@ async def _prepare(
 async def _token_ids(
     server: ServerState, body: CompletionRequest, prompt: str | list[int]
 ) -> Sequence[int]:
+    if not body.suffix:
+        if isinstance(prompt, str):
+            return await server.tokenize(prompt, add_special_tokens=body.add_special_tokens)
+        return prompt
+    server.check_text("suffix")
+    tokenizer, suffix = server.engine.tokenizer, body.suffix
+    verify_text("suffix", suffix)
     if isinstance(prompt, str):
-        return await server.tokenize(prompt, add_special_tokens=body.add_special_tokens)
-    return prompt
+        prompt = await server.tokenize(prompt, add_special_tokens=False)
+    after = await server.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
+    return infill_of(tokenizer).prompt(prompt, after)
 
 
 async def _echo_text(server: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
