@@ -113,7 +113,6 @@ FEATURES: dict[str, Unsupported] = {
     "web_search": Unsupported("there is no web search here"),
     "conversations": Unsupported("conversations are not kept here", "use previous_response_id"),
     "stored_prompts": Unsupported("prompts are not kept here", "send the text itself"),
-    "response_logprobs": Unsupported("logprobs are given by /v1/chat/completions alone"),
 }
 """Feature -> what is missing, and what to do instead."""
 

@@ -34,7 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RESPONSES_VALUES: dict[str, Any] = {
     "conversation": "conv_1",
     "prompt": {"id": "pmpt_1"},
-    "top_logprobs": 2,
 }
 
 

@@ -247,8 +247,7 @@ def test_fields_reach_the_engine_and_come_back() -> None:
 REFUSED = [
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"top_logprobs": 21}, "logprobs"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"n": 2}, "n"),

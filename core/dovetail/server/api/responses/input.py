@@ -28,9 +28,10 @@ NAMES = {
 UNSUPPORTED_FIELDS = {
     "conversation": "conversations",
     "prompt": "stored_prompts",
-    "top_logprobs": "response_logprobs",
 }
 """Declared fields that ask for a feature of `dovetail.unsupported`, by its name."""
+TEXT_LOGPROBS = "message.output_text.logprobs"
+"""The word of `include` for them."""
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
@@ -57,17 +58,22 @@ def chat_of(
         "max_completion_tokens": body.max_output_tokens,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "response_format": _response_format(body),
+        "logprobs": tells_logprobs(body) or None,
+        "top_logprobs": body.top_logprobs,
         "chat_template_kwargs": body.chat_template_kwargs,
         "thinking_token_budget": body.thinking_token_budget,
     }
     return as_chat(body, fields)
 
 
+def tells_logprobs(body: ResponsesRequest) -> bool:
+    """Return whether the tokens of the text are told."""
+    return body.top_logprobs is not None or TEXT_LOGPROBS in (body.include or ())
+
+
 def _check_supported(body: ResponsesRequest) -> None:
     """Raise RequestError for the first thing that is asked for and not supported."""
     asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
-    if "message.output_text.logprobs" in (body.include or ()):
-        asks.append(("include", UNSUPPORTED_FIELDS["top_logprobs"]))
     verbosity = body.text.verbosity if body.text else None
     fault = None if verbosity is None else fault_of("verbosity", verbosity)
     if fault is not None:
@@ -92,7 +98,7 @@ def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
 
 def ignored_fields(body: ResponsesRequest) -> list[str]:
     """Return the declared fields that change nothing here."""
-    found = ["include"] if body.include else []
+    found = ["include"] if set(body.include or ()) - {TEXT_LOGPROBS} else []
     if body.max_tool_calls is not None and not any(map(_is_mcp, body.tools or ())):
         found.append("max_tool_calls")
     if body.reasoning is not None:

@@ -121,6 +121,7 @@ class ResponseReply(Reply):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: str
     usage: ResponseUsage | None = None

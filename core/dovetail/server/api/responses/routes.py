@@ -26,8 +26,10 @@ from dovetail.server.api.responses.input import (
     ignored_fields,
     messages_of,
     output_messages,
+    tells_logprobs,
     without_oldest,
 )
+from dovetail.server.api.responses.logprobs import TextLogprobs
 from dovetail.server.api.responses.protocol import DeletedReply, ResponsesRequest
 from dovetail.server.api.responses.response import (
     RESPONSES,
@@ -94,6 +96,7 @@ async def create_response(
             is_stored=plan.is_stored,
             shows_cached=server.frontend.enable_prompt_tokens_details,
             lists=plan.offer.lists,
+            logprobs=_text_logprobs(body, generation),
         )
         steps = _news(server, plan, generation, answer, request)
         owned.push_async_callback(steps.aclose)
@@ -147,6 +150,13 @@ async def cancel_response(response_id: str, request: Request, state: ResponsesSt
         kept.task.cancel()
         await asyncio.gather(kept.task, return_exceptions=True)
     return _json(kept.reply_json())
+
+
+def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogprobs | None:
+    if not tells_logprobs(body):
+        return None
+    num_top = len(body.logprob_token_ids or ()) or body.top_logprobs or 0
+    return TextLogprobs(num_top, generation.meta.names)
 
 
 def owner_of(request: Request) -> bytes:
