@@ -68,6 +68,19 @@ class ResponsesRequest(SamplingFields):
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
 
 
+class InputTokensRequest(ResponsesRequest):
+    """The tokens of a response's prompt are to be counted."""
+
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] = []
+
+
+class InputTokensReply(Reply):
+    """The tokens of the prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class InputDetails(Reply):
     """Where prompt tokens came from."""
 

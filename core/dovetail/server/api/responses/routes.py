@@ -29,8 +29,14 @@ from dovetail.server.api.responses.input import (
     tells_logprobs,
     without_oldest,
 )
+from dovetail.server.api.responses.input_items import as_items, page_of
 from dovetail.server.api.responses.logprobs import TextLogprobs
-from dovetail.server.api.responses.protocol import DeletedReply, ResponsesRequest
+from dovetail.server.api.responses.protocol import (
+    DeletedReply,
+    InputTokensReply,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from dovetail.server.api.responses.response import (
     RESPONSES,
     Answer,
@@ -47,7 +53,7 @@ from dovetail.server.api.responses.state import (
 from dovetail.server.api.responses.tool_turns import Offer, Turns, offer_of
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import prepare
+from dovetail.server.generate.conversation import prepare, render
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import (
     Generation,
@@ -55,8 +61,10 @@ from dovetail.server.generate.generation import (
     event_stream_response,
     json_response,
 )
+from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
+from dovetail.server.generate.thinking import switches_of
 from dovetail.server.http.errors import problem_of
 from dovetail.server.http.middleware import key_of
 
@@ -101,7 +109,9 @@ async def create_response(
         steps = _news(server, plan, generation, answer, request)
         owned.push_async_callback(steps.aclose)
         if plan.is_stored:
-            kept = state.stored.begin(answer, plan.owner, is_background=bool(body.background))
+            kept = state.stored.begin(
+                answer, plan.owner, is_background=bool(body.background), items=as_items(body.input)
+            )
             owned.callback(_settle, state, plan, answer)
             if body.background:
                 reply = answer.encoded()
@@ -135,6 +145,25 @@ async def delete_response(response_id: str, request: Request, state: ResponsesSt
         kept.task.cancel()
     state.stored.drop(response_id)
     return _json(DeletedReply(id=response_id).model_dump_json().encode())
+
+
+async def list_input_items(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
+    """Return what a kept response was asked, a page at a time."""
+    kept = state.stored.get(response_id, owner_of(request))
+    page = page_of(json.loads(kept.items), request.query_params)
+    return _json(json.dumps(page).encode())
+
+
+async def count_input_tokens(
+    body: InputTokensRequest, request: Request, server: ServerOf, state: ResponsesStateOf
+) -> Any:
+    """Return how many tokens the prompt of a response has."""
+    unknown = server.fields.check(body, is_answered=False)
+    with in_words_of(RESPONSES.field_names):
+        plan = _plan(server, state, body, request, unknown)
+        server.model_name(plan.chat.model)
+        prompt = await render(server, plan.chat, switches_of(plan.chat))
+    return json_reply(InputTokensReply(input_tokens=len(prompt.ids)), plan.ignored)
 
 
 async def cancel_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
@@ -299,7 +328,18 @@ class ResponsesApi(Api):
     info = Info(summary="responses of the OpenAI API", source="the OpenAI API reference")
     routes = (
         Route(method="POST", path="/v1/responses", endpoint=create_response, body=ResponsesRequest),
+        Route(
+            method="POST",
+            path="/v1/responses/input_tokens",
+            endpoint=count_input_tokens,
+            body=InputTokensRequest,
+        ),
         Route(method="GET", path="/v1/responses/{response_id}", endpoint=get_response),
+        Route(
+            method="GET",
+            path="/v1/responses/{response_id}/input_items",
+            endpoint=list_input_items,
+        ),
         Route(method="DELETE", path="/v1/responses/{response_id}", endpoint=delete_response),
         Route(method="POST", path="/v1/responses/{response_id}/cancel", endpoint=cancel_response),
     )
