@@ -6,6 +6,7 @@ Imports no torch. Each rule lives in its own file; this one puts them in order.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,13 @@ def schedule_spec(config: Config, model: ModelSpec, device: str) -> ScheduleSpec
     )
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
-    step_tokens = scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS.get(device, 2048)
+    mode = scheduler.performance_mode
+    of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
+    default_tokens = int(DEFAULT_STEP_TOKENS.get(device, 2048) * of_tokens)
+    step_tokens = scheduler.max_num_batched_tokens or default_tokens
     if not scheduler.enable_chunked_prefill:
         step_tokens = _whole_prompt_tokens(scheduler.max_num_batched_tokens, step_tokens, length)
-    rows = scheduler.max_num_seqs or min(DEFAULT_ROWS.get(device, 256), step_tokens)
+    rows = scheduler.max_num_seqs or min(int(DEFAULT_ROWS.get(device, 256) * of_rows), step_tokens)
     if rows > step_tokens:
         raise ConfigError(
             f"{rows} requests cannot each get a token out of {step_tokens} per step.",
@@ -279,6 +283,7 @@ def _engine_spec(
         served_names=served_names(config),
         request_seed=config.model.seed,
         max_logprobs=config.model.max_logprobs,
+        processor_pattern=_pattern(config.model.logits_processor_pattern),
         default_sampling=_default_sampling(config, model.path),
         log_level=registry.value_of("log_level", config.observability.log_level),
         log_config=read_log_config(config.observability.log_config_file),
@@ -411,3 +416,16 @@ def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
     if source in registry.names("generation_config_source"):
         source = registry.value_of("generation_config_source", source)
     return default_sampling(source, model_path, config.model.override_generation_config)
+
+
+def _pattern(given: str | None) -> str | None:
+    """Return --logits-processor-pattern. Raises: ConfigError unless it is an expression"""
+    try:
+        re.compile(given or "")
+    except re.error as error:
+        raise ConfigError(
+            f"is not a regular expression: {error}.",
+            where="--logits-processor-pattern",
+            fix="write one such as my_package|min_p.",
+        ) from error
+    return given

@@ -58,6 +58,10 @@ class FakeFacts:
     max_tokens: int | None = None
 
 
+MARKS = RequestMetrics(arrival_s=1.0, first_scheduled_s=1.5, first_token_s=2.0, last_token_s=3.0)
+"""When things happened to every request of the fake engine."""
+
+
 class FakeTokenizer(Tokenizer):
     """One token per character; its id is the code point."""
 
@@ -326,6 +330,7 @@ def _output(
     wants_prompt = params.prompt_logprobs is not None and position == 0
     return RequestOutput(
         request_id=request_id,
+        metrics=MARKS,
         prompt_token_ids=prompt_ids,
         deltas=deltas,
         is_finished=position == longest - 1,
@@ -333,7 +338,6 @@ def _output(
         if wants_prompt
         else None,
         num_cached_tokens=len(prompt_ids) // 2,
-        metrics=RequestMetrics(arrival_s=0.0),
     )
 
 

@@ -6,6 +6,7 @@ request.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
+MAX_NAME_CHARS = 256
 Prompt = str | Sequence[int]
 PROMPT = "prompt"
 """What errors about the prompt name; a conversation's server says "messages" in its place."""
@@ -50,6 +52,8 @@ class InputProcessor:
         self._request_seed = spec.request_seed
         self._eos_token_ids = _eos_token_ids(spec, tokenizer)
         self._name = name
+        pattern = spec.processor_pattern
+        self._pattern = None if pattern is None else re.compile(pattern)
         self._processors: dict[str, type[LogitsProcessor]] = {
             selection.name: registry.load_selection(selection)
             for selection in spec.run.logits_processors
@@ -190,6 +194,12 @@ class InputProcessor:
 
     def _verify_processors(self, params: SamplingParams) -> None:
         for name in params.logits_processors:
+            if self._pattern is not None and not self._pattern.match(name[:MAX_NAME_CHARS]):
+                raise RequestError(
+                    f'this server does not let requests use the logits processor "{name[:64]}".',
+                    where="logits_processors",
+                    fix="use one that --logits-processor-pattern matches.",
+                )
             if name not in self._processors:
                 known = ", ".join(sorted(self._processors)) or "none"
                 raise RequestError(

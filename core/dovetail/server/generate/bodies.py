@@ -124,3 +124,14 @@ class Usage(Reply):
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class Timings(Reply):
+    """How long one answer took, in milliseconds. `queue_time_ms` is from arrival to the first step,
+    `time_to_first_token_ms` from there to the first token, `generation_time_ms` to the last."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None

@@ -6,7 +6,7 @@ Every dialect turns its body into a ChatRequest first; from there on they are on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,8 +90,10 @@ async def render(
         hides_unused=server.frontend.exclude_tools_when_tool_choice_none,
         may_decide=server.frontend.enable_auto_tool_choice,
     )
+    defaults = server.frontend.default_chat_template_kwargs
     rendered = await server.run(
-        lambda: server.renderer.render(render_query(body, use, switches)), text_size(body)
+        lambda: server.renderer.render(render_query(body, use, switches, defaults)),
+        text_size(body),
     )
     ids = await server.tokenize(rendered.prompt, add_special_tokens=body.add_special_tokens)
     is_strict = server.frontend.tool_parser_strict
@@ -104,7 +106,7 @@ async def render(
         kept_special_ids=kept_special_ids(
             use.parser, parsers.reasoning, server.engine.tokenizer.facts()
         ),
-        unused=unused_fields(body, switches, rendered.ignored),
+        unused=unused_fields(body, switches, rendered.ignored, defaults),
     )
 
 
@@ -116,15 +118,17 @@ def text_size(body: ChatRequest) -> int:
     return template + tools + sum(sizes)
 
 
-def render_query(body: ChatRequest, use: ToolUse, switches: Sequence[Switch]) -> RenderQuery:
-    """Return what to render."""
+def render_query(
+    body: ChatRequest, use: ToolUse, switches: Sequence[Switch], defaults: Mapping[str, Any]
+) -> RenderQuery:
+    """Return what to render; `defaults` are the server's variables of the template."""
     continues = body.continue_final_message
     is_set = "add_generation_prompt" in body.model_fields_set
     return RenderQuery(
         messages=body.messages,
         tools=use.tools,
         documents=body.documents or (),
-        kwargs=template_kwargs(body, switches),
+        kwargs=template_kwargs(body, switches, defaults),
         adds_generation_prompt=body.add_generation_prompt and not (continues and not is_set),
         continues_final_message=continues,
         template=body.chat_template,

@@ -23,6 +23,7 @@ from dovetail.server.generate.bodies import (
 from dovetail.server.generate.dialect import Dialect
 from dovetail.server.generate.events import CountedSession, SessionPlan
 from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.generate.intervals import in_intervals
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.request_log import with_request_log
 from dovetail.server.generate.sampling import build_sampling
@@ -32,6 +33,7 @@ from dovetail.server.generate.streaming import (
     Framing,
     Step,
     StreamHead,
+    begun_within,
     cancel_on_disconnect,
     continued,
     event_steps,
@@ -91,6 +93,8 @@ class Generation:
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
         )
         steps = event_steps(outputs, plan, self.dialect)
+        if server.frontend.stream_interval > 1:
+            steps = in_intervals(steps, server.frontend.stream_interval)
         return (
             with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
         )
@@ -184,15 +188,18 @@ async def event_stream_response(
     run: Callable[[AsyncIterator[Item]], AsyncGenerator[bytes, None]],
     framing: Framing | None = None,
 ) -> EventStream:
-    """Return a stream of `run(steps)`; its status waits until the first step has come.
+    """Return a stream of `run(steps)`; its status waits until the first step has come, or until
+    it is time for a comment that keeps the connection open.
 
     Mutates: owned (the stream takes over what it holds)
     """
-    first = await cancel_on_disconnect(request, anext(steps))
+    keep_alive_s = request.app.state.server.frontend.sse_keep_alive_interval
+    first = await cancel_on_disconnect(request, begun_within(steps, keep_alive_s))
     head = StreamHead(
         headers=meta.headers(),
         request_id=meta.request_id,
         logs_stack=request.app.state.server.frontend.log_error_stack,
+        keep_alive_s=keep_alive_s,
         framing=framing or Framing(),
     )
     return EventStream(run(continued(first, steps)), owned.pop_all(), head)

@@ -43,23 +43,28 @@ def switches_of(body: ChatRequest, others: Sequence[Switch] = ()) -> list[Switch
     return [*others, Switch(field="reasoning_effort", kwargs=kwargs)]
 
 
-def template_kwargs(body: ChatRequest, switches: Iterable[Switch]) -> dict[str, Any]:
-    """Return what the template is given: the request's own words first."""
+def template_kwargs(
+    body: ChatRequest, switches: Iterable[Switch], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the template is given: the request's own words first, the server's last."""
     kwargs = dict(body.chat_template_kwargs or {})
     for given in switches:
         for name, value in given.kwargs.items():
             kwargs.setdefault(name, value)
-    return kwargs
+    return {**defaults, **kwargs}
 
 
 def unused_fields(
-    body: ChatRequest, switches: Iterable[Switch], ignored: Iterable[str]
+    body: ChatRequest,
+    switches: Iterable[Switch],
+    ignored: Iterable[str],
+    defaults: Iterable[str] = (),
 ) -> list[str]:
     """Return the ignored names as the client wrote them: a switch is ignored only where the
     template knows none of its names."""
     own = {_PREFIX + name for name in body.chat_template_kwargs or {}}
     unused = list(ignored)
-    added: set[str] = set()
+    added = {_PREFIX + name for name in defaults} - own
     fields: list[str] = []
     for given in switches:
         names = {_PREFIX + name for name in given.kwargs}

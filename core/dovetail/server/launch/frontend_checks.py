@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
+from dovetail.server.http.access_log import silent_paths
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@?#*A-Z]+")
 logger = logging.getLogger("dovetail.server")
@@ -47,7 +48,7 @@ def check_frontend(frontend: FrontendConfig) -> None:
 
 
 def _names_tls(frontend: FrontendConfig) -> bool:
-    files = (frontend.ssl_keyfile, frontend.ssl_ca_certs)
+    files = (frontend.ssl_keyfile, frontend.ssl_ca_certs, frontend.ssl_ciphers)
     return any(files) or bool(frontend.ssl_cert_reqs) or frontend.enable_ssl_refresh
 
 
@@ -58,6 +59,13 @@ def _check_logs(frontend: FrontendConfig) -> None:
             where="--enable-log-outputs",
             fix="add --enable-log-requests.",
         )
+    if frontend.enable_log_deltas and not frontend.enable_log_outputs:
+        raise ConfigError(
+            "pieces of answers can only be logged together with the answers.",
+            where="--enable-log-deltas",
+            fix="add --enable-log-outputs.",
+        )
+    silent_paths(frontend)
 
 
 def _check_processes(frontend: FrontendConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from dovetail.server.generate.bodies import Reply, Usage
+from dovetail.server.generate.bodies import Reply, Timings, Usage
 
 
 class TopLogprob(Reply):
@@ -97,6 +97,7 @@ class ChatReply(Reply):
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    metrics: Timings | None = None
 
 
 class ChatChunkChoice(Reply):
@@ -122,3 +123,4 @@ class ChatChunk(Reply):
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    metrics: Timings | None = None

@@ -66,6 +66,11 @@ class ChatResponseOptions:
     reasoning_names: tuple[str, ...] = REASONING_NAMES["both"]
     prompt_ids: Sequence[int] = ()
     echo: str = ""
+    shows_timings: bool = False
+
+    def told(self, counts: UsageCounter) -> dict[str, Any]:
+        """Return the times of the answer as a field, where they are told."""
+        return {"metrics": counts.timings()} if self.shows_timings else {}
 
     def counts(self) -> UsageCounter:
         """Return a count of nothing yet."""
@@ -133,7 +138,9 @@ class ChatChunks:
                 self._is_first = False
                 yield self._chunk([choice], fields)
         if self._options.stream_usage != "never":
-            yield self._encoded([], {"usage": self._counts.usage()})
+            yield self._encoded(
+                [], {"usage": self._counts.usage(), **self._options.told(self._counts)}
+            )
 
     def _choices(self, step: Step) -> list[ChatChunkChoice]:
         made: list[ChatChunkChoice] = []
@@ -221,6 +228,7 @@ async def chat_reply(
         model=meta.model,
         choices=[_choice(index, answers[index], options) for index in sorted(answers)],
         usage=counts.usage(),
+        **options.told(counts),
         system_fingerprint=meta.fingerprint,
         **fields,
     )

@@ -62,6 +62,7 @@ def _response_options(
         prompt_ids=generation.prompt_ids,
         reasoning_names=REASONING_NAMES[server.frontend.reasoning_field],
         echo=_echo(server, body),
+        shows_timings=server.frontend.enable_per_request_metrics,
     )
 
 

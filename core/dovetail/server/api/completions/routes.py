@@ -169,6 +169,7 @@ def _response_options(
         stream_usage=usage,
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
+        shows_timings=server.frontend.enable_per_request_metrics,
     )
 
 

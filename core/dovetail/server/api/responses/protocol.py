@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import INT31, Body, Reply, SamplingFields
+from dovetail.server.generate.bodies import INT31, Body, Reply, SamplingFields, Timings
 from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS
 
 MAX_ID_CHARS = 128
@@ -139,6 +139,7 @@ class ResponseReply(Reply):
     truncation: str
     usage: ResponseUsage | None = None
     metadata: dict[str, str]
+    metrics: Timings | None = None
 
 
 class DeletedReply(Reply):

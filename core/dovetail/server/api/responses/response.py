@@ -86,6 +86,7 @@ class Answer:
         shows_cached: bool,
         lists: Sequence[Listed] = (),
         logprobs: TextLogprobs | None = None,
+        shows_timings: bool = False,
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.status = "queued" if body.background else "in_progress"
@@ -98,6 +99,7 @@ class Answer:
         self._completed_s: int | None = None
         self._blocks = ContentBlocks()
         self._logprobs = logprobs
+        self._shows_timings = shows_timings
         self._told: dict[int, list[dict[str, Any]]] = {}
         self._ids: list[str] = []
         self._counts = UsageCounter(shows_cached=shows_cached, shows_reasoning=True)
@@ -214,6 +216,7 @@ class Answer:
             truncation=body.truncation or "disabled",
             usage=None if self.is_running else self._usage(),
             metadata=body.metadata or {},
+            metrics=self._counts.timings() if self._shows_timings else None,
         )
 
     def encoded(self) -> bytes:

@@ -105,6 +105,7 @@ async def create_response(
             shows_cached=server.frontend.enable_prompt_tokens_details,
             lists=plan.offer.lists,
             logprobs=_text_logprobs(body, generation),
+            shows_timings=server.frontend.enable_per_request_metrics,
         )
         steps = _news(server, plan, generation, answer, request)
         owned.push_async_callback(steps.aclose)

@@ -48,16 +48,21 @@ async def _text(server: ServerState, body: TokenizeRequest) -> tuple[str, bool, 
         adds = True if body.add_special_tokens is None else body.add_special_tokens
         return body.prompt or "", adds, ()
     server.check_template(body.chat_template)
+    defaults = server.frontend.default_chat_template_kwargs
     query = RenderQuery(
         messages=body.messages,
         tools=body.tools or (),
-        kwargs=dict(body.chat_template_kwargs or {}),
+        kwargs={**defaults, **(body.chat_template_kwargs or {})},
         adds_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continues_final_message=body.continue_final_message,
         template=body.chat_template,
     )
     rendered = await server.run(lambda: server.renderer.render(query), LONG_WORK)
-    return rendered.prompt, bool(body.add_special_tokens), rendered.ignored
+    own = {f"chat_template_kwargs.{name}" for name in defaults} - {
+        f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs or {}
+    }
+    unused = tuple(name for name in rendered.ignored if name not in own)
+    return rendered.prompt, bool(body.add_special_tokens), unused
 
 
 async def get_tokenizer_info(server: ServerOf) -> Response:
