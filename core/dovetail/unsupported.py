@@ -90,7 +90,6 @@ FEATURES: dict[str, Unsupported] = {
     "typical_acceptance": Unsupported(
         "drafts are accepted by rejection sampling, which leaves the answers' distribution as it is"
     ),
-    "beam_search": Unsupported("beam search is not supported"),
     "request_processors": Unsupported(
         "a request cannot name code to run", "load processors at start with --logits-processors"
     ),

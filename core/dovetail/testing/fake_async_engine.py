@@ -62,6 +62,18 @@ MARKS = RequestMetrics(arrival_s=1.0, first_scheduled_s=1.5, first_token_s=2.0, 
 """When things happened to every request of the fake engine."""
 
 
+class _Characters:
+    """Each token's character, at once."""
+
+    def push(self, token_id: int) -> str:
+        """Return the character."""
+        return chr(token_id)
+
+    def flush(self) -> str:
+        """Return nothing: nothing is held back."""
+        return ""
+
+
 class FakeTokenizer(Tokenizer):
     """One token per character; its id is the code point."""
 
@@ -85,8 +97,8 @@ class FakeTokenizer(Tokenizer):
         skip_special_tokens: bool = True,
         kept_ids: frozenset[int] = frozenset(),
     ) -> TokenStream:
-        """Not needed: the fake engine makes text itself."""
-        raise NotImplementedError
+        """Return a stream of characters."""
+        return _Characters()
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return each character."""

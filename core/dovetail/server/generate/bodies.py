@@ -71,6 +71,10 @@ class SamplingFields(Body):
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
     truncation_side: Literal["left", "right"] | None = None
+    use_beam_search: bool = False
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
+    early_stopping: bool = False
     prompt_logprobs: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIST)] | None = (

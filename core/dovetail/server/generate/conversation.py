@@ -139,6 +139,8 @@ async def _engine_fields(
     server: ServerState, body: ChatRequest, prompt: RenderedPrompt
 ) -> dict[str, Any]:
     """Return the sampling fields that a conversation decides. Raises: RequestError"""
+    if (body.best_of or 1) > (body.n or 1) and not body.use_beam_search:
+        raise RequestError("needs use_beam_search in a conversation.", where="best_of")
     fields: dict[str, Any] = {}
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is not None:

@@ -16,7 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.engine.client.input import truncated
+from dovetail.engine.client.outputs import RequestOutput
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.server.generate.beam_search import (
+    BeamSettings,
+    beam_outputs,
+    beam_settings,
+    check_beams,
+)
 from dovetail.server.generate.bodies import (
     SamplingFields,
 )
@@ -80,23 +87,38 @@ class Generation:
     dialect: Dialect
     priority: int = 0
     cache_salt: str = ""
+    beams: BeamSettings | None = None
 
     def steps(self, server: ServerState) -> AsyncGenerator[Step, None]:
         """Return the steps of the answer; closing them aborts the request."""
         plan = self.plan
-        outputs = server.engine.generate(
+        outputs = self._outputs(server)
+        steps = event_steps(outputs, plan, self.dialect)
+        if server.frontend.stream_interval > 1:
+            steps = in_intervals(steps, server.frontend.stream_interval)
+        return (
+            with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
+        )
+
+    def _outputs(self, server: ServerState) -> AsyncGenerator[RequestOutput, None]:
+        plan = self.plan
+        if self.beams is not None:
+            return beam_outputs(
+                server.engine,
+                self.beams,
+                self.prompt_ids,
+                self.params,
+                self.request_id,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+            )
+        return server.engine.generate(
             self.prompt_ids,
             self.params,
             self.request_id,
             priority=self.priority,
             cache_salt=self.cache_salt,
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
-        )
-        steps = event_steps(outputs, plan, self.dialect)
-        if server.frontend.stream_interval > 1:
-            steps = in_intervals(steps, server.frontend.stream_interval)
-        return (
-            with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
         )
 
 
@@ -138,6 +160,9 @@ def generation_for(
     params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
+    beams = beam_settings(body)
+    if beams is not None:
+        check_beams(beams, params, server.engine)
     return Generation(
         meta=meta,
         request_id=meta.request_id,
@@ -147,6 +172,7 @@ def generation_for(
         dialect=dialect,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        beams=beams,
     )
 
 

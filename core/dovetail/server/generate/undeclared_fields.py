@@ -26,7 +26,6 @@ WITHOUT_EFFECT = frozenset(
         "dynatemp_exponent",
         "id_slot",
         "keep_alive",
-        "length_penalty",
         "metadata",
         "mirostat_eta",
         "mirostat_tau",
@@ -45,7 +44,6 @@ WITHOUT_EFFECT = frozenset(
 """Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
 
 UNSUPPORTED_FIELDS = {
-    "use_beam_search": "beam_search",
     "prompt_embeds": "prompt_embeds",
     "modalities": "media",
     "audio": "media",
@@ -98,7 +96,6 @@ _LENGTH = "use the field for the length of an answer: max_tokens, in responses m
 _PROMPT = "the prompt has another field in this API"
 
 MISPLACED_FIELDS = {
-    "best_of": "is no longer part of the API; use n",
     "functions": "is no longer part of the API; use tools",
     "function_call": "is no longer part of the API; use tool_choice",
     "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
@@ -173,7 +170,6 @@ _SWITCHES = frozenset({"do_sample", "enable_thinking", "think"})
 """Fields of which false asks for something."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "best_of": (1,),
     "do_sample": (True,),
     "modalities": (["text"],),
     "verbosity": ("medium",),

@@ -34,7 +34,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
     """Answer a conversation, streamed or whole."""
     usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
-        admit(server, owned, body.n or 1)
+        admit(server, owned, max(body.n or 1, body.best_of or 1))
         ignored = server.fields.check(body, known=("messages.",))
         work = prepare(server, body, request, dialect=CHAT, ignored=ignored)
         generation = await cancel_on_disconnect(request, work)

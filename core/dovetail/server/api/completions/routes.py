@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from dovetail.engine.client.input import PROMPT, verify_text
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.server.api.completions.best_of import best_steps
 from dovetail.server.api.completions.infill import infill_of, suffix_ids
 from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
 from dovetail.server.api.completions.response import (
@@ -36,7 +37,7 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect, merged
+from dovetail.server.generate.streaming import Step, cancel_on_disconnect, merged
 from dovetail.server.generate.structured_outputs import requested_constraint
 from dovetail.server.generate.usage import StreamUsage, stream_usage
 
@@ -50,16 +51,28 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     _check(body, len(prompts))
     usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
-        admit(server, owned, len(prompts) * (body.n or 1))
+        admit(server, owned, len(prompts) * max(body.n or 1, body.best_of or 1))
         meta, generations, options = await cancel_on_disconnect(
             request, _prepare(server, body, request, prompts, usage)
         )
-        steps = merged([generation.steps(server) for generation in generations])
+        steps = merged([_steps(server, body, generation) for generation in generations])
         owned.push_async_callback(steps.aclose)
         if body.stream:
             run = partial(completion_chunks, meta=meta, options=options)
             return await event_stream_response(request, owned, meta, steps, run)
         return await json_response(request, meta, completion_body(steps, meta, options))
+
+
+def _steps(
+    server: ServerState, body: CompletionRequest, generation: Generation
+) -> AsyncGenerator[Step, None]:
+    """Return the steps of a prompt's answers: of the n best, where best_of are made."""
+    steps = generation.steps(server)
+    return best_steps(steps, body.n or 1) if _draws_more(body) else steps
+
+
+def _draws_more(body: CompletionRequest) -> bool:
+    return (body.best_of or 1) > (body.n or 1) and not body.use_beam_search
 
 
 def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
@@ -76,8 +89,11 @@ def _check(body: CompletionRequest, num_prompts: int) -> None:
     if body.suffix and (body.echo or body.truncate_prompt_tokens is not None):
         other = "echo" if body.echo else "truncate_prompt_tokens"
         raise RequestError("cannot be combined with suffix.", where=other)
-    if num_prompts * (body.n or 1) > MAX_CHOICES:
-        raise RequestError(f"prompts times n is above {MAX_CHOICES}.", where="n")
+    if num_prompts * max(body.n or 1, body.best_of or 1) > MAX_CHOICES:
+        where = "n" if (body.best_of or 1) <= (body.n or 1) else "best_of"
+        raise RequestError(f"prompts times {where} is above {MAX_CHOICES}.", where=where)
+    if _draws_more(body) and body.stream:
+        raise RequestError("answers that are chosen among cannot be streamed.", where="best_of")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("0 makes sense only with echo.", where="max_tokens")
 
@@ -147,6 +163,8 @@ def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
     """Return the sampling fields that completions spell in their own way."""
     check_named_logprobs(body, body.logprobs is not None, has_top=False)
     fields: dict[str, Any] = {}
+    if _draws_more(body):
+        fields |= {"n": body.best_of, "logprobs": 0}
     if body.max_tokens is not None:
         fields["max_tokens"] = max(body.max_tokens, 1)
     if body.logprobs is not None:
