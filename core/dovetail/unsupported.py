@@ -110,7 +110,6 @@ FEATURES: dict[str, Unsupported] = {
     "sampler_order": Unsupported("the order of the sampling steps cannot be chosen"),
     "predicted_outputs": Unsupported("predicted outputs are not supported"),
     "web_search": Unsupported("there is no web search here"),
-    "conversations": Unsupported("conversations are not kept here", "use previous_response_id"),
     "stored_prompts": Unsupported("prompts are not kept here", "send the text itself"),
 }
 """Feature -> what is missing, and what to do instead."""

@@ -32,7 +32,6 @@ from dovetail.unsupported import FEATURES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESPONSES_VALUES: dict[str, Any] = {
-    "conversation": "conv_1",
     "prompt": {"id": "pmpt_1"},
 }
 

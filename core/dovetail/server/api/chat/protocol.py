@@ -6,20 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from dovetail.server.generate.bodies import Reply, Timings, Usage
-
-
-class TopLogprob(Reply):
-    """One candidate."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
-
-
-class TokenLogprob(TopLogprob):
-    """The token drawn, with the most likely ones beside it."""
-
-    top_logprobs: list[TopLogprob] = []
+from dovetail.server.generate.logprobs import TokenLogprob
 
 
 class ChatLogprobs(Reply):

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.server.api.chat.logprobs import chat_logprobs
 from dovetail.server.api.chat.protocol import (
     CallFunction,
     ChatChoice,
@@ -17,7 +16,6 @@ from dovetail.server.api.chat.protocol import (
     ReplyDelta,
     ReplyMessage,
     ReplyToolCall,
-    TokenLogprob,
     ToolCallPiece,
 )
 from dovetail.server.generate.as_chat import CHAT_NAMES
@@ -31,7 +29,7 @@ from dovetail.server.generate.events import (
     ToolCallStart,
 )
 from dovetail.server.generate.generation import ResponseMeta
-from dovetail.server.generate.logprobs import prompt_logprobs
+from dovetail.server.generate.logprobs import TokenLogprob, chat_logprobs, prompt_logprobs
 from dovetail.server.generate.streaming import Step
 from dovetail.server.generate.usage import StreamUsage, UsageCounter
 

@@ -26,7 +26,6 @@ NAMES = {
 }
 """Chat's names of fields that have another one here."""
 UNSUPPORTED_FIELDS = {
-    "conversation": "conversations",
     "prompt": "stored_prompts",
 }
 """Declared fields that ask for a feature of `dovetail.unsupported`, by its name."""
@@ -64,6 +63,12 @@ def chat_of(
         "thinking_token_budget": body.thinking_token_budget,
     }
     return as_chat(body, fields)
+
+
+def conversation_id(body: ResponsesRequest) -> str:
+    """Return the id of the conversation that a request goes on with; empty for none."""
+    given = body.conversation
+    return (given if isinstance(given, str) else given.id) if given else ""
 
 
 def tells_logprobs(body: ResponsesRequest) -> bool:

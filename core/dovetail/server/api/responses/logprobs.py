@@ -10,9 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from dovetail.interfaces.step import TokenLogprobs
-from dovetail.server.api.chat.logprobs import chat_logprobs
-from dovetail.server.api.chat.protocol import TokenLogprob
-from dovetail.server.generate.logprobs import TokenNames
+from dovetail.server.generate.logprobs import TokenLogprob, TokenNames, chat_logprobs
 
 Entry = dict[str, Any]
 

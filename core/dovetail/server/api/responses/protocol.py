@@ -12,6 +12,8 @@ from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS
 MAX_ID_CHARS = 128
 MAX_METADATA = 16
 
+ConversationName = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
+
 Item = dict[str, Any]
 """A piece of input or output; which fields count depends on its type."""
 
@@ -41,6 +43,12 @@ class Reasoning(Body):
     generate_summary: str | None = None
 
 
+class ConversationRef(Body):
+    """A conversation by its id."""
+
+    id: ConversationName
+
+
 class ResponsesRequest(SamplingFields):
     """A response is asked for."""
 
@@ -61,7 +69,7 @@ class ResponsesRequest(SamplingFields):
     stream: bool = False
     background: bool | None = None
     store: bool | None = None
-    conversation: str | dict[str, Any] | None = None
+    conversation: ConversationName | ConversationRef | None = None
     prompt: dict[str, Any] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=INT31)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
@@ -120,6 +128,7 @@ class ResponseReply(Reply):
     completed_at: int | None = None
     status: str
     background: bool
+    conversation: dict[str, str] | None = None
     error: ResponseFault | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.server.api.responses.input import NAMES
+from dovetail.server.api.responses.input import NAMES, conversation_id
 from dovetail.server.api.responses.logprobs import TextLogprobs
 from dovetail.server.api.responses.mcp import McpTool
 from dovetail.server.api.responses.protocol import (
@@ -194,6 +194,7 @@ class Answer:
             completed_at=self._completed_s,
             status=self.status,
             background=bool(body.background),
+            conversation={"id": conversation_id(body)} if body.conversation else None,
             error=self._fault,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             instructions=body.instructions,

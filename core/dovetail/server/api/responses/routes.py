@@ -6,7 +6,6 @@ POST answers, streamed, whole or in the background; the others read, end and for
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -20,9 +19,12 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.server.api.responses.conversation_routes import CONVERSATION_ROUTES
+from dovetail.server.api.responses.conversations import Conversation, check_keeps, owner_of
 from dovetail.server.api.responses.input import (
     NAMES,
     chat_of,
+    conversation_id,
     ignored_fields,
     messages_of,
     output_messages,
@@ -66,7 +68,6 @@ from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.generate.thinking import switches_of
 from dovetail.server.http.errors import problem_of
-from dovetail.server.http.middleware import key_of
 
 Message = dict[str, Any]
 
@@ -82,6 +83,7 @@ class Plan:
     messages: Sequence[Message]
     ignored: Sequence[str]
     owner: bytes
+    conversation: Conversation | None
     is_stored: bool
     drops_turns: bool
 
@@ -109,6 +111,8 @@ async def create_response(
         )
         steps = _news(server, plan, generation, answer, request)
         owned.push_async_callback(steps.aclose)
+        if plan.conversation is not None:
+            owned.callback(_add_to, plan.conversation, state, body, answer)
         if plan.is_stored:
             kept = state.stored.begin(
                 answer, plan.owner, is_background=bool(body.background), items=as_items(body.input)
@@ -189,11 +193,6 @@ def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogpro
     return TextLogprobs(num_top, generation.meta.names)
 
 
-def owner_of(request: Request) -> bytes:
-    """Return what tells one key's responses from another's."""
-    return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
-
-
 def _plan(
     server: ServerState,
     state: ResponsesState,
@@ -207,7 +206,15 @@ def _plan(
     owner = owner_of(request)
     is_stored = _is_stored(server, body)
     earlier: list[Message] = []
-    if body.previous_response_id is not None:
+    conversation: Conversation | None = None
+    if body.conversation is not None:
+        if body.previous_response_id is not None:
+            raise RequestError(
+                "cannot be combined with conversation.", where="previous_response_id"
+            )
+        conversation = state.conversations.get(conversation_id(body), owner)
+        earlier = messages_of(conversation.items)
+    elif body.previous_response_id is not None:
         earlier = _earlier(state, body.previous_response_id, owner)
     messages = [*earlier, *messages_of(body.input)]
     if not messages:
@@ -219,6 +226,7 @@ def _plan(
         messages=messages,
         ignored=ignored,
         owner=owner,
+        conversation=conversation,
         is_stored=is_stored,
         drops_turns=body.truncation == "auto",
     )
@@ -228,14 +236,9 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
     """Return whether the response is kept. Raises: RequestError for what needs keeping where
     nothing is kept."""
     can_store = server.frontend.api_server_count == 1
-    for name in ("background", "previous_response_id"):
-        if getattr(body, name) and not can_store:
-            raise RequestError(
-                "needs responses to be kept, which several HTTP processes do not share.",
-                where=name,
-                fix="start the server with --api-server-count 1, or send the whole input.",
-                code="unsupported_field",
-            )
+    for name in ("background", "previous_response_id", "conversation"):
+        if getattr(body, name):
+            check_keeps(server, name)
     if body.background and body.store is False:
         raise RequestError("needs store to be true.", where="background")
     if body.background and body.stream:
@@ -302,6 +305,17 @@ def _news(
     return turns.run(first)
 
 
+def _add_to(
+    conversation: Conversation, state: ResponsesState, body: ResponsesRequest, answer: Answer
+) -> None:
+    """Let a conversation go on with what was asked and answered; a failure leaves it as it was.
+
+    Mutates: the store
+    """
+    if answer.status in ("completed", "incomplete"):
+        state.conversations.add(conversation, [*as_items(body.input), *answer.output()])
+
+
 def _settle(state: ResponsesState, plan: Plan, answer: Answer) -> None:
     """Keep a response for good, whatever ended it. Mutates: the store"""
     if answer.is_running:
@@ -343,6 +357,7 @@ class ResponsesApi(Api):
         ),
         Route(method="DELETE", path="/v1/responses/{response_id}", endpoint=delete_response),
         Route(method="POST", path="/v1/responses/{response_id}/cancel", endpoint=cancel_response),
+        *CONVERSATION_ROUTES,
     )
     task = GENERATE
 
