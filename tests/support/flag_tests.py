@@ -26,6 +26,7 @@ PLANS = "plugins/test_continuous.py"
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "default_chat_template_kwargs": (f"{NEWER}::test_default_chat_template_kwargs",),
     "disable_access_log_for_endpoints": (f"{NEWER}::test_paths_without_a_line",),
+    "file_storage": ("core/server/api/test_batches.py::test_a_batch_from_file_to_file",),
     "enable_log_deltas": (f"{NEWER}::test_pieces_are_logged",),
     "enable_per_request_metrics": (f"{NEWER}::test_times_are_told",),
     "logits_processor_pattern": (

@@ -81,6 +81,8 @@ def build_app(
     _add_hook_routes(app, engine)
     _add_handlers(app)
     _add_middleware(app, frontend, _error_bodies(apis))
+    for served in apis:
+        served.api.bound(app, served.state)
     return app
 
 

@@ -171,6 +171,13 @@ class FrontendConfig:
         unit="seconds",
         help="how long running requests may continue after SIGTERM",
     )
+    file_storage: str | None = flag(
+        None,
+        metavar="FOLDER",
+        help="folder for /v1/files and /v1/batches, which are there only with it; batches that a "
+        "restart interrupts go on",
+        default_note="no files and batches",
+    )
     max_body_bytes: int = flag(
         16 * 2**20, ge=1024, unit="bytes", help="maximum size of a request body"
     )

@@ -19,6 +19,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
 from dovetail.interfaces.spec import Selection
 from dovetail.server.api.admin.routes import AdminApi
+from dovetail.server.api.batches.routes import BatchesApi
 from dovetail.server.api.chat.routes import ChatApi
 from dovetail.server.api.completions.routes import CompletionsApi
 from dovetail.server.api.health.routes import HealthApi
@@ -42,6 +43,7 @@ BUILT_IN: dict[str, type[Api]] = {
     "parse": ParseApi,
     "tokenize": TokenizeApi,
     "health": HealthApi,
+    "batches": BatchesApi,
     "admin": AdminApi,
 }
 """Served always; a route with a flag, where the flag is given."""
