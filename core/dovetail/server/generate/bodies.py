@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
@@ -83,6 +83,13 @@ class SamplingFields(Body):
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BIASES)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     logits_processors: Annotated[dict[str, dict[str, Any]], Field(max_length=32)] | None = None
+
+    @field_validator("logits_processors", mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        """Take a list as older clients send it: names, or a qualname with its kwargs."""
+        return _processors(given) if isinstance(given, list) else given
+
     priority: Annotated[int, Field(ge=-(1 << 31), le=INT31)] = 0
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     request_id: (
@@ -99,6 +106,20 @@ class SamplingFields(Body):
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
+
+
+def _processors(given: list[Any]) -> dict[str, Any]:
+    """Return processors by name, each with its options. Raises: ValueError"""
+    found: dict[str, Any] = {}
+    for one in given:
+        if isinstance(one, str):
+            found[one] = {}
+            continue
+        name = one.get("qualname") if isinstance(one, dict) else None
+        if not isinstance(name, str) or one.get("args"):
+            raise ValueError("each must be a name, or an object with qualname and kwargs")
+        found[name] = one.get("kwargs") or {}
+    return found
 
 
 class StreamOptions(Body):

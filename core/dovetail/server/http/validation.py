@@ -76,7 +76,7 @@ def _found(error: Mapping[str, Any], body: Any) -> _Found:
             value = value[part] if _is_within(value, part) else None
         elif union is None:
             union = tuple(path)
-    text = str(error["msg"]).replace(" after validation", "")
+    text = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
     return _Found(path=tuple(path), union=union, kind=error["type"], text=text)
 
 

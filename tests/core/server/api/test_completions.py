@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.server.api.completions.protocol import CompletionRequest
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
 from support.serving import app_for, chat, complete, events_of, send
 
@@ -156,3 +157,14 @@ def test_tokenize_and_back() -> None:
     assert chatted.json()["count"] > 10
     assert send(app, "POST", "/tokenize", {}).status_code == 400
     assert send(app, "POST", "/detokenize", {"tokens": [1 << 30]}).status_code == 400
+
+
+def test_processors_as_older_clients_name_them() -> None:
+    given: list[Any] = ["one", {"qualname": "two", "args": None, "kwargs": {"a": 1}}]
+    body = CompletionRequest.model_validate({"prompt": "x", "logits_processors": given})
+    assert body.logits_processors == {"one": {}, "two": {"a": 1}}
+    app, _ = app_for()
+    for wrong in ([5], [{"args": [1], "qualname": "x"}], [{}]):
+        error = complete(app, logits_processors=wrong).json()["error"]
+        assert error["param"] == "logits_processors"
+        assert error["message"].startswith("logits_processors: each must be a name")

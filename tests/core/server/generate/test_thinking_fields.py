@@ -142,3 +142,25 @@ def test_parsers_of_a_request_are_used() -> None:
     assert choice["message"]["reasoning_content"] == "a"
     assert choice["message"]["tool_calls"][0]["arguments"] == '{"a": 1}'
     assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({"enable_thinking": False}, "False"),
+        ({"enable_thinking": True}, "True"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled"}}, "True"),
+        ({"thinking": {"type": "auto"}}, ""),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, "True"),
+    ],
+)
+def test_the_switches_of_other_servers(fields: dict[str, Any], thinks: str) -> None:
+    app, engine = app_for(trust_request_chat_template=True)
+    answer = chat(app, chat_template="hi {{ enable_thinking }}", **fields)
+    assert answer.status_code == 200, answer.text
+    assert "".join(map(chr, engine.asked[0][2]["prompt"])) == f"hi {thinks}"
+    assert "x-dovetail-ignored-fields" not in answer.headers
+    plain = chat(app, chat_template="hi", **fields)
+    assert ("x-dovetail-ignored-fields" in plain.headers) is bool(thinks)
+    assert chat(app, thinking={"type": "odd"}).json()["error"]["param"] == "thinking.type"
