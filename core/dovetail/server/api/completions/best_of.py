@@ -1,4 +1,4 @@
-"""best_of: more answers are drawn than are told, and the likeliest per token are told.
+"""best_of: more answers are drawn than are returned, which are the likeliest per token.
 
 Source: the OpenAI API reference, completions.
 """

@@ -1,4 +1,4 @@
-"""What went into a response, as it is told back: its input items with their ids, a page at a time.
+"""The input of a response as the API returns it: items with their ids, a page at a time.
 
 Source: the OpenAI API reference, responses: list input items.
 """

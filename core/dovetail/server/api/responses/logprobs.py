@@ -16,7 +16,7 @@ Entry = dict[str, Any]
 
 
 class TextLogprobs:
-    """Tokens that have come and belong to no text yet. `num_top` are told beside each."""
+    """Tokens that have come and belong to no text yet. `num_top` are reported beside each."""
 
     def __init__(self, num_top: int, names: TokenNames) -> None:
         self._num_top = num_top
