@@ -45,7 +45,7 @@ EXCLUDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSettings:
-    """`width` beams are kept, the `count` best returned; scores are divided by length ** penalty."""
+    """`width` beams are kept, the `count` best returned; scores are sums by length ** penalty."""
 
     width: int
     count: int

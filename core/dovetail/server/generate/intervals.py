@@ -64,12 +64,15 @@ def _merged(events: Sequence[Event]) -> list[Event]:
     """Return the events with neighbours of one kind joined."""
     found: list[Event] = []
     for event in events:
-        last = found[-1] if found else None
-        match last, event:
-            case (ContentDelta(), ContentDelta()) | (ReasoningDelta(), ReasoningDelta()):
-                found[-1] = replace(last, text=last.text + event.text)
-            case ToolCallArgsDelta(), ToolCallArgsDelta() if last.index == event.index:
-                found[-1] = replace(last, text=last.text + event.text)
+        match found[-1] if found else None, event:
+            case ContentDelta(text=first), ContentDelta(text=second):
+                found[-1] = ContentDelta(text=first + second)
+            case ReasoningDelta(text=first), ReasoningDelta(text=second):
+                found[-1] = ReasoningDelta(text=first + second)
+            case ToolCallArgsDelta(index=last, text=first), ToolCallArgsDelta(
+                index=index, text=second
+            ) if last == index:
+                found[-1] = ToolCallArgsDelta(index=index, text=first + second)
             case _:
                 found.append(event)
     return found

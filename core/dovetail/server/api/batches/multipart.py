@@ -37,9 +37,9 @@ def _part(section: bytes) -> tuple[str, Part]:
     lines, _, data = section.partition(b"\r\n\r\n")
     head = Message()
     for line in lines.decode("utf-8", "replace").split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.strip():
-            head[name.strip()] = value.strip()
+        field, _, value = line.partition(":")
+        if field.strip():
+            head[field.strip()] = value.strip()
     name = head.get_param("name", header="content-disposition")
     if not isinstance(name, str):
         raise RequestError("a part of the form has no name.")

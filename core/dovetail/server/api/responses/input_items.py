@@ -39,7 +39,7 @@ def _as_item(item: Mapping[str, Any]) -> Item:
     found = {**item, "id": item_id, "type": kind, "status": item.get("status") or "completed"}
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
-        extra = {"annotations": []} if part == "output_text" else {}
+        extra: Item = {"annotations": []} if part == "output_text" else {}
         found["content"] = [{"type": part, "text": item["content"], **extra}]
     return found
 
