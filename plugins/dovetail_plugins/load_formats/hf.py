@@ -13,7 +13,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats.auto import Auto
 from dovetail_plugins.load_formats.gguf import Gguf
 from dovetail_plugins.load_formats.mistral import Mistral
-from dovetail_plugins.load_formats.pt import Pt
+from dovetail_plugins.load_formats.pt import Pt, PtOptions
 from dovetail_plugins.load_formats.safetensors import Safetensors
 
 
@@ -31,6 +31,8 @@ class Hf(Auto):
     def _fitting(self, checkpoint: Checkpoint) -> LoadFormat:
         """Return the format that fits. Raises: ConfigError when none does."""
         found = super()._fitting(checkpoint)
+        if isinstance(found, Mistral) and not Pt.why_not(checkpoint):
+            return Pt(PtOptions(map_location=self.options.map_location))
         if isinstance(found, Mistral | Gguf):
             raise ConfigError(
                 "the weights are not files of a Hugging Face checkpoint.",
