@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dovetail.batch")
 POLL_S = 0.2
 RETRY_S = 0.5
+PROGRESS_S = 0.1
 SHARE = 2
 """A batch takes at most one of so many rows."""
 MAX_FAULTS = 100
@@ -53,6 +54,8 @@ class BatchRunner:
         self._storage = storage
         self._max_line_bytes = max_line_bytes
         self._key = key
+        self._closed: set[str] = set()
+        self._kept_s = 0.0
 
     async def run(self) -> None:
         """Look for batches and answer them, until cancelled."""
@@ -60,7 +63,9 @@ class BatchRunner:
             while not _locked(lock):
                 await asyncio.sleep(POLL_S)  # another process of this server runs them
             while True:
-                batch = None if self.app is None else self._next()
+                batch = None
+                if self.app is not None:
+                    batch = await asyncio.to_thread(self._storage.next_batch, self._closed)
                 if batch is None:
                     await asyncio.sleep(POLL_S)
                     continue
@@ -71,11 +76,6 @@ class BatchRunner:
                     fault = LineFault(code="server_error", message="see the log of the server.")
                     batch.faults = [fault]
                     self._goes(batch, "failed")
-
-    def _next(self) -> BatchFacts | None:
-        """Return the oldest batch that is open."""
-        found = [one for one in self._storage.batches() if one.is_open]
-        return min(found, key=lambda one: (one.created_at, one.id), default=None)
 
     def _goes(self, batch: BatchFacts, status: str) -> None:
         batch.goes(status)
@@ -172,7 +172,7 @@ class BatchRunner:
             (errors if result.is_failed else output).write(msgspec.json.encode(result) + b"\n")
             batch.failed += result.is_failed
             batch.completed += not result.is_failed
-            self._storage.keep_batch(batch)
+            self._keep_counts(batch)
 
         async with asyncio.TaskGroup() as group:
             for line in lines:
@@ -186,6 +186,12 @@ class BatchRunner:
                     break
                 group.create_task(one(line, name, custom_id))
         return self._end_of(batch) or "completed"
+
+    def _keep_counts(self, batch: BatchFacts) -> None:
+        """Write how far a batch has come, now and then: the results say it again after a crash."""
+        if time.monotonic() - self._kept_s > PROGRESS_S:
+            self._kept_s = time.monotonic()
+            self._storage.keep_batch(batch, syncs=False)
 
     def _end_of(self, batch: BatchFacts) -> str | None:
         """Return why a batch ends before its lines do."""

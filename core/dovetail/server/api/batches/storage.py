@@ -192,9 +192,22 @@ class FileStorage:
         self.keep_batch(made)
         return made
 
-    def keep_batch(self, batch: BatchFacts) -> None:
-        """Write a batch as it is."""
-        _write(self.folder / "batches" / f"{batch.id}.json", msgspec.json.encode(batch))
+    def keep_batch(self, batch: BatchFacts, *, syncs: bool = True) -> None:
+        """Write a batch as it is; without `syncs` the news may be lost with the machine."""
+        path = self.folder / "batches" / f"{batch.id}.json"
+        _write(path, msgspec.json.encode(batch), syncs=syncs)
+
+    def next_batch(self, closed: set[str]) -> BatchFacts | None:
+        """Return the oldest batch that is open. `closed` are the ids of those that are known not to
+        be. Mutates: closed"""
+        found: list[BatchFacts] = []
+        for path in (self.folder / "batches").glob("*.json"):
+            one = None if path.stem in closed else _read(path.parent, path.stem, BatchFacts)
+            if one is not None and one.is_open:
+                found.append(one)
+            elif one is not None:
+                closed.add(path.stem)
+        return min(found, key=lambda one: (one.created_at, one.id), default=None)
 
     def batch(self, batch_id: str, owner: str) -> BatchFacts:
         """Return a batch. Raises: NotFound"""
@@ -242,11 +255,13 @@ def _read(folder: Path, name: str, kind: type[Any]) -> Any:
     return None
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a crash."""
+def _write(path: Path, data: bytes, *, syncs: bool = True) -> None:
+    """Write a file that is there whole or not at all, also after a crash of the process, and with
+    `syncs` of the machine."""
     new = path.with_suffix(f".{secrets.token_hex(4)}.new")
     with new.open("wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if syncs:
+            os.fsync(file.fileno())
     new.replace(path)
