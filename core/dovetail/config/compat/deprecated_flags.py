@@ -302,12 +302,6 @@ def _attention(value: Any) -> Fields:
     return {} if backend is None else {"attention_backend": str(backend).lower()}
 
 
-def _offloading_backend(value: Any) -> Fields:
-    if value not in (None, "native"):
-        raise ConfigError(sentence("kv_transfer"), fix="use native, or leave the flag out.")
-    return {}
-
-
 _ADAPTERS = _waits_for("prompt_adapters", None, False, 0, ())
 _LORA = _waits_for("lora", None, ())
 _TYPICAL = _waits_for("typical_acceptance", None)
@@ -395,8 +389,8 @@ MAPPED: dict[str, Mapped] = {
         "--compilation-config.level", lambda value: {"compilation_config": {"level": value}}
     ),
     "kv_offloading_size": Mapped("--swap-space", lambda value: {"swap_space": value}),
-    "kv_offloading_backend": Mapped(
-        f"{_NOTHING}dovetail moves blocks to host memory itself", _offloading_backend
+    "kv_offloading_backend": _settled(
+        "blocks are always moved to host memory by dovetail itself (native)", None, "native"
     ),
     "spec_method": _key("speculative_config", "method"),
     "spec_model": _key("speculative_config", "model"),
