@@ -181,12 +181,12 @@ async def continued(
 async def kept_alive(
     items: AsyncIterator[Item], interval_s: float
 ) -> AsyncGenerator[Item | None, None]:
-    """Yield the items, and None whenever none has come for so long (0: never)."""
+    """Yield the items, and None whenever none has come for so long."""
     coming: asyncio.Future[Item] | None = None
     try:
         while True:
             coming = coming or asyncio.ensure_future(anext(items))
-            await asyncio.wait({coming}, timeout=interval_s or None)
+            await asyncio.wait({coming}, timeout=interval_s)
             if not coming.done():
                 yield None
                 continue
@@ -294,7 +294,10 @@ class EventStream(StreamingResponse):
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for chunk in kept_alive(self._chunks, self._keep_alive_s):
+            chunks: AsyncIterator[bytes | None] = self._chunks
+            if self._keep_alive_s:
+                chunks = kept_alive(self._chunks, self._keep_alive_s)
+            async for chunk in chunks:
                 frame = KEEP_ALIVE if chunk is None else self._framing.frame(chunk)
                 await _send_frame(send, frame)
             if self._framing.end:
