@@ -189,7 +189,8 @@ def test_a_pattern_says_which_processors_may_be_named(
     pattern: str | None, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--logits-processor-pattern (logits_processor_pattern), as the engine's spec has it."""
-    made = processor(processor_pattern=pattern)
+    spec = msgspec.structs.replace(fake_spec(max_model_tokens=32), processor_pattern=pattern)
+    made = InputProcessor(spec, ByteTokenizer(None, ""), name="api")
     monkeypatch.setattr(made, "_processors", {"picky": Picky})
     with pytest.raises(RequestError) as caught:
         made.prepare("a", SamplingParams(logits_processors={"picky": {}}), "req")
