@@ -178,6 +178,7 @@ class LLM(AbstractContextManager["LLM"]):
             content_format=self._frontend.chat_template_content_format,
             added_texts=self._engine.tokenizer.added_texts(),
             allows_control_tokens=self._frontend.allow_control_tokens,
+            default_kwargs=self._frontend.default_chat_template_kwargs,
         )
         body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),

@@ -92,7 +92,6 @@ FEATURES: dict[str, Unsupported] = {
     "typical_acceptance": Unsupported(
         "drafts are accepted by rejection sampling, which leaves the answers' distribution as it is"
     ),
-    "beam_search": Unsupported("beam search is not supported"),
     "request_processors": Unsupported(
         "a request cannot name code to run", "load processors at start with --logits-processors"
     ),
@@ -106,11 +105,14 @@ FEATURES: dict[str, Unsupported] = {
     "grammar_cache": Unsupported("compiled grammars are not cached on disk"),
     "fork": Unsupported("processes are always spawned, never forked"),
     # What a request asks for.
+    "other_samplers": Unsupported(
+        "this way of sampling is not supported",
+        "use temperature, top_p, top_k, min_p and the penalties",
+    ),
+    "sampler_order": Unsupported("the order of the sampling steps cannot be chosen"),
     "predicted_outputs": Unsupported("predicted outputs are not supported"),
     "web_search": Unsupported("there is no web search here"),
-    "conversations": Unsupported("conversations are not kept here", "use previous_response_id"),
     "stored_prompts": Unsupported("prompts are not kept here", "send the text itself"),
-    "response_logprobs": Unsupported("logprobs are given by /v1/chat/completions alone"),
 }
 """Feature -> what is missing, and what to do instead."""
 

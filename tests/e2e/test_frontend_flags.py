@@ -98,7 +98,7 @@ def test_a_unix_socket_answers(unix: ServerProcess, folder: Path) -> None:
             assert answer.headers["x-class"] == answer.headers["x-function"] == "yes"
     with through(unix) as client:
         assert client.get("/v1/models", headers={"Authorization": "Bearer x"}).status_code == 401
-        info = client.get("/get_tokenizer_info").json()
+        info = client.get("/tokenizer_info").json()
         assert "<|im_start|>" in info["chat_template"]
         assert str(folder) not in json.dumps(info)
     assert len(unix.serving()) == 3

@@ -291,6 +291,12 @@ def usage_line(client: httpx.Client) -> str:
     return lines[0] if lines else ""
 
 
+def count_of(text: str, name: str) -> float:
+    """Return the sum of a metric's samples."""
+    lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
 def test_several_api_processes() -> None:
     with ServerProcess("--port", "0", "--api-server-count", "2") as server:
         server.wait_ready()
@@ -304,6 +310,12 @@ def test_several_api_processes() -> None:
         assert sum(float(line.rpartition(" ")[2]) for line in counted) == 12
         tokens = [x for x in text.splitlines() if x.startswith("vllm:generation_tokens_total{")]
         assert sum(float(line.rpartition(" ")[2]) for line in tokens) < 12 * 40
+        # What the engine tells of its steps is counted by the parent, which answers nothing.
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert f"vllm:{name}{{" in text, name
+        for name in ("prompt_tokens_total", "prefix_cache_queries_total"):
+            assert count_of(text, f"vllm:{name}") > 0, name
+        assert 'dovetail:start_phase_seconds{phase="engine"' in text
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         assert server.orphans(2) == []

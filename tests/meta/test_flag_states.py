@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
+from dovetail.config.compat.deprecated_flags import (
+    MAPPED,
+    NEWER_SUPPORTED,
+    NewerFlags,
+    deprecated_flags,
+)
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.environment import FOREIGN, OWN, variable_of
 from dovetail.config.report.describe import state_of
 from dovetail.config.rules.checks import check_supported
-from dovetail.config.sections.field import Flag
+from dovetail.config.sections.field import Flag, flags_of
 from dovetail.errors import ConfigError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
 from support.flag_tests import FLAG_TESTS
@@ -80,6 +85,9 @@ def test_the_tables_have_all_219_flags() -> None:
     assert set(MAPPED) == set(deprecated_flags())
     assert not set(UNSUPPORTED_FLAGS) - set(flags())
     assert not set(deprecated_flags()) & set(flags())
+    newer = {*NEWER_SUPPORTED, *(flag.name for flag in flags_of(NewerFlags))}
+    assert newer <= set(flags()) | set(deprecated_flags())
+    assert not newer & {row["flag"][2:].replace("-", "_") for row in ROWS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["flag"])
@@ -253,6 +261,7 @@ def test_states_are_three() -> None:
     assert {state_of(flag)[0] for flag in every_flag().values()} == {
         "supported",
         "deprecated",
+        "mapped",
         "unsupported",
     }
 

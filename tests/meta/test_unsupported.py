@@ -25,16 +25,14 @@ from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
 from dovetail.server.api.responses.input import UNSUPPORTED_FIELDS, chat_of
 from dovetail.server.api.responses.protocol import ResponsesRequest
-from dovetail.server.generate import bodies
+from dovetail.server.generate import bodies, undeclared_fields
 from dovetail.server.generate.ignored_fields import FieldReporter
 from dovetail.server.http.not_found import UNSUPPORTED_ROUTES, unsupported_route
 from dovetail.unsupported import FEATURES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESPONSES_VALUES: dict[str, Any] = {
-    "conversation": "conv_1",
     "prompt": {"id": "pmpt_1"},
-    "top_logprobs": 2,
 }
 
 
@@ -72,7 +70,7 @@ def references() -> dict[str, tuple[str, Callable[[], Any]]]:
             rows[f"variable {name}"] = (variable.feature, lambda v=variable: row_words(v)[1])
     for path, feature in UNSUPPORTED_ROUTES.items():
         rows[f"path {path}"] = (feature, partial(unsupported_route, path))
-    for name, feature in bodies.UNSUPPORTED_FIELDS.items():
+    for name, feature in undeclared_fields.UNSUPPORTED_FIELDS.items():
         rows[f"field {name}"] = (feature, partial(field_text, name))
     for name, feature in UNSUPPORTED_FIELDS.items():
         rows[f"field {name} of /v1/responses"] = (feature, partial(responses_text, name))

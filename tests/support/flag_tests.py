@@ -20,9 +20,22 @@ FP8_CACHE = "e2e/test_fp8_cache.py"
 FRONTEND = "core/server/test_frontend.py"
 FRONTEND_WHOLE = "e2e/test_frontend_flags.py"
 LIFE = "e2e/test_server_life.py"
+NEWER = "core/server/test_newer_flags.py"
 PLANS = "plugins/test_continuous.py"
 
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
+    "default_chat_template_kwargs": (f"{NEWER}::test_default_chat_template_kwargs",),
+    "disable_access_log_for_endpoints": (f"{NEWER}::test_paths_without_a_line",),
+    "file_storage": ("core/server/api/test_batches.py::test_a_batch_from_file_to_file",),
+    "enable_log_deltas": (f"{NEWER}::test_pieces_are_logged",),
+    "enable_per_request_metrics": (f"{NEWER}::test_times_are_told",),
+    "logits_processor_pattern": (
+        "core/engine/client/test_input.py::test_a_pattern_says_which_processors_may_be_named",
+    ),
+    "performance_mode": ("core/config/test_resolve.py::test_performance_mode",),
+    "sse_keep_alive_interval": (f"{NEWER}::test_silent_streams_are_kept_alive",),
+    "ssl_ciphers": ("core/server/launch/test_tls.py::test_ciphers",),
+    "stream_interval": (f"{NEWER}::test_streams_in_intervals",),
     "additional_config": (f"{CHECKPOINT}::test_additional_config_is_the_workers_options",),
     "allow_control_tokens": ("e2e/test_control_tokens.py::test_the_flag_lets_clients_write_them",),
     "allow_credentials": (f"{FRONTEND}::test_cross_origin_rules",),

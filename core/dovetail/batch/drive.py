@@ -9,14 +9,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-import msgspec
-
-from dovetail.batch.call import Caller
-from dovetail.batch.lines import BadLine, Line, custom_id_of, name_of_line, parse
 from dovetail.batch.progress import Progress
-from dovetail.batch.results import Answer, Fault, Result, Results
+from dovetail.batch.results import Results
 from dovetail.errors import EngineDead
-from dovetail.server.http.not_found import unsupported_route
+from dovetail.server.api.batches.answer import Result, answer
+from dovetail.server.api.batches.call import Caller
+from dovetail.server.api.batches.lines import Line, custom_id_of, name_of_line
 
 logger = logging.getLogger("dovetail.batch")
 BREATH_LINES = 256
@@ -70,36 +68,3 @@ def _check_alive(result: Result, death: str | None) -> None:
     if is_refusal and death is not None:
         fix = "give the same command again: it resumes from here."
         raise EngineDead(f"the engine is gone: {death}", fix=fix)
-
-
-async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -> Result:
-    """Return the result of one line, whatever is wrong with it."""
-    try:
-        request = parse(line)
-        if not caller.takes(request.url):
-            raise _no_route(request.url)
-        status, body = await caller.post(request.url, bytes(request.body), name)
-        kept = Answer(status_code=status, request_id=name, body=_json(status, body))
-    except BadLine as error:
-        logger.info("line %d: %s", line.number, error)
-        fault = Fault(code=error.code, message=f"line {line.number}: {error}")
-        return Result(id=name, custom_id=custom_id, error=fault)
-    return Result(id=name, custom_id=custom_id, response=kept)
-
-
-def _no_route(url: str) -> BadLine:
-    sentence = unsupported_route(url)
-    if sentence is not None:
-        return BadLine("not_supported", f"url: {sentence}")
-    return BadLine("invalid_url", f"url: no route takes POST at {url[:256]!r}.")
-
-
-def _json(status: int, body: bytes) -> msgspec.Raw:
-    """Return an answer's body in one line. Raises: BadLine for a body that is no JSON."""
-    if not body:
-        return msgspec.Raw(b"null")
-    try:
-        return msgspec.Raw(msgspec.json.format(body, indent=-1))
-    except msgspec.DecodeError as error:
-        what = f"the route answered {status} with something that is not JSON."
-        raise BadLine("answer_is_no_json", what) from error

@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any
 
 from dovetail import registry
-from dovetail.batch.lines import ROOM_BYTES, Scan, read_lines, scan
 from dovetail.batch.progress import Progress, is_terminal
 from dovetail.batch.results import Results
 from dovetail.batch.settings import BatchFlags, answer_config, idle_settings
@@ -33,6 +32,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.observability import logging as log_setup
+from dovetail.server.api.batches.lines import ROOM_BYTES, Scan, read_lines, scan
 from dovetail.server.launch.engine_start import chosen_apis, max_queued, starting_engine
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.frontend_checks import check_frontend
@@ -207,8 +207,8 @@ def _answer(job: Job) -> int:
 async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
     """Answer with an engine of our own; return the exit status."""
     async with starting_engine(job.config, spec, timer) as starting:
-        from dovetail.batch.call import Caller
         from dovetail.batch.drive import drive
+        from dovetail.server.api.batches.call import Caller
         from dovetail.server.api.families import build_apis, opened_apis
         from dovetail.server.app import build_app, build_renderer
         from dovetail.server.generate.parsers import build_parsers, choose_parsers

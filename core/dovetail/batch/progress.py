@@ -15,8 +15,8 @@ import msgspec
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from dovetail.batch.lines import Scan
-from dovetail.batch.results import Result
+from dovetail.server.api.batches.answer import Result
+from dovetail.server.api.batches.lines import Scan
 
 logger = logging.getLogger("dovetail.batch")
 PERIOD_S = 10.0

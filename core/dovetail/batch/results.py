@@ -15,41 +15,13 @@ from typing import Any, Self
 
 import msgspec
 
-from dovetail.batch.lines import ID_PREFIX, name_of
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.server.api.batches.answer import Result
+from dovetail.server.api.batches.lines import ID_PREFIX, name_of
 
 FLAG = "--output-file"
 HEAD = b'{"id":"' + ID_PREFIX.encode()
 """How every line begins that this file writes."""
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a route answered."""
-
-    status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a line never reached a route, or got nothing from it that can be kept."""
-
-    code: str
-    message: str
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the output."""
-
-    id: str
-    custom_id: str | None
-    response: Answer | None = None
-    error: Fault | None = None
-
-    @property
-    def is_failed(self) -> bool:
-        """Return whether the request got something else than what it asked for."""
-        return self.response is None or self.response.status_code >= 400
 
 
 class _KeptAnswer(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ Imports no torch. Each rule lives in its own file; this one puts them in order.
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,15 @@ def schedule_spec(config: Config, model: ModelSpec, platform: Platform) -> Sched
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
     usual, limits = platform.defaults(), platform.limits()
+    mode = scheduler.performance_mode
+    of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
     asked_tokens, most_tokens = scheduler.max_num_batched_tokens, limits.step_tokens
-    step_tokens = at_most(asked_tokens, usual.step_tokens, most_tokens, STEP_TOKENS, platform)
+    usual_tokens = int(usual.step_tokens * of_tokens)
+    step_tokens = at_most(asked_tokens, usual_tokens, most_tokens, STEP_TOKENS, platform)
     if not scheduler.enable_chunked_prefill:
         step_tokens = _whole_prompt_tokens(asked_tokens, step_tokens, length)
         at_most(step_tokens, 0, most_tokens, STEP_TOKENS, platform)
-    usual_rows = min(usual.rows, step_tokens)
+    usual_rows = min(int(usual.rows * of_rows), step_tokens)
     rows = at_most(scheduler.max_num_seqs, usual_rows, limits.rows, "--max-num-seqs", platform)
     if rows > step_tokens:
         raise ConfigError(
@@ -294,6 +298,7 @@ def _engine_spec(
         served_names=served_names(config),
         request_seed=config.model.seed,
         max_logprobs=config.model.max_logprobs,
+        processor_pattern=_pattern(config.model.logits_processor_pattern),
         default_sampling=_default_sampling(config, model.path),
         log_level=registry.value_of("log_level", config.observability.log_level),
         log_config=read_log_config(config.observability.log_config_file),
@@ -432,3 +437,16 @@ def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
     if source in registry.names("generation_config_source"):
         source = registry.value_of("generation_config_source", source)
     return default_sampling(source, model_path, config.model.override_generation_config)
+
+
+def _pattern(given: str | None) -> str | None:
+    """Return --logits-processor-pattern. Raises: ConfigError unless it is an expression"""
+    try:
+        re.compile(given or "")
+    except re.error as error:
+        raise ConfigError(
+            f"is not a regular expression: {error}.",
+            where="--logits-processor-pattern",
+            fix="write one such as my_package|min_p.",
+        ) from error
+    return given

@@ -73,6 +73,10 @@ class Api(Plugin):
         """
         return nullcontext()
 
+    def bound(self, app: Any, state: Any) -> None:
+        """Learn of the application that has the routes, once it is whole; `state` is what `state`
+        gave. Most families have no use for it."""
+
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
         """Return the JSON body of an error on the family's paths and below them: OpenAI's, unless
         the family has its own."""

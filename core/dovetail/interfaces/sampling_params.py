@@ -38,7 +38,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `seed` None
     draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
-    for the n most likely tokens beside the drawn one (-1: the whole vocabulary).
+    for the n most likely tokens beside the drawn one (-1: the whole vocabulary), with
+    `logprob_token_ids` for those tokens in their place.
     `kept_special_ids` are special tokens that are written though the others are skipped.
     `logits_processors` maps a registered processor's name to its JSON options. `constraint` is
     enforced on the answer, `thinking` limits the reasoning before it.
@@ -64,6 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -94,6 +96,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError("an empty stop string would stop everything.", where="stop")
         if len(self.logit_bias) > MAX_BIASES:
             raise RequestError(f"at most {MAX_BIASES} entries.", where="logit_bias")
+        if len(self.logprob_token_ids) > MAX_BIASES:
+            raise RequestError(f"at most {MAX_BIASES} token ids.", where="logprob_token_ids")
         for token_id, bias in self.logit_bias.items():
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

@@ -203,6 +203,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, resolved: shipped whole to the engine process.
 
     Requests without a seed get theirs from `request_seed` (None: from chance).
+    A request may name the logits processors that `processor_pattern` matches (None: all).
     An engine in a step longer than `step_timeout_s` counts as dead; `reply_timeout_s` is how long
     an API process waits for an answer that needs no step. The socket lies in `socket_dir`.
     `times_steps` adds up what each request's steps have cost. `can_sleep` says that the engine may
@@ -226,6 +227,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...] = ()
     request_seed: int | None = None
     max_logprobs: int = 20
+    processor_pattern: str | None = None
     default_sampling: dict[str, Any] = {}
     log_level: str = "INFO"
     log_config: dict[str, Any] | None = None

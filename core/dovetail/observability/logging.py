@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
 
 class _LineFormatter(logging.Formatter):
-    """UTC times to the millisecond; a message never spans lines, save for a traceback."""
+    """UTC times to the millisecond; a message never spans lines, save for a traceback, and holds
+    nothing that a terminal takes for a command."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%H:%M:%S"
@@ -33,10 +35,18 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         record.message = record.getMessage()
-        text = super().format(record)
-        if record.exc_info:
-            return text
-        return text.replace("\r", "\\r").replace("\n", "\\n")
+        text = visible(super().format(record))
+        return text if record.exc_info else text.replace("\n", "\\n")
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that move a terminal's cursor or turn the direction of a text, but for tab and line
+feed."""
+
+
+def visible(text: str) -> str:
+    """Return text with control characters written out, as in \\x1b; line feeds stay."""
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def configure(

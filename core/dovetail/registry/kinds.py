@@ -158,6 +158,8 @@ _TABLE = (
     _value("block_size", "--block-size", "tokens per KV cache block", default="16"),
     _value("compilation_level", "--compilation-config", "optimization level of steps",
            default=None, is_open=True),
+    _value("performance_mode", "--performance-mode",
+           "sizes of steps, for even or for many tokens", default="balanced"),
     _value("logprobs_mode", "--logprobs-mode", "what is reported as logprobs",
            default="raw_logprobs"),
     _value("rope_type", "--rope-scaling", "how the rotary embedding is scaled",

@@ -85,6 +85,21 @@ def _with_logits(found: Sequence[TokenLogprobs], logits: torch.Tensor) -> list[T
     return entries
 
 
+def with_named(
+    entry: TokenLogprobs, logits: torch.Tensor, token_ids: Sequence[int], *, tells_logits: bool
+) -> TokenLogprobs:
+    """Return the entry with the logprobs of these tokens in place of the most likely ones.
+
+    Shapes: logits [V] float32
+    """
+    ids = torch.tensor(token_ids, device=logits.device)
+    scale = 0.0 if tells_logits else float(logits.double().logsumexp(dim=0))
+    values = (logits[ids].double() - scale).clamp(min=FLOOR)
+    return msgspec.structs.replace(
+        entry, top_ids=tuple(token_ids), top_logprobs=tuple(values.tolist())
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldLogprobs:
     """Numbers of logprobs on their way to the host, and how many top tokens each row asked for.

@@ -18,7 +18,7 @@ FAULTY = 32
 SHAPED = 64
 """A processor of the "filter" stage wants the row."""
 MANY_LOGPROBS = 128
-"""More logprobs than the native kernels list."""
+"""More logprobs than the native kernels list, or those of tokens that the request names."""
 SEED_MASK = (1 << 64) - 1
 MIN_TEMPERATURE = 1e-6
 """Smaller temperatures would overflow; at this one only exact ties are still drawn among."""
@@ -27,12 +27,14 @@ MIN_TEMPERATURE = 1e-6
 class RowParams:
     """One entry per row in each array. `features` is a bit set of the words above.
 
-    `tables` is what kernels read; `num_logprobs` is what the request said (-1: all of them).
+    `tables` is what kernels read; `num_logprobs` is what the request said (-1: all of them),
+    `named` are the tokens whose logprobs a row wants in place of the most likely ones.
     """
 
     def __init__(self, max_rows: int) -> None:
         self.features = np.zeros(max_rows, dtype=np.int64)
         self.num_logprobs = np.zeros(max_rows, dtype=np.int64)
+        self.named: dict[int, tuple[int, ...]] = {}
         self.tables = Tables(max_rows)
 
     def fill(self, row: int, params: SamplingParams, seed: int, *, features: int) -> None:
@@ -44,6 +46,8 @@ class RowParams:
         tables = self.tables
         self.features[row] = features | _plain_features(params, is_shaped)
         self.num_logprobs[row] = wanted = 0 if params.logprobs is None else params.logprobs
+        if params.logprob_token_ids:
+            self.named[row] = params.logprob_token_ids
         tables.inverse_temperature[row] = inverse_temperature(params)
         tables.top_k[row] = max(params.top_k, 0)
         tables.top_p[row] = params.top_p
@@ -54,6 +58,7 @@ class RowParams:
     def clear(self, row: int) -> None:
         """Make a row one that wants nothing. Mutates: self"""
         self.features[row] = 0
+        self.named.pop(row, None)
         self.tables.inverse_temperature[row] = 0.0
         self.tables.num_top[row] = -1
 
@@ -71,7 +76,8 @@ def least_of(params: SamplingParams) -> float:
 def _plain_features(params: SamplingParams, is_shaped: bool) -> int:
     bits = 0
     if params.logprobs is not None:
-        bits |= LOGPROBS if 0 <= params.logprobs <= MAX_TOP else LOGPROBS | MANY_LOGPROBS
+        is_few = 0 <= params.logprobs <= MAX_TOP and not params.logprob_token_ids
+        bits |= LOGPROBS if is_few else LOGPROBS | MANY_LOGPROBS
     if params.temperature > 0.0:
         bits |= RANDOM
         if params.top_k > 0 or params.top_p < 1.0 or (params.min_p > 0.0 and not is_shaped):

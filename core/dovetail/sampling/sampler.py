@@ -20,7 +20,15 @@ from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
 from dovetail.sampling.device import DeviceDraws, Reading, draws_on
-from dovetail.sampling.logprobs import ToldLogprobs, floats, listed, read, tell, token_logprobs
+from dovetail.sampling.logprobs import (
+    ToldLogprobs,
+    floats,
+    listed,
+    read,
+    tell,
+    token_logprobs,
+    with_named,
+)
 from dovetail.sampling.penalties import Penalties, uses_penalties
 from dovetail.sampling.pending import DoneDraws, EnqueuedDraws, PendingDraws
 from dovetail.sampling.plain import PlainDraws
@@ -160,6 +168,8 @@ class Sampler:
         if logits.device.type not in self._device_types or not self._device.can_draw(logits):
             return False
         tells_processed = self._tells_processed and step.union & bits.LOGPROBS
+        if not self._params.named.keys().isdisjoint(step.row_list):
+            return False
         return not (step.union & bits.SHAPED or tells_processed)
 
     def _at_once(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> PendingDraws:
@@ -359,6 +369,10 @@ class Sampler:
             uses_kernels=self._native is not None,
             tells_logits=self._tells_logits,
         )
+        for i, index in enumerate(indices):
+            named = self._params.named.get(step.row_list[index])
+            if named is not None:
+                found[i] = with_named(found[i], told[i], named, tells_logits=self._tells_logits)
         self._take_logprobs(draws, indices, found)
 
     @staticmethod

@@ -85,6 +85,8 @@ def build_app(
     _add_hook_routes(app, engine)
     _add_handlers(app)
     _add_middleware(app, frontend, _error_bodies(apis))
+    for served in apis:
+        served.api.bound(app, served.state)
     return app
 
 
@@ -141,6 +143,7 @@ def build_renderer(engine: AsyncEngine, frontend: FrontendConfig) -> ChatRendere
         content_format=frontend.chat_template_content_format,
         added_texts=engine.tokenizer.added_texts(),
         allows_control_tokens=frontend.allow_control_tokens,
+        default_kwargs=frontend.default_chat_template_kwargs,
     )
 
 

@@ -59,6 +59,22 @@ class FakeFacts:
     max_tokens: int | None = None
 
 
+MARKS = RequestMetrics(arrival_s=1.0, first_scheduled_s=1.5, first_token_s=2.0, last_token_s=3.0)
+"""When things happened to every request of the fake engine."""
+
+
+class _Characters:
+    """Each token's character, at once."""
+
+    def push(self, token_id: int) -> str:
+        """Return the character."""
+        return chr(token_id)
+
+    def flush(self) -> str:
+        """Return nothing: nothing is held back."""
+        return ""
+
+
 class FakeTokenizer(Tokenizer):
     """One token per character; its id is the code point."""
 
@@ -82,8 +98,8 @@ class FakeTokenizer(Tokenizer):
         skip_special_tokens: bool = True,
         kept_ids: frozenset[int] = frozenset(),
     ) -> TokenStream:
-        """Not needed: the fake engine makes text itself."""
-        raise NotImplementedError
+        """Return a stream of characters."""
+        return _Characters()
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return each character."""
@@ -328,6 +344,7 @@ def _output(
     wants_prompt = params.prompt_logprobs is not None and position == 0
     return RequestOutput(
         request_id=request_id,
+        metrics=MARKS,
         prompt_token_ids=prompt_ids,
         deltas=deltas,
         is_finished=position == longest - 1,
@@ -335,7 +352,6 @@ def _output(
         if wants_prompt
         else None,
         num_cached_tokens=len(prompt_ids) // 2,
-        metrics=RequestMetrics(arrival_s=0.0),
     )
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from dovetail.batch.call import Caller
 from dovetail.batch.drive import drive
-from dovetail.batch.lines import Line, Scan, scan
 from dovetail.batch.progress import Progress
 from dovetail.batch.results import Results
 from dovetail.errors import EngineDead
+from dovetail.server.api.batches.call import Caller
+from dovetail.server.api.batches.lines import Line, Scan, scan
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for
 

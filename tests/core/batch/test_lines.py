@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.batch.lines import (
+from dovetail.errors import ConfigError
+from dovetail.server.api.batches.lines import (
     BadLine,
     Line,
     custom_id_of,
@@ -17,7 +18,6 @@ from dovetail.batch.lines import (
     read_lines,
     scan,
 )
-from dovetail.errors import ConfigError
 
 LIMIT = 1000
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000

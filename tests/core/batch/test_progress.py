@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from dovetail.batch import progress
-from dovetail.batch.lines import Scan
 from dovetail.batch.progress import Progress
-from dovetail.batch.results import Answer, Fault, Result
+from dovetail.server.api.batches.answer import Answer, Fault, Result
+from dovetail.server.api.batches.lines import Scan
 
 FOUND = Scan(num_lines=10, num_answered=4, num_failed=1)
 

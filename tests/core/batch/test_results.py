@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.batch.lines import name_of
-from dovetail.batch.results import Answer, Fault, Result, Results
+from dovetail.batch.results import Results
 from dovetail.errors import ConfigError
+from dovetail.server.api.batches.answer import Answer, Fault, Result
+from dovetail.server.api.batches.lines import name_of
 
 
 def good(custom_id: str, status: int = 200) -> Result:

@@ -332,3 +332,26 @@ def test_a_wrong_path_and_an_unknown_id(launched: None, folder: Path) -> None:
     assert main(["serve", "/no/such/folder"]) == 2
     assert main(["serve", "no/such-model"]) == 2
     assert main(["serve", str(folder)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens", "rows"),
+    [("balanced", 256, 64), ("interactivity", 128, 64), ("throughput", 512, 128)],
+)
+def test_performance_mode(folder: Path, mode: str, tokens: int, rows: int) -> None:
+    named = {"model": str(folder), "device": "cpu", "performance_mode": mode}
+    schedule = resolve(Config.from_fields(named)).schedule
+    assert (schedule.max_step_tokens, schedule.max_rows) == (tokens, rows)
+    given = {**named, "max_num_batched_tokens": 100, "max_num_seqs": 10}
+    schedule = resolve(Config.from_fields(given)).schedule
+    assert (schedule.max_step_tokens, schedule.max_rows) == (100, 10)
+
+
+def test_a_pattern_of_processors_is_checked(folder: Path) -> None:
+    named = {"model": str(folder), "device": "cpu"}
+    assert resolve(Config.from_fields(named)).processor_pattern is None
+    spec = resolve(Config.from_fields({**named, "logits_processor_pattern": "min_.*"}))
+    assert spec.processor_pattern == "min_.*"
+    with pytest.raises(ConfigError) as caught:
+        resolve(Config.from_fields({**named, "logits_processor_pattern": "("}))
+    assert caught.value.where == "--logits-processor-pattern"

@@ -31,6 +31,8 @@ WISHES = (
     SamplingParams(temperature=0.9, top_k=3),
     SamplingParams(temperature=0.0, logprobs=2, logits_processors={"bias": {}}),
     SamplingParams(temperature=0.5, logprobs=2, logits_processors={"bias": {}}, top_p=0.9),
+    SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=(50, 11, 9)),
+    SamplingParams(temperature=0.8, logprobs=0, top_k=9, logprob_token_ids=(3,)),
 )
 
 
@@ -115,11 +117,15 @@ def processed(logits: torch.Tensor, params: SamplingParams, *, is_shaped: bool) 
     return left
 
 
-def check(entry: TokenLogprobs, told: torch.Tensor, num_top: int) -> None:
-    """The entry says of its token and of the first n what `told` says of all tokens."""
+def check(entry: TokenLogprobs, told: torch.Tensor, params: SamplingParams) -> None:
+    """The entry says of its token and of the first n, or of those that are named, what `told` says
+    of all tokens."""
     told = told.clamp(min=FLOOR)
     order = told.argsort(descending=True, stable=True)
-    size = VOCAB if num_top < 0 else num_top
+    assert params.logprobs is not None
+    size = VOCAB if params.logprobs < 0 else params.logprobs
+    if params.logprob_token_ids:
+        order, size = torch.tensor(params.logprob_token_ids), len(params.logprob_token_ids)
     assert entry.logprob == pytest.approx(told[entry.token_id].item(), abs=2e-5)
     assert entry.rank == int((told > told[entry.token_id]).sum()) + 1
     assert list(entry.top_ids) == order[:size].tolist()
@@ -143,7 +149,7 @@ def test_each_mode_tells_what_it_says(
             told = processed(logits[row], params, is_shaped=processor == "filter")
         told = told.log_softmax(dim=0) if scale == "logprobs" else told
         assert draws.logprobs[row].token_id == draws.token_ids[row]
-        check(draws.logprobs[row], told, params.logprobs)
+        check(draws.logprobs[row], told, params)
 
 
 @pytest.mark.parametrize("scale", ["logprobs", "logits"])

@@ -142,7 +142,8 @@ def test_forced_usage_comes_unasked(ask: Any) -> None:
     assert done == "[DONE]"
     assert last["choices"] == []
     assert last["usage"] == ask(app).json()["usage"]
-    assert all(chunk["usage"] is None for chunk in chunks)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"]
     plain, _ = app_for()
     assert all("usage" not in event for event in events_of(ask(plain, stream=True))[:-1])
 
@@ -254,6 +255,7 @@ def test_tokenizer_info(tmp_path: Path) -> None:
     )
     assert send(app, "GET", "/get_tokenizer_info").status_code == 401
     answer = send(app, "GET", "/get_tokenizer_info", authorization="Bearer k")
+    assert send(app, "GET", "/tokenizer_info", authorization="Bearer k").json() == answer.json()
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")

@@ -15,6 +15,7 @@ from dovetail.interfaces.load_format import Checkpoint
 from dovetail.registry.options import options_for
 from dovetail_plugins.load_formats.auto import Auto, AutoOptions
 from dovetail_plugins.load_formats.dummy import Dummy
+from dovetail_plugins.load_formats.hf import Hf
 from dovetail_plugins.load_formats.npcache import Npcache
 from dovetail_plugins.load_formats.pt import Pt, PtOptions
 from dovetail_plugins.load_formats.safetensors import Safetensors, SafetensorsOptions
@@ -82,6 +83,19 @@ def test_shards_follow_the_index(tmp_path: Path) -> None:
     write_sharded(tmp_path)
     save_file({"stray": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
     assert_same(read(Auto(AutoOptions()), tmp_path), TENSORS)
+
+
+def test_hf_takes_no_files_of_other_publishers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\*\.safetensors.*\*\.bin"):
+        read(Hf(AutoOptions()), tmp_path)
+    save_file(TENSORS, tmp_path / "consolidated.safetensors")
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not files of a Hugging Face checkpoint"):
+        read(Hf(AutoOptions()), tmp_path)
+    torch.save(TENSORS, tmp_path / "pytorch_model.bin")
+    assert_same(read(Hf(AutoOptions()), tmp_path), TENSORS)
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    assert_same(read(Hf(AutoOptions()), tmp_path), TENSORS)
 
 
 def test_an_index_may_not_leave_the_folder(tmp_path: Path) -> None:

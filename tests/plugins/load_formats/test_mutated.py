@@ -108,6 +108,8 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
     "safetensors-lazy": ("safetensors", write_safetensors, {}),
     "safetensors-eager": ("safetensors", write_safetensors, {"reading": "eager"}),
     "auto": ("auto", write_safetensors, {}),
+    "hf": ("hf", write_safetensors, {}),
+    "hf-pt": ("hf", write_pt, {}),
     "mistral": ("mistral", write_consolidated, {}),
     "sharded_state": ("sharded_state", write_rank, {}),
     "tensorizer": ("tensorizer", write_tensorizer, {}),

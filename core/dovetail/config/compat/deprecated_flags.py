@@ -1,8 +1,9 @@
-"""Deprecated flags: those of other generations, each translated with one note.
+"""Flags of other generations, deprecated ones and newer spellings, each translated with one note.
 
-A deprecated flag is a field of `DeprecatedFlags` and has a row in `MAPPED`, which turns its value
-into fields of today. `translate` does so for every route; the rest of dovetail never sees them. A
-flag for which there is nothing here passes with the values that ask for what always happens.
+Such a flag is a field of `DeprecatedFlags` or of `NewerFlags` and has a row in `MAPPED`, which
+turns its value into fields of today. `translate` does so for every route; the rest of dovetail
+never sees them. A flag for which there is nothing here passes with the values that ask for what
+always happens.
 """
 
 from __future__ import annotations
@@ -149,6 +150,40 @@ class DeprecatedFlags:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewerFlags:
+    """Newer spellings of what other flags set."""
+
+    attention_config: Mapping[str, Any] = flag(
+        {}, kind="attention_backend", short="-ac", help="settings of attention; backend is read"
+    )
+    optimization_level: int | None = flag(
+        None, ge=0, le=3, help="optimization level of steps, as -O"
+    )
+    kv_offloading_size: float | None = flag(
+        None, ge=0, unit="GiB", help="host memory for KV cache blocks that leave the device"
+    )
+    kv_offloading_backend: str | None = flag(
+        None, metavar="NAME", help="what moves KV cache blocks to host memory: native"
+    )
+    spec_method: str | None = flag(None, kind="drafter", help="drafter of speculative decoding")
+    spec_model: str | None = flag(None, metavar="MODEL", help="draft model")
+    spec_tokens: int | None = flag(None, ge=1, unit="tokens", help="longest draft")
+
+
+NEWER_SUPPORTED = (
+    "default_chat_template_kwargs",
+    "disable_access_log_for_endpoints",
+    "enable_log_deltas",
+    "enable_per_request_metrics",
+    "performance_mode",
+    "sse_keep_alive_interval",
+    "ssl_ciphers",
+    "stream_interval",
+)
+"""Flags that other servers have had for a short time only, and that do here what they say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mapped:
     """What a deprecated flag is today: the `flag` as a reader would write it, `fields` to be set.
@@ -257,6 +292,16 @@ def _reasoning(value: Any) -> Fields:
     return {} if value else {"reasoning_parser": NO_PARSER}
 
 
+def _attention(value: Any) -> Fields:
+    """Take the backend; every other setting would choose among kernels that are not there."""
+    given = {key: one for key, one in value.items() if one not in (None, False)}
+    backend = given.pop("backend", None)
+    if given:
+        key = next(iter(given))
+        raise ConfigError(f"the key {key} is not supported.", fix="give backend alone.")
+    return {} if backend is None else {"attention_backend": str(backend).lower()}
+
+
 _ADAPTERS = _waits_for("prompt_adapters", None, False, 0, ())
 _LORA = _waits_for("lora", None, ())
 _TYPICAL = _waits_for("typical_acceptance", None)
@@ -339,13 +384,34 @@ MAPPED: dict[str, Mapped] = {
     "tokenizer_pool_size": _POOL,
     "tokenizer_pool_type": _POOL,
     "tokenizer_pool_extra_config": _POOL,
+    "attention_config": Mapped("--attention-backend", _attention),
+    "optimization_level": Mapped(
+        "--compilation-config.level", lambda value: {"compilation_config": {"level": value}}
+    ),
+    "kv_offloading_size": Mapped("--swap-space", lambda value: {"swap_space": value}),
+    "kv_offloading_backend": _settled(
+        "blocks are always moved to host memory by dovetail itself (native)", None, "native"
+    ),
+    "spec_method": _key("speculative_config", "method"),
+    "spec_model": _key("speculative_config", "model"),
+    "spec_tokens": _key("speculative_config", "num_speculative_tokens"),
 }
 
 
 @cache
 def deprecated_flags() -> dict[str, Flag]:
-    """Return the deprecated flags by field name."""
-    return {flag.name: flag for flag in flags_of(DeprecatedFlags)}
+    """Return the flags that are translated, older and newer ones, by field name."""
+    return {flag.name: flag for flag in (*flags_of(DeprecatedFlags), *flags_of(NewerFlags))}
+
+
+def is_newer(name: str) -> bool:
+    """Return whether a flag that is translated is a newer spelling."""
+    return any(flag.name == name for flag in flags_of(NewerFlags))
+
+
+def _today_of(name: str) -> str:
+    word = "" if is_newer(name) else "now "
+    return f"{word}{MAPPED[name].today}"
 
 
 def translate(name: str, value: Any) -> tuple[Fields, str]:
@@ -355,7 +421,7 @@ def translate(name: str, value: Any) -> tuple[Fields, str]:
     """
     row, spelling = MAPPED[name], deprecated_flags()[name].spelling
     nothing = row.today.removeprefix(_NOTHING)
-    told = f"changes nothing: {nothing}" if nothing != row.today else f"is now {row.today}"
+    told = f"changes nothing: {nothing}" if nothing != row.today else f"is {_today_of(name)}"
     try:
         return row.fields(value), f"{spelling} {told}."
     except ConfigError as error:

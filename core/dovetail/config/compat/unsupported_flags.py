@@ -103,7 +103,6 @@ UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {
     **_all("prompt_embeds", "enable_prompt_embeds"),
     **_all("io_processors", "io_processor_plugin"),
     **_all("shared_kv_layers", "kv_sharing_fast_prefill"),
-    **_all("request_processors", "logits_processor_pattern"),
     **_all("attention_dtype", "override_attention_dtype"),
     **_all("pooling", "pooler_config"),
     **_all("ray", "ray_workers_use_nsight"),

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dovetail.config.compat.deprecated_flags import DeprecatedFlags, deprecated_flags
+from dovetail.config.compat.deprecated_flags import DeprecatedFlags, NewerFlags, deprecated_flags
 from dovetail.config.config import GROUPS, Config, flags
 from dovetail.config.sections.convert import from_value
 from dovetail.config.sections.field import Flag, flags_of, group_title
@@ -66,7 +66,7 @@ def add_flags(
     parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
 ) -> None:
     """Add the flags of these groups, those of earlier generations and --config. Mutates: parser."""
-    add_groups(parser, (*groups, DeprecatedFlags))
+    add_groups(parser, (*groups, DeprecatedFlags, NewerFlags))
     parser.add_argument(
         "--config",
         action="append",

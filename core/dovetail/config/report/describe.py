@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, is_newer
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import flags
 from dovetail.config.parse.environment import variable_of
@@ -47,6 +47,8 @@ def state_of(flag: Flag) -> tuple[str, str]:
     """Return the flag's state, and what it is today or what it lacks."""
     if deprecated_flags().get(flag.name) == flag:
         today = MAPPED[flag.name].today
+        if is_newer(flag.name):
+            return "mapped", f"the same as {today}." if "--" in today else f"it changes {today}."
         return (
             "deprecated",
             f"{'it changes' if today.startswith('nothing: ') else 'today'} {today}.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.config.sections.field import flag
 
@@ -109,6 +111,13 @@ class FrontendConfig:
         ("*",), metavar="HEADER", help="HTTP headers that browsers may send from other origins"
     )
     allow_credentials: bool = flag(False, help="let browsers send cookies from other origins")
+    disable_access_log_for_endpoints: str | None = flag(
+        None,
+        metavar="PATHS",
+        help="do not log HTTP requests for these paths, separated by commas, such as "
+        "/health,/metrics,/ping",
+        default_note="every path is logged",
+    )
     disable_uvicorn_access_log: bool = flag(False, help="do not log each HTTP request")
     uvicorn_log_level: str = flag(
         "info",
@@ -117,11 +126,38 @@ class FrontendConfig:
     )
     disable_fastapi_docs: bool = flag(False, help="hide the API description pages")
     enable_request_id_headers: bool = flag(False, help="send X-Request-Id with every answer")
+    default_chat_template_kwargs: Mapping[str, Any] = flag(
+        {},
+        help="variables of the chat template for every request, such as enable_thinking; what a "
+        "request says wins",
+    )
+    stream_interval: int = flag(
+        1,
+        ge=1,
+        le=10_000,
+        unit="tokens",
+        help="number of tokens that a stream collects before it sends them; the first is sent at "
+        "once. More than 1 means fewer, larger pieces",
+    )
+    sse_keep_alive_interval: float = flag(
+        0.0,
+        ge=0,
+        le=86400,
+        unit="seconds",
+        help="send a comment in streams that have been silent for so long, so that proxies keep "
+        "them open; 0 sends none",
+    )
+    enable_per_request_metrics: bool = flag(
+        False,
+        help="report in every answer how long the request waited, and how long its tokens took, "
+        "as metrics",
+    )
     enable_prompt_tokens_details: bool = flag(
         False, help="report in usage how many prompt tokens came from the prefix cache"
     )
     enable_force_include_usage: bool = flag(
-        False, help="report usage in every stream, even if the request does not ask for it"
+        False,
+        help="report usage in every chunk of every stream, even if the request does not ask for it",
     )
     enable_server_load_tracking: bool = flag(
         False,
@@ -133,6 +169,9 @@ class FrontendConfig:
     enable_log_requests: bool = flag(False, help="log every request when it arrives")
     enable_log_outputs: bool = flag(
         False, help="log every answer when it is complete; needs --enable-log-requests"
+    )
+    enable_log_deltas: bool = flag(
+        False, help="also log every piece of an answer as it comes; needs --enable-log-outputs"
     )
     log_error_stack: bool = flag(False, help="log the traceback behind every error answer")
     max_log_len: int | None = flag(
@@ -148,6 +187,13 @@ class FrontendConfig:
         le=86400,
         unit="seconds",
         help="how long running requests may continue after SIGTERM",
+    )
+    file_storage: str | None = flag(
+        None,
+        metavar="FOLDER",
+        help="folder for /v1/files and /v1/batches, which are there only with it; batches that a "
+        "restart interrupts go on",
+        default_note="no files and batches",
     )
     max_body_bytes: int = flag(
         16 * 2**20, ge=1024, unit="bytes", help="maximum size of a request body"
@@ -173,6 +219,12 @@ class FrontendConfig:
         ge=0,
         le=2,
         help="whether clients need a certificate: 0 not needed, 1 optional, 2 required",
+    )
+    ssl_ciphers: str | None = flag(
+        None,
+        metavar="CIPHERS",
+        help="ciphers for TLS up to 1.2, as OpenSSL writes them; those of TLS 1.3 are fixed",
+        default_note="Python's own",
     )
     enable_ssl_refresh: bool = flag(False, help="read the TLS files again when they change")
     middleware: tuple[str, ...] = flag(
@@ -200,7 +252,8 @@ class FrontendConfig:
         False, help="when the engine has died, keep the server running and answer with errors"
     )
     enable_tokenizer_info_endpoint: bool = flag(
-        False, help="serve /get_tokenizer_info, which also shows the chat template"
+        False,
+        help="serve /tokenizer_info (also as /get_tokenizer_info), which also shows the template",
     )
     tool_server: tuple[str, ...] = flag(
         (),

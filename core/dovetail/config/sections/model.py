@@ -110,8 +110,9 @@ class ModelConfig:
     )
     logits_processor_pattern: str | None = flag(
         None,
-        help="regular expression for the logits processors that a request may name",
-        default_note="none",
+        help="regular expression at the start of the names of the logits processors that a request "
+        "may use",
+        default_note="all that are loaded",
     )
     hf_config_path: str | None = flag(
         None,

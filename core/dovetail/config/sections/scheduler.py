@@ -25,6 +25,11 @@ class SchedulerConfig:
         help="maximum number of requests that run at the same time",
         default_note="64 on CPUs, 256 on GPUs",
     )
+    performance_mode: str = flag(
+        "balanced",
+        kind="performance_mode",
+        help="which sizes max-num-batched-tokens and max-num-seqs have where they are not given",
+    )
     enable_chunked_prefill: bool = flag(
         True, help="split long prompts over several steps, so that other requests are not held up"
     )

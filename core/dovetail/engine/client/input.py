@@ -6,6 +6,7 @@ request.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
+MAX_NAME_CHARS = 256
 Prompt = str | Sequence[int]
 
 
@@ -50,6 +52,8 @@ class InputProcessor:
         self._request_seed = spec.request_seed
         self._eos_token_ids = _eos_token_ids(spec, tokenizer)
         self._name = name
+        pattern = spec.processor_pattern
+        self._pattern = None if pattern is None else re.compile(pattern)
         self._processors: dict[str, type[LogitsProcessor]] = {
             selection.name: registry.load_selection(selection)
             for selection in spec.run.logits_processors
@@ -138,6 +142,7 @@ class InputProcessor:
         return msgspec.structs.replace(
             params,
             max_tokens=max_tokens,
+            logprobs=0 if params.logprob_token_ids else params.logprobs,
             min_tokens=min(params.min_tokens, max_tokens),
             eos_token_ids=params.eos_token_ids or self._eos_token_ids,
             bad_words_token_ids=params.bad_words_token_ids + self._bad_word_ids(params.bad_words),
@@ -166,11 +171,13 @@ class InputProcessor:
         if params.stop and not params.detokenize:
             raise RequestError("stop strings need detokenize to be true.", where="stop")
         self._verify_ids("stop_token_ids", params.stop_token_ids)
+        self._verify_ids("logprob_token_ids", params.logprob_token_ids)
         self._verify_ids("logit_bias", params.logit_bias)
         self._verify_ids("allowed_token_ids", params.allowed_token_ids or ())
         for ids in params.bad_words_token_ids:
             self._verify_ids("bad_words_token_ids", ids)
-        self._verify_num_logprobs("logprobs", params.logprobs)
+        if not params.logprob_token_ids:
+            self._verify_num_logprobs("logprobs", params.logprobs)
         self._verify_num_logprobs("prompt_logprobs", params.prompt_logprobs)
         self._verify_processors(params)
 
@@ -196,6 +203,12 @@ class InputProcessor:
 
     def _verify_processors(self, params: SamplingParams) -> None:
         for name in params.logits_processors:
+            if self._pattern is not None and not self._pattern.match(name[:MAX_NAME_CHARS]):
+                raise RequestError(
+                    f'this server does not let requests use the logits processor "{name[:64]}".',
+                    where="logits_processors",
+                    fix="use one that --logits-processor-pattern matches.",
+                )
             if name not in self._processors:
                 known = ", ".join(sorted(self._processors)) or "none"
                 raise RequestError(
@@ -252,9 +265,14 @@ def load_tokenizer(spec: EngineSpec) -> Tokenizer:
 
 
 def truncated(
-    prompt_ids: Sequence[int], keep: int | None, max_model_tokens: int, max_tokens: int | None
+    prompt_ids: Sequence[int],
+    keep: int | None,
+    max_model_tokens: int,
+    max_tokens: int | None,
+    *,
+    keeps_start: bool = False,
 ) -> tuple[int, ...]:
-    """Return the end of the prompt that truncate_prompt_tokens leaves.
+    """Return the end of the prompt that truncate_prompt_tokens leaves, or its start.
 
     -1 leaves room for `max_tokens` beside the prompt, but takes at most half the context for it.
     Raises: RequestError for 0, which would leave nothing.
@@ -265,4 +283,4 @@ def truncated(
         raise RequestError("must be -1 or at least 1.", where="truncate_prompt_tokens")
     if keep == -1:
         keep = max(1, max_model_tokens - min(max_tokens or 1, max_model_tokens // 2))
-    return tuple(prompt_ids[-keep:])
+    return tuple(prompt_ids[:keep] if keeps_start else prompt_ids[-keep:])

@@ -19,9 +19,11 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
 from dovetail.interfaces.spec import Selection
 from dovetail.server.api.admin.routes import AdminApi
+from dovetail.server.api.batches.routes import BatchesApi
 from dovetail.server.api.chat.routes import ChatApi
 from dovetail.server.api.completions.routes import CompletionsApi
 from dovetail.server.api.health.routes import HealthApi
+from dovetail.server.api.invocations.routes import InvocationsApi
 from dovetail.server.api.messages.routes import MessagesApi
 from dovetail.server.api.models.routes import ModelsApi
 from dovetail.server.api.parse.routes import ParseApi
@@ -37,9 +39,11 @@ BUILT_IN: dict[str, type[Api]] = {
     "responses": ResponsesApi,
     "messages": MessagesApi,
     "models": ModelsApi,
+    "invocations": InvocationsApi,
     "parse": ParseApi,
     "tokenize": TokenizeApi,
     "health": HealthApi,
+    "batches": BatchesApi,
     "admin": AdminApi,
 }
 """Served always; a route with a flag, where the flag is given."""

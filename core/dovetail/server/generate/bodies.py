@@ -5,9 +5,9 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
@@ -19,69 +19,6 @@ MAX_CHOICE_TEXTS = 4096
 Count = Annotated[int, Field(ge=0, le=INT31)]
 TokenId = Annotated[int, Field(ge=0, le=INT31)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-
-WITHOUT_EFFECT = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "cache_control",
-        "citations",
-        "verbosity",
-        "length_penalty",
-        "strict",
-    }
-)
-"""Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
-
-UNSUPPORTED_FIELDS = {
-    "use_beam_search": "beam_search",
-    "prompt_embeds": "prompt_embeds",
-    "modalities": "media",
-    "audio": "media",
-    "prediction": "predicted_outputs",
-    "web_search_options": "web_search",
-    "mm_processor_kwargs": "media",
-    "kv_transfer_params": "kv_transfer",
-}
-"""Fields that ask for a feature of `dovetail.unsupported`, by its name."""
-
-MISPLACED_FIELDS = {
-    "best_of": "is no longer part of the API; use n",
-    "functions": "is no longer part of the API; use tools",
-    "function_call": "is no longer part of the API; use tool_choice",
-    "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
-    "mcp_servers": "servers of tools are offered by /v1/responses, with tools of type mcp",
-    **dict.fromkeys(("tools", "tool_choice"), "tools need a conversation (/v1/chat/completions)"),
-    **dict.fromkeys(
-        (
-            "response_format",
-            "text",
-            "output_config",
-            "output_format",
-            "format",
-            "json_schema",
-            "regex",
-            "ebnf",
-            "grammar",
-            "guided_json_object",
-            "guided_structural_tag",
-            "nvext",
-        ),
-        "the constraint of an answer is asked for in other words here: by response_format (chat "
-        "and "
-        "completions), text.format (responses), output_config.format (messages) or "
-        "structured_outputs (all of them)",
-    ),
-}
-"""Fields that say here what is said elsewhere, other dialects' words for the constraint of an
-answer among them: refused rather than dropped, where a dialect does not declare them."""
-NEUTRAL: tuple[object, ...] = (None, False, [], {}, "none", "auto")
-"""Values of those fields that ask for nothing."""
 
 
 class Body(BaseModel):
@@ -133,13 +70,26 @@ class SamplingFields(Body):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_beam_search: bool = False
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
+    early_stopping: bool = False
     prompt_logprobs: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIST)] | None = (
         None
     )
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BIASES)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     logits_processors: Annotated[dict[str, dict[str, Any]], Field(max_length=32)] | None = None
+
+    @field_validator("logits_processors", mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        """Take a list as older clients send it: names, or a qualname with its kwargs."""
+        return _processors(given) if isinstance(given, list) else given
+
     priority: Annotated[int, Field(ge=-(1 << 31), le=INT31)] = 0
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     request_id: (
@@ -157,6 +107,20 @@ class SamplingFields(Body):
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
     structural_tag: str | dict[str, Any] | None = None
+
+
+def _processors(given: list[Any]) -> dict[str, Any]:
+    """Return processors by name, each with its options. Raises: ValueError"""
+    found: dict[str, Any] = {}
+    for one in given:
+        if isinstance(one, str):
+            found[one] = {}
+            continue
+        name = one.get("qualname") if isinstance(one, dict) else None
+        if not isinstance(name, str) or one.get("args"):
+            raise ValueError("each must be a name, or an object with qualname and kwargs")
+        found[name] = one.get("kwargs") or {}
+    return found
 
 
 class StreamOptions(Body):
@@ -186,3 +150,14 @@ class Usage(Reply):
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class Timings(Reply):
+    """How long one answer took, in milliseconds. `queue_time_ms` is from arrival to the first step,
+    `time_to_first_token_ms` from there to the first token, `generation_time_ms` to the last."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None

@@ -88,6 +88,12 @@ class ResponseFormat(Body):
     format: dict[str, Any] | None = None
 
 
+class ThinkingSwitch(Body):
+    """Whether the model thinks, in the words of other servers' chat."""
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+
+
 class ChatRequest(SamplingFields):
     """A chat completion is asked for."""
 
@@ -104,6 +110,8 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingSwitch | None = None
     include_reasoning: bool = True
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
     tool_parser: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None

@@ -17,6 +17,7 @@ from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.dialect import Dialect
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import Generation, generation_for, response_meta
+from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.template.switches import Switch
 from dovetail.server.generate.thinking import thinking_budget
@@ -66,8 +67,28 @@ async def prepare(
         return generation_for(server, body, meta, ids, fields, plan, dialect)
 
 
+async def count_prompt_tokens(
+    server: ServerState, body: ChatRequest, switches: Sequence[Switch] = ()
+) -> tuple[int, Sequence[str]]:
+    """Return how many tokens a conversation's prompt has, whatever the context holds, and the names
+    of fields that had no effect. Raises: RequestError"""
+    body = with_allowed_tools(body)
+    parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
+    plan = session_plan(body, parsers, server.frontend)
+    prompt = await server.render(body, switches, shows_tools=bool(plan.tools))
+    ids = await server.tokenize(
+        prompt.text,
+        add_special_tokens=body.add_special_tokens,
+        plain=prompt.plain,
+        takes_any_length=True,
+    )
+    return len(ids), prompt.unused
+
+
 def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
     """Return the sampling fields that chat spells in its own way. Raises: RequestError"""
+    if (body.best_of or 1) > (body.n or 1) and not body.use_beam_search:
+        raise RequestError("needs use_beam_search in a conversation.", where="best_of")
     fields: dict[str, Any] = {}
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is not None:
@@ -76,6 +97,7 @@ def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) ->
         fields["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
+    check_named_logprobs(body, bool(body.logprobs), bool(body.top_logprobs))
     if body.thinking_token_budget is not None:
         server.check_structured_output("thinking_token_budget")
         tokens, tokenizer = body.thinking_token_budget, server.engine.tokenizer

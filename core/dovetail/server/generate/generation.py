@@ -16,13 +16,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.engine.client.input import truncated
+from dovetail.engine.client.outputs import RequestOutput
 from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.server.generate.beam_search import (
+    BeamSettings,
+    beam_outputs,
+    beam_settings,
+    check_beams,
+)
 from dovetail.server.generate.bodies import (
     SamplingFields,
 )
 from dovetail.server.generate.dialect import Dialect
 from dovetail.server.generate.events import CountedSession, SessionPlan
 from dovetail.server.generate.ignored_fields import HEADER, header_value
+from dovetail.server.generate.intervals import in_intervals
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.request_log import with_request_log
 from dovetail.server.generate.sampling import build_sampling
@@ -32,6 +40,7 @@ from dovetail.server.generate.streaming import (
     Framing,
     Step,
     StreamHead,
+    begun_within,
     cancel_on_disconnect,
     continued,
     event_steps,
@@ -78,21 +87,38 @@ class Generation:
     dialect: Dialect
     priority: int = 0
     cache_salt: str = ""
+    beams: BeamSettings | None = None
 
     def steps(self, server: ServerState) -> AsyncGenerator[Step, None]:
         """Return the steps of the answer; closing them aborts the request."""
         plan = self.plan
-        outputs = server.engine.generate(
+        outputs = self._outputs(server)
+        steps = event_steps(outputs, plan, self.dialect)
+        if server.frontend.stream_interval > 1:
+            steps = in_intervals(steps, server.frontend.stream_interval)
+        return (
+            with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
+        )
+
+    def _outputs(self, server: ServerState) -> AsyncGenerator[RequestOutput, None]:
+        plan = self.plan
+        if self.beams is not None:
+            return beam_outputs(
+                server.engine,
+                self.beams,
+                self.prompt_ids,
+                self.params,
+                self.request_id,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+            )
+        return server.engine.generate(
             self.prompt_ids,
             self.params,
             self.request_id,
             priority=self.priority,
             cache_salt=self.cache_salt,
             watch=(lambda: CountedSession(plan)) if plan.stops else None,
-        )
-        steps = event_steps(outputs, plan, self.dialect)
-        return (
-            with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
         )
 
 
@@ -130,10 +156,16 @@ def generation_for(
     """Return the generation of one prompt. Raises: RequestError. Mutates: meta (clamping)"""
     limit = server.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
-    kept = truncated(prompt_ids, body.truncate_prompt_tokens, limit, wanted)
+    keeps_start = body.truncation_side == "right"
+    kept = truncated(
+        prompt_ids, body.truncate_prompt_tokens, limit, wanted, keeps_start=keeps_start
+    )
     params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
+    beams = beam_settings(body)
+    if beams is not None:
+        check_beams(beams, params, server.engine)
     return Generation(
         meta=meta,
         request_id=meta.request_id,
@@ -147,6 +179,7 @@ def generation_for(
         dialect=dialect,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        beams=beams,
     )
 
 
@@ -156,7 +189,7 @@ async def json_response(
     """Return a whole answer as one JSON body. Raises: what `body` raises, ClientDisconnected"""
     answer = await cancel_on_disconnect(request, body)
     return Response(
-        answer.model_dump_json(exclude_unset=True),
+        answer.model_dump_json(),
         media_type="application/json",
         headers=meta.headers(),
     )
@@ -170,15 +203,18 @@ async def event_stream_response(
     run: Callable[[AsyncIterator[Item]], AsyncGenerator[bytes, None]],
     framing: Framing | None = None,
 ) -> EventStream:
-    """Return a stream of `run(steps)`; its status waits until the first step has come.
+    """Return a stream of `run(steps)`; its status waits until the first step has come, or until
+    it is time for a comment that keeps the connection open.
 
     Mutates: owned (the stream takes over what it holds)
     """
-    first = await cancel_on_disconnect(request, anext(steps))
+    keep_alive_s = request.app.state.server.frontend.sse_keep_alive_interval
+    first = await cancel_on_disconnect(request, begun_within(steps, keep_alive_s))
     head = StreamHead(
         headers=meta.headers(),
         request_id=meta.request_id,
         logs_stack=request.app.state.server.frontend.log_error_stack,
+        keep_alive_s=keep_alive_s,
         framing=framing or Framing(),
     )
     return EventStream(run(continued(first, steps)), owned.pop_all(), head)

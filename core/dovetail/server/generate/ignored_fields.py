@@ -1,7 +1,8 @@
 """Fields that a request sent and nothing here honours: reported, counted, or refused.
 
-Every ignored field is named in a response header; unknown ones are warned of once per name, and
-are an error with --strict-request-fields.
+A known field that would change the answer is refused (`undeclared_fields`). Every ignored one is
+named in a response header; unknown ones are warned of once per name, and are an error with
+--strict-request-fields.
 """
 
 from __future__ import annotations
@@ -15,13 +16,7 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
-from dovetail.server.generate.bodies import (
-    MISPLACED_FIELDS,
-    NEUTRAL,
-    UNSUPPORTED_FIELDS,
-    WITHOUT_EFFECT,
-)
-from dovetail.unsupported import sentence
+from dovetail.server.generate.undeclared_fields import REFUSED, WITHOUT_EFFECT, fault_of
 
 HEADER = "x-dovetail-ignored-fields"
 MAX_NAMES = 32
@@ -38,17 +33,21 @@ class FieldReporter:
         self._is_strict = is_strict
         self._warned: set[str] = set()
 
-    def check(self, body: BaseModel, *, known: Iterable[str] = ()) -> list[str]:
-        """Return the names to report for a body; `known` are dotted prefixes to pass over.
+    def check(
+        self, body: BaseModel, *, known: Iterable[str] = (), is_answered: bool = True
+    ) -> list[str]:
+        """Return the names to report for a body; `known` are dotted prefixes to pass over. Where
+        the model does not answer (`is_answered`), no field can change its answer.
 
         Raises: RequestError for refused fields, and for unknown ones when strict.
         """
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
-        for name in names:
-            fault = _fault(name)
-            if fault is not None and _asks(name, (body.model_extra or {}).get(name)):
+        for name in names if is_answered else ():
+            fault = fault_of(name, (body.model_extra or {}).get(name))
+            if fault is not None:
                 raise RequestError(fault, where=name, code="unsupported_field")
+        names = [name for name in names if name not in REFUSED]  # what is left asks for nothing
         self.report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
         return names
 
@@ -77,13 +76,6 @@ class FieldReporter:
         metrics.IGNORED_FIELDS.labels(name).inc()
 
 
-def _fault(name: str) -> str | None:
-    """Return why a field cannot be honoured, None for one that may be ignored."""
-    if name in UNSUPPORTED_FIELDS:
-        return sentence(UNSUPPORTED_FIELDS[name])
-    return f"{MISPLACED_FIELDS[name]}." if name in MISPLACED_FIELDS else None
-
-
 def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of fields that no model declares; list positions are left out."""
     for name in body.model_extra or {}:
@@ -95,17 +87,11 @@ def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
                 yield from unknown_fields(part, f"{prefix}{name}.")
 
 
-def _asks(name: str, value: object) -> bool:
-    """Return whether a refused field asks for something; many clients write defaults out."""
-    return value not in NEUTRAL and (name, value) != ("best_of", 1)
-
-
-def json_reply(reply: BaseModel, ignored: Iterable[str], *, hides_none: bool = False) -> Response:
-    """Return a body as a response whose header names the ignored fields. A field that was not set
-    is left out; with `hides_none` one that is null as well."""
+def json_reply(reply: BaseModel, ignored: Iterable[str]) -> Response:
+    """Return a body as a response whose header names the ignored fields; what is absent is null."""
     names = list(ignored)
     return Response(
-        reply.model_dump_json(exclude_unset=not hides_none, exclude_none=hides_none),
+        reply.model_dump_json(),
         media_type="application/json",
         headers={HEADER: header_value(names)} if names else {},
     )

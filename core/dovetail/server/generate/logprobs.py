@@ -1,4 +1,7 @@
-"""Logprobs of a prompt, and how tokens are written. Numbers are finite always."""
+"""Logprobs of a prompt, those of tokens in the shape of OpenAI's chat, and how tokens are written.
+
+Numbers are finite always.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.engine.client.logprobs import finite
+from dovetail.errors import RequestError
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.server.generate.bodies import Reply, SamplingFields
+
+
+class TopLogprob(Reply):
+    """One candidate."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    """The token drawn, with the most likely ones beside it."""
+
+    top_logprobs: list[TopLogprob] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +42,21 @@ class TokenNames:
         if self.writes_ids:
             return [f"token_id:{token_id}" for token_id in token_ids]
         return self.tokenizer.tokens(token_ids)
+
+
+def check_named_logprobs(body: SamplingFields, is_on: bool, has_top: bool) -> None:
+    """Raise RequestError for tokens that are named where no logprobs are told, or the most likely
+    ones are to be told as well."""
+    if not body.logprob_token_ids:
+        return
+    if not is_on:
+        raise RequestError("needs logprobs to be on.", where="logprob_token_ids")
+    if has_top:
+        raise RequestError(
+            "stands in the place of the most likely tokens.",
+            where="logprob_token_ids",
+            fix="leave top_logprobs out.",
+        )
 
 
 def prompt_logprobs(
@@ -43,3 +77,29 @@ def _prompt_entry(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
             {"logprob": finite(logprob), "rank": rank, "decoded_token": text},
         )
     return found
+
+
+def chat_logprobs(
+    positions: Sequence[TokenLogprobs], num_top: int, names: TokenNames
+) -> list[TokenLogprob]:
+    """Return OpenAI's chat logprobs, one entry per token."""
+    return [_chat_entry(position, num_top, names) for position in positions]
+
+
+def _chat_entry(position: TokenLogprobs, num_top: int, names: TokenNames) -> TokenLogprob:
+    top_ids = position.top_ids[:num_top] if num_top >= 0 else position.top_ids
+    token, *tops = names.of((position.token_id, *top_ids))
+    return TokenLogprob(
+        token=token,
+        logprob=finite(position.logprob),
+        bytes=_bytes(token),
+        top_logprobs=[
+            TopLogprob(token=text, logprob=finite(logprob), bytes=_bytes(text))
+            for text, logprob in zip(tops, position.top_logprobs, strict=False)
+        ],
+    )
+
+
+def _bytes(token: str) -> list[int] | None:
+    """Return UTF-8 bytes; None for a piece of a character, whose bytes the text does not show."""
+    return None if "\ufffd" in token else list(token.encode("utf-8", "surrogatepass"))

@@ -39,6 +39,8 @@ async def with_request_log(
             num_tokens = step.num_generated_tokens
             if step.finish_reason is not None:
                 causes[step.index] = step.finish_reason
+            if server.frontend.enable_log_deltas and step.text:
+                _log_delta(server, generation, step)
             if server.frontend.enable_log_outputs:
                 texts.setdefault(step.index, []).append(step.text)
             yield step
@@ -86,6 +88,12 @@ def _beginning(server: ServerState, ids: Sequence[int], limit: int | None) -> st
     # No more is decoded than can be shown: how much is left out stands in tokens, a line above.
     text = server.engine.tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _log_delta(server: ServerState, generation: Generation, step: Step) -> None:
+    """Log a piece of an answer as it comes."""
+    shown = shortened(step.text, server.frontend.max_log_len)
+    logger.info("request %s: answer %d piece %r", generation.request_id, step.index, shown)
 
 
 def _log_answer(server: ServerState, generation: Generation, index: int, text: str) -> None:

@@ -5,6 +5,8 @@ Knows no prompt text and no tokenizer; the engine checks the same bounds again.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from dovetail.engine.context_length import room_for_answer
 from dovetail.errors import RequestError
 from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.spec import EngineSpec
+from dovetail.observability.logging import shortened
 from dovetail.server.generate.bodies import SamplingFields
 
 _COPIED = (
@@ -35,7 +38,8 @@ _FLAGS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
+MAX_KEY_CHARS = 64
+_TUPLES = ("stop_token_ids", "logprob_token_ids", "allowed_token_ids", "bad_words")
 
 
 class ParamsMaker(Protocol):
@@ -78,7 +82,15 @@ def build_sampling(
 
 
 def _token_biases(given: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): bias for token_id, bias in given.items()}
-    except ValueError as error:
-        raise RequestError("keys must be token ids.", where="logit_bias") from error
+    return {_token_id(key): bias for key, bias in given.items()}
+
+
+def _token_id(key: str) -> int:
+    """Return a key of logit_bias as the token id it is. Raises: RequestError"""
+    if not re.fullmatch(r"[0-9]{1,10}", key):
+        raise RequestError(
+            f"{json.dumps(shortened(key, MAX_KEY_CHARS))} is not a token id.",
+            where="logit_bias",
+            fix="use token ids as keys; /tokenize returns those of a text.",
+        )
+    return int(key)

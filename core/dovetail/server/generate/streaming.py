@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dovetail.engine.client.outputs import CompletionDelta, RequestOutput
+from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.errors import DovetailError, RequestFault
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.observability import metrics
@@ -34,6 +34,8 @@ from dovetail.server.generate.events import CountedSession, Event, SessionPlan
 from dovetail.server.http.errors import Problem, problem_of
 
 logger = logging.getLogger("dovetail.server")
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients of server-sent events pass over."""
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
@@ -62,6 +64,7 @@ class Step:
     num_cached_tokens: int
     num_reasoning_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
+    metrics: RequestMetrics | None = None
 
 
 async def event_steps(
@@ -114,6 +117,7 @@ def _step(
         num_cached_tokens=output.num_cached_tokens,
         num_reasoning_tokens=sum(s.num_reasoning_tokens for s in sessions),
         prompt_logprobs=output.prompt_logprobs,
+        metrics=output.metrics,
     )
 
 
@@ -162,11 +166,55 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def continued(first: Item, rest: AsyncIterator[Item]) -> AsyncIterator[Item]:
-    """Yield `first`, then the rest."""
-    yield first
-    async for item in rest:
-        yield item
+async def continued(
+    first: asyncio.Future[Item], rest: AsyncIterator[Item]
+) -> AsyncGenerator[Item, None]:
+    """Yield `first` once it has come, then the rest."""
+    try:
+        yield await first
+        async for item in rest:
+            yield item
+    finally:
+        await _cancel(first)
+
+
+async def kept_alive(
+    items: AsyncIterator[Item], interval_s: float
+) -> AsyncGenerator[Item | None, None]:
+    """Yield the items, and None whenever none has come for so long."""
+    coming: asyncio.Future[Item] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(items))
+            await asyncio.wait({coming}, timeout=interval_s)
+            if not coming.done():
+                yield None
+                continue
+            done, coming = coming, None
+            try:
+                item = done.result()
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if coming is not None:
+            await _cancel(coming)
+
+
+async def begun_within(items: AsyncIterator[Item], limit_s: float) -> asyncio.Future[Item]:
+    """Return the first item, or what will be it where none has come in time (0: it is awaited).
+
+    Raises: what the items raise in time
+    """
+    first = asyncio.ensure_future(anext(items))
+    try:
+        await asyncio.wait({first}, timeout=limit_s or None)
+    except BaseException:
+        await _cancel(first)
+        raise
+    if first.done():
+        first.result()
+    return first
 
 
 def data_frame(data: bytes) -> bytes:
@@ -193,12 +241,14 @@ class Framing:
 class StreamHead:
     """What is known of a stream before its first chunk.
 
+    A comment is sent whenever nothing has come for `keep_alive_s` (0: never).
     `logs_stack`: the traceback of every error is logged, not only of those nobody foresaw.
     """
 
     headers: dict[str, str]
     request_id: str
     logs_stack: bool = False
+    keep_alive_s: float = 0.0
     framing: Framing = field(default_factory=Framing)
 
 
@@ -216,6 +266,7 @@ class EventStream(StreamingResponse):
         self._owned = owned
         self._request_id = head.request_id
         self._logs_stack = head.logs_stack
+        self._keep_alive_s = head.keep_alive_s
         self._framing = head.framing
         fixed = {
             "content-type": "text/event-stream; charset=utf-8",
@@ -243,8 +294,12 @@ class EventStream(StreamingResponse):
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for chunk in self._chunks:
-                await _send_frame(send, self._framing.frame(chunk))
+            chunks: AsyncIterator[bytes | None] = self._chunks
+            if self._keep_alive_s:
+                chunks = kept_alive(self._chunks, self._keep_alive_s)
+            async for chunk in chunks:
+                frame = KEEP_ALIVE if chunk is None else self._framing.frame(chunk)
+                await _send_frame(send, frame)
             if self._framing.end:
                 await _send_frame(send, self._framing.end)
         except Exception as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dovetail.engine.client.outputs import RequestMetrics
 from dovetail.errors import RequestError
 from dovetail.server.generate.bodies import (
     CompletionTokensDetails,
     PromptTokensDetails,
     StreamOptions,
+    Timings,
     Usage,
 )
 from dovetail.server.generate.server_state import ServerState
@@ -29,6 +31,8 @@ class UsageCounter:
     generated_tokens: dict[int, int] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
     reasoning_tokens: dict[int, int] = field(default_factory=dict)
+    metrics: RequestMetrics | None = None
+    is_several: bool = False
 
     def note(self, step: Step, which: int = 0) -> None:
         """Record a step of generation `which`. Mutates: self"""
@@ -36,12 +40,21 @@ class UsageCounter:
         self.generated_tokens[which] = step.num_generated_tokens
         self.cached_tokens[which] = step.num_cached_tokens
         self.reasoning_tokens[which] = step.num_reasoning_tokens
+        self.metrics = step.metrics
+        self.is_several |= step.index > 0
+
+    def timings(self) -> Timings | None:
+        """Return how long the answer took; None where several answers share the numbers."""
+        if self.metrics is None or self.is_several or len(self.generated_tokens) != 1:
+            return None
+        (num_tokens,) = self.generated_tokens.values()
+        return _timings(self.metrics, num_tokens)
 
     def usage(self) -> Usage:
         """Return OpenAI's usage object."""
         prompt = sum(self.prompt_tokens.values())
         generated = sum(self.generated_tokens.values())
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"prompt_tokens_details": None, "completion_tokens_details": None}
         if self.shows_cached:
             cached = sum(self.cached_tokens.values())
             fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
@@ -57,13 +70,29 @@ class UsageCounter:
         )
 
 
+def _timings(metrics: RequestMetrics, num_tokens: int) -> Timings:
+    """Return the times between the engine's marks; null where one was not reached."""
+    scheduled_s, first_s = metrics.first_scheduled_s, metrics.first_token_s
+    if not scheduled_s or not first_s:
+        return Timings()
+    decode_s, whole_s = metrics.last_token_s - first_s, metrics.last_token_s - scheduled_s
+    return Timings(
+        time_to_first_token_ms=1e3 * (first_s - scheduled_s),
+        generation_time_ms=1e3 * decode_s,
+        queue_time_ms=1e3 * (scheduled_s - metrics.arrival_s),
+        mean_itl_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
+        tokens_per_second=num_tokens / whole_s if whole_s > 0 else None,
+    )
+
+
 def stream_usage(
     server: ServerState, is_stream: bool, options: StreamOptions | None
 ) -> StreamUsage:
     """Return when a stream tells the usage. Raises: RequestError for options without a stream"""
     if options is not None and not is_stream:
         raise RequestError("is only allowed when stream is true.", where="stream_options")
-    is_wanted = options is not None and options.include_usage
-    if not is_wanted and not server.frontend.enable_force_include_usage:
+    if server.frontend.enable_force_include_usage:
+        return "always"
+    if options is None or not options.include_usage:
         return "never"
-    return "always" if options is not None and options.continuous_usage_stats else "at_end"
+    return "always" if options.continuous_usage_stats else "at_end"

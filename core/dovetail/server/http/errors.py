@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError, RequestFault
 from dovetail.interfaces.api import ApiError, openai_error
+from dovetail.server.http.validation import fault_of
 
 _KINDS = {
     401: "authentication_error",
@@ -120,39 +121,13 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
-    """Return the first thing wrong with a body: unions list one error per branch, and those of
-    branches that are of another type say less."""
-    errors = error.errors()
-    if not errors:
+    """Return the first thing wrong with a body."""
+    fault = fault_of(error)
+    if fault is None:
         return problem(400, "the request body is not valid.")
-    first = errors[0]
-    if first["loc"] and _is_branch(first["loc"][-1]):
-        at = first["loc"][:-1]
-        branches = [found for found in errors if found["loc"][: len(at)] == at]
-        first = max(branches, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
-    path = [p for p in first["loc"] if p not in ("body", "query", "path") and not _is_branch(p)]
-    param = _dotted(path)
-    if first["type"] == "json_invalid":
+    if fault.code == "json_invalid":
         return problem(400, "the request body is not valid JSON.", code="invalid_json")
-    message = f"{param}: {first['msg']}" if param else str(first["msg"])
-    if not path and first["type"] in ("missing", "model_attributes_type"):
+    message = fault.message
+    if not fault.param and fault.code in ("missing", "model_attributes_type"):
         message = "send a JSON object with the header Content-Type: application/json."
-    return problem(400, message, param=param or None, code=first["type"])
-
-
-def _is_branch(part: str | int) -> bool:
-    """Return whether a part of an error's path only names the branch of a union."""
-    if isinstance(part, int):
-        return False
-    names = ("str", "int", "float", "bool", "dict", "none")
-    return part in names or part[:1].isupper() or not part.isidentifier()
-
-
-def _dotted(path: list[str | int]) -> str:
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += f".{part}" if text else part
-    return text
+    return problem(400, message, param=fault.param or None, code=fault.code)

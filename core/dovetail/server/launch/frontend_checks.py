@@ -1,6 +1,7 @@
 """check_frontend: every fault of the HTTP flags that can be found before an engine is there.
 
-Imports no engine and no torch.
+Imports no engine and no torch, and no metrics: several processes share theirs only where a folder
+is named before prometheus_client is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server.api.responses.mcp import named_servers
+from dovetail.server.http.access_log import silent_paths
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@?#*A-Z]+")
 logger = logging.getLogger("dovetail.server")
@@ -23,7 +24,6 @@ def check_frontend(frontend: FrontendConfig) -> None:
     _check_processes(frontend)
     _check_root_path(frontend.root_path)
     _check_origins(frontend.allowed_origins)
-    named_servers(frontend.tool_server)
     if frontend.ssl_certfile is not None or _names_tls(frontend):
         from dovetail.server.launch.tls import tls_of
 
@@ -37,6 +37,10 @@ def check_frontend(frontend: FrontendConfig) -> None:
         from dovetail.server.http.user_middleware import load_middleware
 
         load_middleware(frontend)
+    if frontend.tool_server:
+        from dovetail.server.api.responses.mcp import named_servers
+
+        named_servers(frontend.tool_server)
     if frontend.chat_template:
         from dovetail.server.generate.template.chat import check_template
 
@@ -44,7 +48,7 @@ def check_frontend(frontend: FrontendConfig) -> None:
 
 
 def _names_tls(frontend: FrontendConfig) -> bool:
-    files = (frontend.ssl_keyfile, frontend.ssl_ca_certs)
+    files = (frontend.ssl_keyfile, frontend.ssl_ca_certs, frontend.ssl_ciphers)
     return any(files) or bool(frontend.ssl_cert_reqs) or frontend.enable_ssl_refresh
 
 
@@ -55,6 +59,13 @@ def _check_logs(frontend: FrontendConfig) -> None:
             where="--enable-log-outputs",
             fix="add --enable-log-requests.",
         )
+    if frontend.enable_log_deltas and not frontend.enable_log_outputs:
+        raise ConfigError(
+            "pieces of answers can only be logged together with the answers.",
+            where="--enable-log-deltas",
+            fix="add --enable-log-outputs.",
+        )
+    silent_paths(frontend)
 
 
 def _check_processes(frontend: FrontendConfig) -> None:

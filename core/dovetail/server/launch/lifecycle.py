@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.server.http.access_log import silence
 from dovetail.server.http.addresses import ANY, is_local_only
 from dovetail.server.http.head_limits import limited_http_protocol
 from dovetail.server.http.local_only import LocalOnly
@@ -152,6 +153,7 @@ def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> u
         timeout_graceful_shutdown=2,
         server_header=False,
     )
+    silence(frontend)
     config.load()
     config.ssl = None if tls is None else tls.context
     return config

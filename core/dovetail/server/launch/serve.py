@@ -6,6 +6,7 @@ With one API process everything but the engine lives here; `api_processes` start
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import os
@@ -13,6 +14,7 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Iterator
 
 from dovetail import registry
 from dovetail.config.config import Config
@@ -39,6 +41,29 @@ METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 def run(config: Config) -> int:
     """Serve until told to stop. Raises: ConfigError for what cannot be started."""
+    if config.frontend.api_server_count == 1:
+        return _run(config)
+    with _shared_metrics():
+        return _run(config)
+
+
+@contextlib.contextmanager
+def _shared_metrics() -> Iterator[None]:
+    """Let the metrics of several API processes meet in a private folder, removed at the end.
+
+    prometheus_client decides at its import how it keeps numbers, and whatever is configured may
+    import it: the parent's own numbers, which are the engine's, would have no file.
+    """
+    folder = tempfile.mkdtemp(prefix="dovetail-metrics-")
+    os.environ[METRICS_VARIABLE] = folder
+    try:
+        yield
+    finally:
+        os.environ.pop(METRICS_VARIABLE, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(config: Config) -> int:
     log_setup.configure(
         registry.value_of("log_level", config.observability.log_level),
         uvicorn_level=registry.value_of("uvicorn_log_level", config.frontend.uvicorn_log_level),
@@ -58,7 +83,10 @@ def run(config: Config) -> int:
             apis = chosen_apis(config)
             spec = resolve(config)
         if config.frontend.api_server_count > 1:
-            return _run_fleet(config, spec, apis, sock, timer)
+            from dovetail.server.launch import api_processes
+
+            main = api_processes.run(config, spec, apis, sock, timer)
+            return run_loop(main, stopped_while_starting)
         return run_loop(_run_one(config, spec, apis, sock, timer), stopped_while_starting)
 
 
@@ -104,24 +132,3 @@ async def _run_one(
 def _import_application() -> None:
     importlib.import_module("dovetail.server.app")
     importlib.import_module("dovetail.server.launch.lifecycle")
-
-
-def _run_fleet(
-    config: Config,
-    spec: EngineSpec,
-    apis: tuple[Selection, ...],
-    sock: socket.socket,
-    timer: StartupTimer,
-) -> int:
-    """Run several API processes. Their metrics meet in a private folder, removed at the end."""
-    folder = tempfile.mkdtemp(prefix="dovetail-metrics-")
-    # prometheus_client decides at import how it keeps numbers, so this precedes its import.
-    os.environ[METRICS_VARIABLE] = folder
-    try:
-        from dovetail.server.launch import api_processes
-
-        main = api_processes.run(config, spec, apis, sock, timer)
-        return run_loop(main, stopped_while_starting)
-    finally:
-        os.environ.pop(METRICS_VARIABLE, None)
-        shutil.rmtree(folder, ignore_errors=True)

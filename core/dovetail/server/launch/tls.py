@@ -87,6 +87,7 @@ def _check_unused(frontend: FrontendConfig) -> None:
     given = {
         "--ssl-keyfile": frontend.ssl_keyfile is not None,
         "--ssl-ca-certs": frontend.ssl_ca_certs is not None,
+        "--ssl-ciphers": frontend.ssl_ciphers is not None,
         "--ssl-cert-reqs": bool(frontend.ssl_cert_reqs),
         "--enable-ssl-refresh": frontend.enable_ssl_refresh,
     }
@@ -137,6 +138,15 @@ def _load(frontend: FrontendConfig) -> ssl.SSLContext:
                 f"no certificates can be read from {frontend.ssl_ca_certs}: {_told(error)}.",
                 where="--ssl-ca-certs",
                 fix="name a PEM file with the authorities' certificates.",
+            ) from error
+    if frontend.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(frontend.ssl_ciphers)
+        except ssl.SSLError as error:
+            raise ConfigError(
+                f'OpenSSL knows no cipher of "{frontend.ssl_ciphers}".',
+                where="--ssl-ciphers",
+                fix="write them as `openssl ciphers` lists them, with colons between.",
             ) from error
     context.verify_mode = ssl.VerifyMode(frontend.ssl_cert_reqs)
     return context

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dovetail.cli.parser import Parser
-from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, translate
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, is_newer, translate
 from dovetail.config.config import Config
 from dovetail.config.parse.environment import variable_of
 from dovetail.config.parse.flags import add_flags, config_of
@@ -68,6 +68,13 @@ MEANT: list[tuple[str, Any, dict[str, Any]]] = [
     ("disable_mm_preprocessor_cache", False, {}),
     ("preemption_mode", "recompute", {"swap_space": 0.0}),
     ("preemption_mode", "swap", {"swap_space": 4.0}),
+    ("attention_config", {"backend": "TORCH_SDPA"}, {"attention_backend": "torch_sdpa"}),
+    ("attention_config", {"backend": None, "use_trtllm_attention": False}, {}),
+    ("optimization_level", 1, {"compilation_config": {"level": 1}}),
+    ("kv_offloading_size", 2.5, {"swap_space": 2.5}),
+    ("spec_method", "ngram", {SPECULATION: {"method": "ngram"}}),
+    ("spec_model", "small", {SPECULATION: {"model": "small"}}),
+    ("spec_tokens", 3, {SPECULATION: {"num_speculative_tokens": 3}}),
 ]
 """Flag, value, fields of today."""
 
@@ -98,6 +105,7 @@ SETTLED: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("tokenizer_pool_size", (0,), (2,)),
     ("tokenizer_pool_type", ("ray",), ("threads",)),
     ("tokenizer_pool_extra_config", ({},), ({"a": 1},)),
+    ("kv_offloading_backend", (None, "native"), ("lmcache",)),
 ]
 """Flag, values that ask for what always happens, values that ask for something else."""
 
@@ -112,7 +120,8 @@ def test_every_older_flag_is_in_a_table() -> None:
 def test_what_a_value_means_today(name: str, value: Any, fields: dict[str, Any]) -> None:
     found, note = translate(name, value)
     assert found == fields
-    assert note.startswith(f"{deprecated_flags()[name].spelling} is now --")
+    word = "is" if is_newer(name) else "is now"
+    assert note.startswith(f"{deprecated_flags()[name].spelling} {word} --")
     config = Config.from_fields({name: value})
     assert config.notes == (note,)
     for target, meant in fields.items():

@@ -182,3 +182,16 @@ def test_seeds_fit_a_signed_number_and_differ_without_being_asked() -> None:
 def test_a_missing_tokenizer_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         load_tokenizer(fake_spec(tokenizer_path="missing"))
+
+
+@pytest.mark.parametrize(("pattern", "is_taken"), [(None, True), ("pick", True), ("min_p$", False)])
+def test_a_pattern_says_which_processors_may_be_named(
+    pattern: str | None, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--logits-processor-pattern (logits_processor_pattern), as the engine's spec has it."""
+    spec = msgspec.structs.replace(fake_spec(max_model_tokens=32), processor_pattern=pattern)
+    made = InputProcessor(spec, ByteTokenizer(None, ""), name="api")
+    monkeypatch.setattr(made, "_processors", {"picky": Picky})
+    with pytest.raises(RequestError) as caught:
+        made.prepare("a", SamplingParams(logits_processors={"picky": {}}), "req")
+    assert caught.value.where == ("picky" if is_taken else "logits_processors")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from dovetail.server.api.completions.protocol import CompletionRequest
 from dovetail.testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
-from support.serving import app_for, complete, events_of, send
+from support.serving import app_for, chat, complete, events_of, send
 
 
 def joined(events: list[Any]) -> dict[int, dict[str, Any]]:
@@ -61,7 +62,13 @@ def test_echo_alone_scores_a_prompt() -> None:
 def test_usage_counts_every_prompt_once() -> None:
     app, _ = app_for(Script(pieces=["xy"]))
     usage = complete(app, prompt=["abc", "de"], n=2).json()["usage"]
-    assert usage == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert usage == {
+        "prompt_tokens": 5,
+        "completion_tokens": 8,
+        "total_tokens": 13,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
     events = events_of(
         complete(app, prompt=["abc", "de"], n=2, stream=True,
                  stream_options={"include_usage": True})
@@ -78,7 +85,10 @@ def test_usage_counts_every_prompt_once() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt": [0x110000]}, "prompt"),
         ({"prompt": [0x110000], "echo": True}, "prompt"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"use_beam_search": True, "stop": "x"}, "stop"),
+        ({"use_beam_search": True, "n": 11}, "best_of"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"logprobs": 21}, "logprobs"),
@@ -106,6 +116,30 @@ def test_default_length_is_openais() -> None:
     assert engine.asked[1][1].max_tokens == 4096 - 2
 
 
+@pytest.mark.parametrize(
+    ("side", "kept"), [("left", (101, 102)), ("right", (97, 98)), (None, (101, 102))]
+)
+def test_the_side_that_is_cut_off(side: str | None, kept: tuple[int, ...]) -> None:
+    app, engine = app_for()
+    fields = {"truncate_prompt_tokens": 2, "truncation_side": side}
+    assert complete(app, prompt="abcdef", **fields).status_code == 200
+    assert engine.asked[0][2]["prompt"] == kept
+    error = complete(app, truncation_side="middle").json()["error"]
+    assert error["param"] == "truncation_side"
+
+
+def test_logprobs_of_tokens_that_are_named() -> None:
+    app, engine = app_for()
+    ids = [70, 72]
+    assert complete(app, logprobs=1, logprob_token_ids=ids).status_code == 200
+    assert engine.asked[0][1].logprob_token_ids == (70, 72)
+    for fields in ({}, {"logprobs": True, "top_logprobs": 2}):
+        answer = chat(app, logprob_token_ids=ids, **fields)
+        assert answer.json()["error"]["param"] == "logprob_token_ids"
+    assert chat(app, logprob_token_ids=ids, logprobs=True).status_code == 200
+    assert complete(app, logprob_token_ids=ids).status_code == 400
+
+
 def test_truncation_and_stop() -> None:
     app, engine = app_for(Script(pieces=["a"], stop_reason="END"))
     body = complete(app, prompt="abcdef", truncate_prompt_tokens=2, stop=["END"]).json()
@@ -116,10 +150,21 @@ def test_truncation_and_stop() -> None:
 def test_tokenize_and_back() -> None:
     app, _ = app_for(engine=FakeAsyncEngine(spec=fake_spec(max_model_tokens=77)))
     body = send(app, "POST", "/tokenize", {"prompt": "hé"}).json()
-    assert body == {"count": 2, "max_model_len": 77, "tokens": [104, 233]}
+    assert body == {"count": 2, "max_model_len": 77, "tokens": [104, 233], "token_strs": None}
     text = send(app, "POST", "/detokenize", {"tokens": body["tokens"]}).json()
     assert text == {"prompt": "hé"}
     chatted = send(app, "POST", "/tokenize", {"messages": [{"role": "user", "content": "x"}]})
     assert chatted.json()["count"] > 10
     assert send(app, "POST", "/tokenize", {}).status_code == 400
     assert send(app, "POST", "/detokenize", {"tokens": [1 << 30]}).status_code == 400
+
+
+def test_processors_as_older_clients_name_them() -> None:
+    given: list[Any] = ["one", {"qualname": "two", "args": None, "kwargs": {"a": 1}}]
+    body = CompletionRequest.model_validate({"prompt": "x", "logits_processors": given})
+    assert body.logits_processors == {"one": {}, "two": {"a": 1}}
+    app, _ = app_for()
+    for wrong in ([5], [{"args": [1], "qualname": "x"}], [{}]):
+        error = complete(app, logits_processors=wrong).json()["error"]
+        assert error["param"] == "logits_processors"
+        assert error["message"].startswith("logits_processors: each must be a name")

@@ -66,7 +66,7 @@ def test_each_plugin_reads_its_own_samples() -> None:
                 for tool in sample.tools
             ]
             found = parse(app, text=sample.text, tool_parser=name, tools=tools).json()
-            calls = found["message"].get("tool_calls", [])
+            calls = found["message"]["tool_calls"] or []
             told = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
             assert told == [(call.name, call.arguments) for call in sample.calls], name
 

@@ -51,10 +51,14 @@ def test_every_dialect_says_it(row: tuple[Any, ...], stream: bool) -> None:
         "responses": [{"type": "function"} | function],
         "messages": [{"name": "add", "input_schema": {"type": "object"}}],
     }
-    asked = {"messages": USER, "input": "hi", "max_tokens": 50, "stream": stream}
+    asked = {
+        "chat/completions": {"messages": USER},
+        "responses": {"input": "hi"},
+        "messages": {"messages": USER, "max_tokens": 50},
+    }
     found = {}
     for path, given in tools.items():
-        answer = send(app, "POST", f"/v1/{path}", asked | {"tools": given})
+        answer = send(app, "POST", f"/v1/{path}", {"stream": stream, "tools": given} | asked[path])
         assert answer.status_code == 200, answer.text
         found[path] = _events(answer.text) if stream else [answer.json()]
     chunks = [event["choices"][0]["finish_reason"] for event in found["chat/completions"]]

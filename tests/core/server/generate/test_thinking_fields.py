@@ -54,11 +54,11 @@ def test_usage_tells_them() -> None:
     assert chat(app).json()["usage"]["completion_tokens_details"] == wanted
     hidden = chat(app, include_reasoning=False).json()
     assert hidden["usage"]["completion_tokens_details"] == wanted
-    assert "reasoning" not in hidden["choices"][0]["message"]
+    assert hidden["choices"][0]["message"]["reasoning"] is None
     events = events_of(chat(app, stream=True, stream_options={"include_usage": True}))
     assert events[-2]["usage"]["completion_tokens_details"] == wanted
     plain, _ = app_for(parsers=Parsers())
-    assert "completion_tokens_details" not in chat(plain).json()["usage"]
+    assert chat(plain).json()["usage"]["completion_tokens_details"] is None
 
 
 @pytest.mark.parametrize("name", ["both", "reasoning", "reasoning_content"])
@@ -120,7 +120,7 @@ def test_a_request_names_its_parsers() -> None:
     app, _ = app_for(Script(pieces=[text]), parsers=Parsers(reasoning=Thinks(None)))
     raw = chat(app, reasoning_parser="none").json()["choices"][0]["message"]
     assert raw["content"] == text
-    assert "reasoning" not in raw
+    assert raw["reasoning"] is None
     for field, name in (
         ("tool_parser", "no_such"),
         ("reasoning_parser", "os:path"),
@@ -142,3 +142,25 @@ def test_parsers_of_a_request_are_used() -> None:
     assert choice["message"]["reasoning_content"] == "a"
     assert choice["message"]["tool_calls"][0]["arguments"] == '{"a": 1}'
     assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({"enable_thinking": False}, "False"),
+        ({"enable_thinking": True}, "True"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled"}}, "True"),
+        ({"thinking": {"type": "auto"}}, ""),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, "True"),
+    ],
+)
+def test_the_switches_of_other_servers(fields: dict[str, Any], thinks: str) -> None:
+    app, engine = app_for(trust_request_chat_template=True)
+    answer = chat(app, chat_template="hi {{ enable_thinking }}", **fields)
+    assert answer.status_code == 200, answer.text
+    assert "".join(map(chr, engine.asked[0][2]["prompt"])) == f"hi {thinks}"
+    assert "x-dovetail-ignored-fields" not in answer.headers
+    plain = chat(app, chat_template="hi", **fields)
+    assert ("x-dovetail-ignored-fields" in plain.headers) is bool(thinks)
+    assert chat(app, thinking={"type": "odd"}).json()["error"]["param"] == "thinking.type"

@@ -154,3 +154,16 @@ def test_bad_files_are_told(tmp_path: Path, content: Any, told: str) -> None:
 def test_a_missing_file_is_told() -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_log_config("/nowhere.json")
+
+
+def test_nothing_in_a_line_moves_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info")
+    try:
+        raise ValueError("\x1b]0;owned\x07\u202e")
+    except ValueError:
+        logging.getLogger("dovetail.x").exception("a\x1b[2Jb\r\x9b31m\tc")
+    logging.getLogger("dovetail.x").warning("two\nlines\x1b[0m \u2028é")
+    text = capsys.readouterr().err
+    assert "a\\x1b[2Jb\\r\\x9b31m\tc\nTraceback" in text
+    assert "ValueError: \\x1b]0;owned\\x07\\u202e\n" in text
+    assert "two\\nlines\\x1b[0m \\u2028é\n" in text

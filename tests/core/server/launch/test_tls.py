@@ -30,6 +30,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
+def test_ciphers(made: Certificates) -> None:
+    name = "ECDHE-RSA-AES256-GCM-SHA384:ECDHE-ECDSA-AES256-GCM-SHA384"
+    with pytest.raises(ConfigError) as caught:
+        check_frontend(flags(made, ssl_ciphers="NO-SUCH-CIPHER"))
+    assert caught.value.where == "--ssl-ciphers"
+    with pytest.raises(ConfigError, match="needs a certificate"):
+        check_frontend(FrontendConfig(ssl_ciphers=name))
+
+    def talk(port: int) -> str:
+        context = client(made)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=10)
+        connection.connect()
+        found = connection.sock.cipher()  # type: ignore[union-attr]
+        connection.close()
+        return str(found[0])
+
+    assert served(flags(made, ssl_ciphers=name), talk) in name.split(":")
+
+
 def flags(made: Certificates, name: str = "first", **more: Any) -> FrontendConfig:
     return FrontendConfig(ssl_certfile=made.cert(name), ssl_keyfile=made.key(name), **more)
 

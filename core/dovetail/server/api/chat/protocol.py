@@ -5,27 +5,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from dovetail.server.generate.bodies import Reply, Usage
-
-
-class TopLogprob(Reply):
-    """One candidate."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
-
-
-class TokenLogprob(TopLogprob):
-    """The token drawn, with the most likely ones beside it."""
-
-    top_logprobs: list[TopLogprob] = []
+from dovetail.server.generate.bodies import Reply, Timings, Usage
+from dovetail.server.generate.logprobs import TokenLogprob
 
 
 class ChatLogprobs(Reply):
     """Logprobs of a choice."""
 
     content: list[TokenLogprob] | None = None
+    refusal: list[TokenLogprob] | None = None
 
 
 class CallFunction(Reply):
@@ -36,16 +24,34 @@ class CallFunction(Reply):
 
 
 class ReplyToolCall(Reply):
-    """A tool call, or in a stream a piece of one (with `index`)."""
+    """A tool call."""
 
-    index: int | None = None
+    id: str
+    type: Literal["function"] = "function"
+    function: CallFunction
+
+
+class ToolCallPiece(Reply):
+    """A piece of a tool call in a stream; only the first has an id, a type and a name."""
+
+    index: int
     id: str | None = None
     type: str | None = None
     function: CallFunction
 
 
+class ReplyDelta(Reply):
+    """A piece of the answer in a stream."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPiece] | None = None
+
+
 class ReplyMessage(Reply):
-    """The answer, or in a stream a piece of it."""
+    """The answer. Fields that it has not are null."""
 
     role: str | None = None
     content: str | None = None
@@ -78,13 +84,14 @@ class ChatReply(Reply):
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    metrics: Timings | None = None
 
 
 class ChatChunkChoice(Reply):
     """A piece of one of n answers."""
 
     index: int
-    delta: ReplyMessage
+    delta: ReplyDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -103,3 +110,4 @@ class ChatChunk(Reply):
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    metrics: Timings | None = None

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from dovetail import registry
-from dovetail.server.api.chat.logprobs import chat_logprobs
 from dovetail.server.api.chat.protocol import (
     CallFunction,
     ChatChoice,
@@ -16,9 +15,10 @@ from dovetail.server.api.chat.protocol import (
     ChatChunkChoice,
     ChatLogprobs,
     ChatReply,
+    ReplyDelta,
     ReplyMessage,
     ReplyToolCall,
-    TokenLogprob,
+    ToolCallPiece,
 )
 from dovetail.server.generate.as_chat import CHAT_NAMES
 from dovetail.server.generate.dialect import AnswerEnd, Dialect
@@ -31,7 +31,7 @@ from dovetail.server.generate.events import (
     ToolCallStart,
 )
 from dovetail.server.generate.generation import Generation
-from dovetail.server.generate.logprobs import prompt_logprobs
+from dovetail.server.generate.logprobs import TokenLogprob, chat_logprobs, prompt_logprobs
 from dovetail.server.generate.streaming import Step
 from dovetail.server.generate.usage import StreamUsage, UsageCounter
 
@@ -65,6 +65,11 @@ class ChatResponseOptions:
     shows_prompt_logprobs: bool = False
     reasoning_names: tuple[str, ...] = ("reasoning", "reasoning_content")
     echo: str = ""
+    shows_timings: bool = False
+
+    def told(self, counts: UsageCounter) -> dict[str, Any]:
+        """Return the times of the answer as a field, where they are told."""
+        return {"metrics": counts.timings()} if self.shows_timings else {}
 
     def counts(self, generation: Generation) -> UsageCounter:
         """Return a count of nothing yet."""
@@ -76,19 +81,19 @@ class ChatResponseOptions:
         return dict.fromkeys(self.reasoning_names, text)
 
 
-def _delta(event: Event, options: ChatResponseOptions) -> ReplyMessage:
+def _delta(event: Event, options: ChatResponseOptions) -> ReplyDelta:
     match event:
         case ContentDelta(text=text):
-            return ReplyMessage(content=text)
+            return ReplyDelta(content=text)
         case ReasoningDelta(text=text):
-            return ReplyMessage(**options.reasoning_fields(text))
+            return ReplyDelta(**options.reasoning_fields(text))
         case ToolCallStart(index=index, call_id=call_id, name=name):
             function = CallFunction(name=name, arguments="")
-            call = ReplyToolCall(index=index, id=call_id, type="function", function=function)
-            return ReplyMessage(tool_calls=[call])
+            call = ToolCallPiece(index=index, id=call_id, type="function", function=function)
+            return ReplyDelta(tool_calls=[call])
         case ToolCallArgsDelta(index=index, text=text):
-            call = ReplyToolCall(index=index, function=CallFunction(arguments=text))
-            return ReplyMessage(tool_calls=[call])
+            call = ToolCallPiece(index=index, function=CallFunction(arguments=text))
+            return ReplyDelta(tool_calls=[call])
 
 
 def _is_shown(event: Event, options: ChatResponseOptions) -> bool:
@@ -135,23 +140,25 @@ class ChatChunks:
                     self._is_first = False
                 yield self._chunk([choice], fields)
         if self._options.stream_usage != "never":
-            yield self._encoded([], {"usage": self._counts.usage()})
+            yield self._encoded(
+                [], {"usage": self._counts.usage(), **self._options.told(self._counts)}
+            )
 
     def _choices(self, step: Step) -> list[ChatChunkChoice]:
         made: list[ChatChunkChoice] = []
         if step.index not in self._opened:
             self._opened.add(step.index)
-            opening = ReplyMessage(role=self._options.role, content=self._options.echo)
+            opening = ReplyDelta(role=self._options.role, content=self._options.echo)
             made.append(self._choice(step.index, opening))
         deltas = [_delta(e, self._options) for e in step.events if _is_shown(e, self._options)]
         extras = self._extras(step)
         if extras and not deltas:
-            deltas = [ReplyMessage()]
+            deltas = [ReplyDelta()]
         for position, delta in enumerate(deltas):
             made.append(self._choice(step.index, delta, extras if position == 0 else {}))
         if step.finish_reason is not None:
             end = {"finish_reason": step.finish_reason, "stop_reason": step.stop_reason}
-            made.append(self._choice(step.index, ReplyMessage(), end))
+            made.append(self._choice(step.index, ReplyDelta(), end))
         return made
 
     def _extras(self, step: Step) -> dict[str, Any]:
@@ -164,7 +171,7 @@ class ChatChunks:
         return extras
 
     def _choice(
-        self, index: int, delta: ReplyMessage, extras: dict[str, Any] | None = None
+        self, index: int, delta: ReplyDelta, extras: dict[str, Any] | None = None
     ) -> ChatChunkChoice:
         base: dict[str, Any] = {"logprobs": None, "finish_reason": None}
         return ChatChunkChoice(index=index, delta=delta, **(base | (extras or {})))
@@ -225,6 +232,7 @@ async def chat_reply(
         model=meta.model,
         choices=[_choice(index, answers[index], options) for index in sorted(answers)],
         usage=counts.usage(),
+        **options.told(counts),
         system_fingerprint=meta.fingerprint,
         **fields,
     )

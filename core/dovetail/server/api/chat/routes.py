@@ -29,7 +29,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
     """Answer a conversation, streamed or whole."""
     options = _response_options(server, body)
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(body.n or 1).close)
+        owned.callback(server.admission.admit(max(body.n or 1, body.best_of or 1)).close)
         ignored = server.fields.check(body, known=("messages.",))
         work = prepare(server, body, request, dialect=CHAT, ignored=ignored)
         generation = await cancel_on_disconnect(request, work)
@@ -45,7 +45,7 @@ def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOpt
     """Return what the request wants shown. Raises: RequestError"""
     return ChatResponseOptions(
         role=_role(server, body),
-        num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        num_top_logprobs=num_top_logprobs(body),
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
         shows_cached=server.frontend.enable_prompt_tokens_details,
@@ -53,7 +53,15 @@ def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOpt
         reasoning_names=reasoning_names(server.frontend.reasoning_field),
         echo=_echo(server, body),
         stream_usage=stream_usage(server, body.stream, body.stream_options),
+        shows_timings=server.frontend.enable_per_request_metrics,
     )
+
+
+def num_top_logprobs(body: ChatRequest) -> int | None:
+    """Return how many tokens are told beside each drawn one; None where logprobs are not."""
+    if not body.logprobs:
+        return None
+    return len(body.logprob_token_ids or ()) or body.top_logprobs or 0
 
 
 def _role(server: ServerState, body: ChatRequest) -> str:

@@ -11,6 +11,7 @@ from dovetail.server.generate.bodies import (
     Reply,
     SamplingFields,
     StreamOptions,
+    Timings,
     TokenId,
     Usage,
 )
@@ -74,3 +75,4 @@ class CompletionReply(Reply):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     system_fingerprint: str | None = None
+    metrics: Timings | None = None

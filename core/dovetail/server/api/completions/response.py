@@ -38,6 +38,11 @@ class CompletionResponseOptions:
     stream_usage: StreamUsage = "never"
     shows_cached: bool = False
     shows_prompt_logprobs: bool = False
+    shows_timings: bool = False
+
+    def told(self, counts: UsageCounter) -> dict[str, Any]:
+        """Return the times of the answer as a field, where they are told."""
+        return {"metrics": counts.timings()} if self.shows_timings else {}
 
 
 class CompletionPieces:
@@ -141,7 +146,7 @@ async def completion_chunks(
             fields["usage"] = None
         yield _body(meta, [piece], fields).model_dump_json(exclude_unset=True).encode()
     if options.stream_usage != "never":
-        usage = {"usage": counts.usage()}
+        usage = {"usage": counts.usage(), **options.told(counts)}
         yield _body(meta, [], usage).model_dump_json(exclude_unset=True).encode()
 
 
@@ -163,7 +168,7 @@ async def completion_body(
         known = choices.get(piece.index)
         choices[piece.index] = piece if known is None else _joined(known, piece)
     ordered = [choices[index] for index in sorted(choices)]
-    return _body(meta, ordered, {"usage": counts.usage()})
+    return _body(meta, ordered, {"usage": counts.usage(), **options.told(counts)})
 
 
 def _joined(first: CompletionChoice, second: CompletionChoice) -> CompletionChoice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -10,9 +10,12 @@ from typing import Any
 
 from fastapi import Request
 
+from dovetail.engine.client.input import PROMPT, verify_text
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.server.api.completions.best_of import best_steps
+from dovetail.server.api.completions.infill import infill_of, suffix_ids
 from dovetail.server.api.completions.protocol import MAX_CHOICES, CompletionRequest
 from dovetail.server.api.completions.response import (
     COMPLETIONS,
@@ -20,6 +23,7 @@ from dovetail.server.api.completions.response import (
     completion_body,
     completion_chunks,
 )
+from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import (
@@ -30,8 +34,9 @@ from dovetail.server.generate.generation import (
     json_response,
     response_meta,
 )
+from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect, merged
+from dovetail.server.generate.streaming import Step, cancel_on_disconnect, merged
 from dovetail.server.generate.structured_outputs import requested_constraint
 from dovetail.server.generate.usage import StreamUsage, stream_usage
 
@@ -45,16 +50,29 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     _check(body, len(prompts))
     usage = stream_usage(server, body.stream, body.stream_options)
     async with AsyncExitStack() as owned:
-        owned.callback(server.admission.admit(len(prompts) * (body.n or 1)).close)
+        num_answers = len(prompts) * max(body.n or 1, body.best_of or 1)
+        owned.callback(server.admission.admit(num_answers).close)
         meta, generations, options = await cancel_on_disconnect(
             request, _prepare(server, body, request, prompts, usage)
         )
-        steps = merged([generation.steps(server) for generation in generations])
+        steps = merged([_steps(server, body, generation) for generation in generations])
         owned.push_async_callback(steps.aclose)
         if body.stream:
             run = partial(completion_chunks, meta=meta, options=options)
             return await event_stream_response(request, owned, meta, steps, run)
         return await json_response(request, meta, completion_body(steps, meta, options))
+
+
+def _steps(
+    server: ServerState, body: CompletionRequest, generation: Generation
+) -> AsyncGenerator[Step, None]:
+    """Return the steps of a prompt's answers: of the n best, where best_of are made."""
+    steps = generation.steps(server)
+    return best_steps(steps, body.n or 1) if _draws_more(body) else steps
+
+
+def _draws_more(body: CompletionRequest) -> bool:
+    return (body.best_of or 1) > (body.n or 1) and not body.use_beam_search
 
 
 def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
@@ -68,10 +86,14 @@ def prompt_list(body: CompletionRequest) -> list[str] | list[list[int]]:
 
 
 def _check(body: CompletionRequest, num_prompts: int) -> None:
-    if body.suffix:
-        raise RequestError("is not supported.", where="suffix", code="unsupported_field")
-    if num_prompts * (body.n or 1) > MAX_CHOICES:
-        raise RequestError(f"prompts times n is above {MAX_CHOICES}.", where="n")
+    if body.suffix and (body.echo or body.truncate_prompt_tokens is not None):
+        other = "echo" if body.echo else "truncate_prompt_tokens"
+        raise RequestError("cannot be combined with suffix.", where=other)
+    if num_prompts * max(body.n or 1, body.best_of or 1) > MAX_CHOICES:
+        where = "n" if (body.best_of or 1) <= (body.n or 1) else "best_of"
+        raise RequestError(f"prompts times {where} is above {MAX_CHOICES}.", where=where)
+    if _draws_more(body) and body.stream:
+        raise RequestError("answers that are chosen among cannot be streamed.", where="best_of")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("0 makes sense only with echo.", where="max_tokens")
 
@@ -86,15 +108,19 @@ async def _prepare(
     model = server.model_name(body.model)
     meta = response_meta(server, body, request, model, server.fields.check(body))
     fields = _engine_fields(body)
+    if body.suffix and not body.ignore_eos:
+        ends = infill_of(server.engine.tokenizer).ends
+        fields["stop_token_ids"] = (*(body.stop_token_ids or ()), *ends)
     constraint = requested_constraint(body, body.response_format, server.structured_output_spec)
     if constraint is not None:
         fields["constraint"] = await server.compile_constraint(constraint, SessionPlan(), "")
     generations: list[Generation] = []
     texts: list[Prompt] = []
     for which, prompt in enumerate(prompts):
-        ids = await _token_ids(server, body, prompt)
-        made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         is_alone = len(prompts) == 1
+        with in_words_of({} if is_alone else {PROMPT: f"{PROMPT}[{which}]"}):
+            ids = await _token_ids(server, body, prompt)
+            made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
         generations.append(replace(made, request_id=request_id))
         texts.append((await _echo_text(server, body, prompt), made.prompt_ids))
@@ -104,13 +130,22 @@ async def _prepare(
 async def _token_ids(
     server: ServerState, body: CompletionRequest, prompt: str | list[int]
 ) -> Sequence[int]:
-    if isinstance(prompt, str):
-        return await server.tokenize(
-            prompt,
-            add_special_tokens=body.add_special_tokens,
-            truncates_to=body.truncate_prompt_tokens,
-        )
-    return prompt
+    if not body.suffix:
+        if isinstance(prompt, str):
+            return await server.tokenize(
+                prompt,
+                add_special_tokens=body.add_special_tokens,
+                truncates_to=body.truncate_prompt_tokens,
+            )
+        return prompt
+    server.check_text("suffix")
+    tokenizer, suffix = server.engine.tokenizer, body.suffix
+    verify_text("suffix", suffix)
+    before: Sequence[int] | str = prompt
+    if isinstance(before, str):
+        before = await server.tokenize(before, add_special_tokens=False)
+    after = await server.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
+    return infill_of(tokenizer).prompt(before, after)
 
 
 async def _echo_text(server: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
@@ -131,7 +166,10 @@ def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
 
 def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
     """Return the sampling fields that completions spell in their own way."""
+    check_named_logprobs(body, body.logprobs is not None, has_top=False)
     fields: dict[str, Any] = {}
+    if _draws_more(body):
+        fields |= {"n": body.best_of, "logprobs": 0}
     if body.max_tokens is not None:
         fields["max_tokens"] = max(body.max_tokens, 1)
     if body.logprobs is not None:
@@ -147,14 +185,21 @@ def _response_options(
     return CompletionResponseOptions(
         n=body.n or 1,
         prompts=prompts,
-        num_top_logprobs=body.logprobs,
+        num_top_logprobs=_num_top_logprobs(body),
         echoes=body.echo,
         hides_answer=body.max_tokens == 0,
         shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
         stream_usage=usage,
         shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
+        shows_timings=server.frontend.enable_per_request_metrics,
     )
+
+
+def _num_top_logprobs(body: CompletionRequest) -> int | None:
+    if body.logprobs is None:
+        return None
+    return len(body.logprob_token_ids or ()) or body.logprobs
 
 
 class CompletionsApi(Api):

@@ -23,7 +23,7 @@ from dovetail.server.api.messages.response import (
 )
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import prepare
+from dovetail.server.generate.conversation import count_prompt_tokens, prepare
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import (
     Generation,
@@ -33,7 +33,9 @@ from dovetail.server.generate.generation import (
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
-from dovetail.server.generate.tool_choice import session_plan
+
+UNCOUNTED = ("max_tokens", "stop_sequences")
+"""Fields of a message that do not change how many tokens its prompt has."""
 
 
 async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
@@ -61,22 +63,15 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     chat, ignored = _translated(server, body)
     with in_words_of(MESSAGES.field_names):
         server.model_name(chat.model)
-        plan = session_plan(chat, server.parsers, server.frontend)
-        prompt = await server.render(chat, switches(body), shows_tools=bool(plan.tools))
-        ids = await server.tokenize(
-            prompt.text,
-            add_special_tokens=chat.add_special_tokens,
-            plain=prompt.plain,
-            takes_any_length=True,
-        )
-        ignored += server.fields.report(prompt.unused)
-    return json_reply(CountReply(input_tokens=len(ids)), ignored)
+        num_tokens, unused = await count_prompt_tokens(server, chat, switches(body))
+        ignored += server.fields.report(unused)
+    return json_reply(CountReply(input_tokens=num_tokens), ignored)
 
 
 def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:
     """Return the body in chat's words, and the names of what changes nothing."""
     budgets = server.parsers.reasoning is not None and server.engine.constraint_compiler is not None
-    ignored = server.fields.check(body)
+    ignored = server.fields.check(body, known=UNCOUNTED)
     with in_words_of(NAMES):
         chat = chat_of(body, can_budget=budgets)
     return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]

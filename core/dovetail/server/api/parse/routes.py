@@ -38,7 +38,7 @@ EVENT_NAMES = {
 
 async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
     """Read a model's text: reasoning, content and tool calls, by the parsers named or in use."""
-    ignored = server.fields.check(body)
+    ignored = server.fields.check(body, is_answered=False)
     tokenizer = server.engine.tokenizer
     parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
     plan = _plan(body, parsers, is_strict=server.frontend.tool_parser_strict)

@@ -13,6 +13,7 @@ from dovetail.errors import RequestError
 from dovetail.server.api.responses.protocol import Item, ResponsesRequest
 from dovetail.server.generate.as_chat import as_chat, check_one, is_deep
 from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.undeclared_fields import fault_of
 from dovetail.unsupported import remedy, sentence
 
 NAMES = {
@@ -25,11 +26,11 @@ NAMES = {
 }
 """Chat's names of fields that have another one here."""
 UNSUPPORTED_FIELDS = {
-    "conversation": "conversations",
     "prompt": "stored_prompts",
-    "top_logprobs": "response_logprobs",
 }
 """Declared fields that ask for a feature of `dovetail.unsupported`, by its name."""
+TEXT_LOGPROBS = "message.output_text.logprobs"
+"""The word of `include` for them."""
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "reasoning_text"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
@@ -56,17 +57,32 @@ def chat_of(
         "max_completion_tokens": body.max_output_tokens,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "response_format": _response_format(body),
+        "logprobs": tells_logprobs(body) or None,
+        "top_logprobs": body.top_logprobs,
         "chat_template_kwargs": body.chat_template_kwargs,
         "thinking_token_budget": body.thinking_token_budget,
     }
     return as_chat(body, fields)
 
 
+def conversation_id(body: ResponsesRequest) -> str:
+    """Return the id of the conversation that a request goes on with; empty for none."""
+    given = body.conversation
+    return (given if isinstance(given, str) else given.id) if given else ""
+
+
+def tells_logprobs(body: ResponsesRequest) -> bool:
+    """Return whether the tokens of the text are told."""
+    return body.top_logprobs is not None or TEXT_LOGPROBS in (body.include or ())
+
+
 def _check_supported(body: ResponsesRequest) -> None:
     """Raise RequestError for the first thing that is asked for and not supported."""
     asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
-    if "message.output_text.logprobs" in (body.include or ()):
-        asks.append(("include", UNSUPPORTED_FIELDS["top_logprobs"]))
+    verbosity = body.text.verbosity if body.text else None
+    fault = None if verbosity is None else fault_of("verbosity", verbosity)
+    if fault is not None:
+        raise RequestError(fault, where="text.verbosity", code="unsupported_field")
     for where, feature in asks:
         fix = remedy(feature, "leave it out")
         raise RequestError(sentence(feature), where=where, fix=fix, code="unsupported_field")
@@ -87,14 +103,12 @@ def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
 
 def ignored_fields(body: ResponsesRequest) -> list[str]:
     """Return the declared fields that change nothing here."""
-    found = ["include"] if body.include else []
+    found = ["include"] if set(body.include or ()) - {TEXT_LOGPROBS} else []
     if body.max_tool_calls is not None and not any(map(_is_mcp, body.tools or ())):
         found.append("max_tool_calls")
     if body.reasoning is not None:
         names = ("summary", "generate_summary")
         found += [f"reasoning.{name}" for name in names if getattr(body.reasoning, name)]
-    if body.text is not None and body.text.verbosity is not None:
-        found.append("text.verbosity")
     return found
 
 

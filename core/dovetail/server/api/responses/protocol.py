@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dovetail.server.generate.bodies import INT31, Body, Reply, SamplingFields
+from dovetail.server.generate.bodies import INT31, Body, Reply, SamplingFields, Timings
 from dovetail.server.generate.chat_body import MAX_MESSAGES, MAX_TOOLS
 
 MAX_ID_CHARS = 128
 MAX_METADATA = 16
+
+ConversationName = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 Item = dict[str, Any]
 """A piece of input or output; which fields count depends on its type."""
@@ -41,6 +43,12 @@ class Reasoning(Body):
     generate_summary: str | None = None
 
 
+class ConversationRef(Body):
+    """A conversation by its id."""
+
+    id: ConversationName
+
+
 class ResponsesRequest(SamplingFields):
     """A response is asked for."""
 
@@ -61,11 +69,24 @@ class ResponsesRequest(SamplingFields):
     stream: bool = False
     background: bool | None = None
     store: bool | None = None
-    conversation: str | dict[str, Any] | None = None
+    conversation: ConversationName | ConversationRef | None = None
     prompt: dict[str, Any] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=INT31)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
+
+
+class InputTokensRequest(ResponsesRequest):
+    """The tokens of a response's prompt are to be counted."""
+
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] = []
+
+
+class InputTokensReply(Reply):
+    """The tokens of the prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class InputDetails(Reply):
@@ -107,6 +128,7 @@ class ResponseReply(Reply):
     completed_at: int | None = None
     status: str
     background: bool
+    conversation: dict[str, str] | None = None
     error: ResponseFault | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
@@ -121,10 +143,12 @@ class ResponseReply(Reply):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: str
     usage: ResponseUsage | None = None
     metadata: dict[str, str]
+    metrics: Timings | None = None
 
 
 class DeletedReply(Reply):

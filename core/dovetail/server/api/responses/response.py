@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.server.api.responses.input import NAMES
+from dovetail.server.api.responses.input import NAMES, conversation_id
+from dovetail.server.api.responses.logprobs import TextLogprobs
 from dovetail.server.api.responses.mcp import McpTool
 from dovetail.server.api.responses.protocol import (
     InputDetails,
@@ -84,6 +85,8 @@ class Answer:
         is_stored: bool,
         shows_cached: bool,
         lists: Sequence[Listed] = (),
+        logprobs: TextLogprobs | None = None,
+        shows_timings: bool = False,
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.status = "queued" if body.background else "in_progress"
@@ -95,6 +98,9 @@ class Answer:
         self._created_s = int(time.time())
         self._completed_s: int | None = None
         self._blocks = ContentBlocks()
+        self._logprobs = logprobs
+        self._shows_timings = shows_timings
+        self._told: dict[int, list[dict[str, Any]]] = {}
         self._ids: list[str] = []
         self._counts = UsageCounter(shows_cached=shows_cached, shows_reasoning=True)
         self._fault: ResponseFault | None = None
@@ -129,6 +135,8 @@ class Answer:
             case Step():
                 events = self._list_tools()
                 self._counts.note(news, self._turn)
+                if self._logprobs is not None:
+                    self._logprobs.note(news.logprobs or ())
                 changes = self._blocks.feed(news.events)
                 if news.finish_reason is not None:
                     return [*events, *self._finish(news.finish_reason, changes)]
@@ -186,6 +194,7 @@ class Answer:
             completed_at=self._completed_s,
             status=self.status,
             background=bool(body.background),
+            conversation={"id": conversation_id(body)} if body.conversation else None,
             error=self._fault,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             instructions=body.instructions,
@@ -203,10 +212,12 @@ class Answer:
             text={"format": {"type": "text"}} | text,
             tool_choice=_known(body.tool_choice, ("type", "name")) or "auto",
             tools=[_tool(tool) for tool in body.tools or ()],
+            top_logprobs=body.top_logprobs or 0,
             top_p=self._params.top_p,
             truncation=body.truncation or "disabled",
             usage=None if self.is_running else self._usage(),
             metadata=body.metadata or {},
+            metrics=self._counts.timings() if self._shows_timings else None,
         )
 
     def encoded(self) -> bytes:
@@ -247,7 +258,7 @@ class Answer:
                 parts = [_part(block)] if block.parts else []
                 return item | {"type": "reasoning", "summary": [], "content": parts}
             case "text":
-                parts = [_part(block)] if block.parts else []
+                parts = [self._part(block)] if block.parts else []
                 return item | {"type": "message", "role": "assistant", "content": parts}
             case "call" if self._is_mcp(block):
                 return item | self._mcp_call(block)
@@ -299,9 +310,8 @@ class Answer:
             case "opened":
                 return self._opened(block, place, inner)
             case "grown":
-                return [
-                    self._event(_DELTAS[block.kind], delta=change.text, **_more(block), **inner)
-                ]
+                more = self._grown(block, change.text)
+                return [self._event(_DELTAS[block.kind], delta=change.text, **more, **inner)]
             case "closed":
                 return self._closed(block, place, inner)
 
@@ -326,11 +336,27 @@ class Answer:
             told = {"name": block.name, "arguments": block.text}
             ends = [done("response.function_call_arguments.done", **told, **inner)]
         else:
+            more = {"logprobs": self._told.get(block.index, [])} if block.kind == "text" else {}
             ends = [
-                done(_DONES[block.kind], text=block.text, **_more(block), **inner),
-                done("response.content_part.done", part=_part(block), **inner),
+                done(_DONES[block.kind], text=block.text, **more, **inner),
+                done("response.content_part.done", part=self._part(block), **inner),
             ]
         return [*ends, self._item_done(block)]
+
+    def _grown(self, block: ContentBlock, text: str) -> dict[str, Any]:
+        """Return what a delta tells beside its text. Mutates: self"""
+        told: list[dict[str, Any]] = []
+        if self._logprobs is not None and block.kind == "text":
+            told = self._logprobs.take(text)
+            self._told.setdefault(block.index, []).extend(told)
+        elif self._logprobs is not None:
+            self._logprobs.skip(text)
+        return {"logprobs": told} if block.kind == "text" else {}
+
+    def _part(self, block: ContentBlock) -> dict[str, Any]:
+        return _part(block) | (
+            {"logprobs": self._told.get(block.index, [])} if block.kind == "text" else {}
+        )
 
     def _item_done(self, block: ContentBlock) -> dict[str, Any]:
         item = self._item(block)
@@ -412,10 +438,6 @@ def _list_item(listed: Listed) -> Item:
         "tools": tools,
         "error": None,
     }
-
-
-def _more(block: ContentBlock) -> dict[str, Any]:
-    return {"logprobs": []} if block.kind == "text" else {}
 
 
 def _part(block: ContentBlock, text: str | None = None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ POST answers, streamed, whole or in the background; the others read, end and for
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -20,15 +19,26 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.server.api.responses.conversation_routes import CONVERSATION_ROUTES
+from dovetail.server.api.responses.conversations import Conversation, check_keeps, owner_of
 from dovetail.server.api.responses.input import (
     NAMES,
     chat_of,
+    conversation_id,
     ignored_fields,
     messages_of,
     output_messages,
+    tells_logprobs,
     without_oldest,
 )
-from dovetail.server.api.responses.protocol import DeletedReply, ResponsesRequest
+from dovetail.server.api.responses.input_items import as_items, page_of
+from dovetail.server.api.responses.logprobs import TextLogprobs
+from dovetail.server.api.responses.protocol import (
+    DeletedReply,
+    InputTokensReply,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from dovetail.server.api.responses.response import (
     RESPONSES,
     Answer,
@@ -45,17 +55,17 @@ from dovetail.server.api.responses.state import (
 from dovetail.server.api.responses.tool_turns import Offer, Turns, offer_of
 from dovetail.server.generate.as_chat import in_words_of
 from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.conversation import prepare
+from dovetail.server.generate.conversation import count_prompt_tokens, prepare
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import (
     Generation,
     event_stream_response,
     json_response,
 )
+from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.http.errors import problem_of
-from dovetail.server.http.middleware import key_of
 
 Message = dict[str, Any]
 
@@ -71,6 +81,7 @@ class Plan:
     messages: Sequence[Message]
     ignored: Sequence[str]
     owner: bytes
+    conversation: Conversation | None
     is_stored: bool
     drops_turns: bool
 
@@ -93,11 +104,17 @@ async def create_response(
             is_stored=plan.is_stored,
             shows_cached=server.frontend.enable_prompt_tokens_details,
             lists=plan.offer.lists,
+            logprobs=_text_logprobs(body, generation),
+            shows_timings=server.frontend.enable_per_request_metrics,
         )
         steps = _news(server, plan, generation, answer, request)
         owned.push_async_callback(steps.aclose)
+        if plan.conversation is not None:
+            owned.callback(_add_to, plan.conversation, state, body, answer)
         if plan.is_stored:
-            kept = state.stored.begin(answer, plan.owner, is_background=bool(body.background))
+            kept = state.stored.begin(
+                answer, plan.owner, is_background=bool(body.background), items=as_items(body.input)
+            )
             owned.callback(_settle, state, plan, answer)
             if body.background:
                 reply = answer.encoded()
@@ -133,6 +150,25 @@ async def delete_response(response_id: str, request: Request, state: ResponsesSt
     return _json(DeletedReply(id=response_id).model_dump_json().encode())
 
 
+async def list_input_items(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
+    """Return what a kept response was asked, a page at a time."""
+    kept = state.stored.get(response_id, owner_of(request))
+    page = page_of(json.loads(kept.items), request.query_params)
+    return _json(json.dumps(page).encode())
+
+
+async def count_input_tokens(
+    body: InputTokensRequest, request: Request, server: ServerOf, state: ResponsesStateOf
+) -> Any:
+    """Return how many tokens the prompt of a response has."""
+    unknown = server.fields.check(body, is_answered=False)
+    with in_words_of(RESPONSES.field_names):
+        plan = _plan(server, state, body, request, unknown)
+        server.model_name(plan.chat.model)
+        num_tokens, _ = await count_prompt_tokens(server, plan.chat)
+    return json_reply(InputTokensReply(input_tokens=num_tokens), plan.ignored)
+
+
 async def cancel_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """End a response that runs in the background; one that has ended stays as it is."""
     kept = state.stored.get(response_id, owner_of(request))
@@ -148,9 +184,11 @@ async def cancel_response(response_id: str, request: Request, state: ResponsesSt
     return _json(kept.reply_json())
 
 
-def owner_of(request: Request) -> bytes:
-    """Return what tells one key's responses from another's."""
-    return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
+def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogprobs | None:
+    if not tells_logprobs(body):
+        return None
+    num_top = len(body.logprob_token_ids or ()) or body.top_logprobs or 0
+    return TextLogprobs(num_top, generation.meta.names)
 
 
 def _plan(
@@ -166,7 +204,15 @@ def _plan(
     owner = owner_of(request)
     is_stored = _is_stored(server, body)
     earlier: list[Message] = []
-    if body.previous_response_id is not None:
+    conversation: Conversation | None = None
+    if body.conversation is not None:
+        if body.previous_response_id is not None:
+            raise RequestError(
+                "cannot be combined with conversation.", where="previous_response_id"
+            )
+        conversation = state.conversations.get(conversation_id(body), owner)
+        earlier = messages_of(conversation.items)
+    elif body.previous_response_id is not None:
         earlier = _earlier(state, body.previous_response_id, owner)
     messages = [*earlier, *messages_of(body.input)]
     if not messages:
@@ -178,6 +224,7 @@ def _plan(
         messages=messages,
         ignored=ignored,
         owner=owner,
+        conversation=conversation,
         is_stored=is_stored,
         drops_turns=body.truncation == "auto",
     )
@@ -187,14 +234,9 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
     """Return whether the response is kept. Raises: RequestError for what needs keeping where
     nothing is kept."""
     can_store = server.frontend.api_server_count == 1
-    for name in ("background", "previous_response_id"):
-        if getattr(body, name) and not can_store:
-            raise RequestError(
-                "needs responses to be kept, which several HTTP processes do not share.",
-                where=name,
-                fix="start the server with --api-server-count 1, or send the whole input.",
-                code="unsupported_field",
-            )
+    for name in ("background", "previous_response_id", "conversation"):
+        if getattr(body, name):
+            check_keeps(server, name)
     if body.background and body.store is False:
         raise RequestError("needs store to be true.", where="background")
     if body.background and body.stream:
@@ -261,6 +303,17 @@ def _news(
     return turns.run(first)
 
 
+def _add_to(
+    conversation: Conversation, state: ResponsesState, body: ResponsesRequest, answer: Answer
+) -> None:
+    """Let a conversation go on with what was asked and answered; a failure leaves it as it was.
+
+    Mutates: the store
+    """
+    if answer.status in ("completed", "incomplete"):
+        state.conversations.add(conversation, [*as_items(body.input), *answer.output()])
+
+
 def _settle(state: ResponsesState, plan: Plan, answer: Answer) -> None:
     """Keep a response for good, whatever ended it. Mutates: the store"""
     if answer.is_running:
@@ -288,9 +341,21 @@ class ResponsesApi(Api):
     info = Info(summary="responses of the OpenAI API", source="the OpenAI API reference")
     routes = (
         Route(method="POST", path="/v1/responses", endpoint=create_response, body=ResponsesRequest),
+        Route(
+            method="POST",
+            path="/v1/responses/input_tokens",
+            endpoint=count_input_tokens,
+            body=InputTokensRequest,
+        ),
         Route(method="GET", path="/v1/responses/{response_id}", endpoint=get_response),
+        Route(
+            method="GET",
+            path="/v1/responses/{response_id}/input_items",
+            endpoint=list_input_items,
+        ),
         Route(method="DELETE", path="/v1/responses/{response_id}", endpoint=delete_response),
         Route(method="POST", path="/v1/responses/{response_id}/cancel", endpoint=cancel_response),
+        *CONVERSATION_ROUTES,
     )
     task = GENERATE
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import Depends
 
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.server.api.responses.conversations import ConversationStore
 from dovetail.server.api.responses.mcp import McpServer, connected
 from dovetail.server.api.responses.store import ResponseStore
 from dovetail.server.generate.dependencies import state_of
@@ -17,9 +18,10 @@ from dovetail.server.generate.dependencies import state_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesState:
-    """The responses of one process, and the servers of tools with their tools."""
+    """The responses and conversations of one process, and the servers of tools with their tools."""
 
     stored: ResponseStore = field(default_factory=ResponseStore)
+    conversations: ConversationStore = field(default_factory=ConversationStore)
     tool_servers: Sequence[McpServer] = ()
 
 

@@ -32,7 +32,8 @@ class LiveResponse(Protocol):
 class StoredResponse:
     """One response. While it runs `answer` is it; then `reply` and `messages` are its JSON.
 
-    `messages` are the turns of the conversation, this answer's included.
+    `messages` are the turns of the conversation, this answer's included; `items` are the JSON of
+    what this response was asked.
     """
 
     owner: bytes
@@ -42,11 +43,12 @@ class StoredResponse:
     task: asyncio.Task[None] | None = None
     reply: bytes = b""
     messages: bytes = b""
+    items: bytes = b"[]"
 
     @property
     def num_bytes(self) -> int:
         """Return what it takes."""
-        return len(self.reply) + len(self.messages)
+        return len(self.reply) + len(self.messages) + len(self.items)
 
     def reply_json(self) -> bytes:
         """Return the response as it is now."""
@@ -72,12 +74,24 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def begin(self, answer: LiveResponse, owner: bytes, *, is_background: bool) -> StoredResponse:
-        """Keep a response that is about to run. Mutates: self"""
+    def begin(
+        self,
+        answer: LiveResponse,
+        owner: bytes,
+        *,
+        is_background: bool,
+        items: Sequence[dict[str, Any]] = (),
+    ) -> StoredResponse:
+        """Keep a response that is about to run, and what it was asked. Mutates: self"""
         kept = StoredResponse(
-            owner=owner, since_s=self._clock(), is_background=is_background, answer=answer
+            owner=owner,
+            since_s=self._clock(),
+            is_background=is_background,
+            answer=answer,
+            items=json.dumps(list(items)).encode(),
         )
         self._kept[answer.id] = kept
+        self._num_bytes += kept.num_bytes
         return kept
 
     def settle(self, answer: LiveResponse, messages: Sequence[dict[str, Any]]) -> None:
@@ -91,7 +105,7 @@ class ResponseStore:
         kept.reply = kept.reply_json()
         kept.messages = json.dumps(messages, ensure_ascii=False).encode()
         kept.answer = kept.task = None
-        self._num_bytes += kept.num_bytes
+        self._num_bytes += len(kept.reply) + len(kept.messages)
         self._trim()
 
     def get(self, response_id: str, owner: bytes) -> StoredResponse:

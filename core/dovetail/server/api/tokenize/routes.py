@@ -35,7 +35,7 @@ async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) ->
 
 async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
     server.model_name(body.model)
-    ignored = server.fields.check(body, known=("messages.",))
+    ignored = server.fields.check(body, known=("messages.",), is_answered=False)
     found = await _text(server, body)
     ignored += server.fields.report(found.unused)
     with in_words_of(CHAT_NAMES if body.messages else {}):
@@ -54,7 +54,7 @@ async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
         tokens=list(token_ids),
         token_strs=strings,
     )
-    return json_reply(reply, ignored, hides_none=True)
+    return json_reply(reply, ignored)
 
 
 async def _long_reply(
@@ -72,7 +72,7 @@ async def _long_reply(
     )
     limit = server.engine.spec.run.max_model_tokens
     head = f'{{"count":{found.num_tokens},"max_model_len":{limit},"tokens":'
-    strings = b"" if found.texts is None else b',"token_strs":' + found.texts
+    strings = b',"token_strs":' + (found.texts or b"null")
     return Response(
         head.encode() + found.ids + strings + b"}",
         media_type="application/json",
@@ -110,7 +110,7 @@ async def get_tokenizer_info(server: ServerOf) -> Response:
 async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     """Return the text of token ids."""
     server.model_name(body.model)
-    ignored = server.fields.check(body)
+    ignored = server.fields.check(body, is_answered=False)
     size = server.engine.spec.run.model.vocab_size
     if body.tokens and max(body.tokens) >= size:
         raise RequestError(f"valid token ids are 0 to {size - 1}.", where="tokens")
@@ -118,7 +118,7 @@ async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     text = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)
     )
-    return json_reply(DetokenizeReply(prompt=text), ignored, hides_none=True)
+    return json_reply(DetokenizeReply(prompt=text), ignored)
 
 
 class TokenizeApi(Api):
@@ -130,10 +130,13 @@ class TokenizeApi(Api):
     routes = (
         Route(method="POST", path="/tokenize", endpoint=tokenize, body=TokenizeRequest),
         Route(method="POST", path="/detokenize", endpoint=detokenize, body=DetokenizeRequest),
-        Route(
-            method="GET",
-            path="/get_tokenizer_info",
-            endpoint=get_tokenizer_info,
-            flag="enable_tokenizer_info_endpoint",
+        *(
+            Route(
+                method="GET",
+                path=path,
+                endpoint=get_tokenizer_info,
+                flag="enable_tokenizer_info_endpoint",
+            )
+            for path in ("/tokenizer_info", "/get_tokenizer_info")
         ),
     )

@@ -5,7 +5,7 @@ Holds the server's template; knows no tokens. Rendering is pure and may run in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -52,9 +52,12 @@ class ChatRenderer:
         content_format: str = "auto",
         added_texts: Iterable[str] = (),
         allows_control_tokens: bool = False,
+        default_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """`added_texts` are those of all added tokens; with `allows_control_tokens` clients may
-        write any of them."""
+        write any of them. `default_kwargs` are the template's variables where a request says
+        nothing of them."""
+        self._default_kwargs = dict(default_kwargs or {})
         self._special_texts = () if allows_control_tokens else tuple(facts.special_texts.values())
         self._added_texts = () if allows_control_tokens else tuple(added_texts)
         self._words = lru_cache(MAX_GIVEN)(self._words_of)
@@ -87,9 +90,11 @@ class ChatRenderer:
         tools = tool_dicts(body.tools or ()) if shows_tools else []
         template = self._pick(body.chat_template, bool(tools))
         kwargs, unused = template.pick_kwargs(body.chat_template_kwargs or {})
+        _check_documents(body, template)
         switched, without_effect = _switched(template, switches_of(body, switches))
         messages = normalise(body.messages, self._format(template), template.source)
         variables = {
+            **self._default_kwargs,
             **switched,
             **kwargs,
             "messages": messages,
@@ -104,8 +109,6 @@ class ChatRenderer:
             text = _cut_after_final(text, _text(messages[-1]))
         names = [f"chat_template_kwargs.{name}" for name in unused]
         names += [f"messages.{n}" for n in sorted(unused_extras(body.messages, template.source))]
-        if body.documents and "documents" not in template.variables:
-            names.append("documents")
         return RenderedPrompt(
             text=text,
             tail=_tail(text, messages),
@@ -183,6 +186,16 @@ def _adds_generation_prompt(body: ChatRequest) -> bool:
             "the final message is not the assistant's.", where="continue_final_message"
         )
     return False
+
+
+def _check_documents(body: ChatRequest, template: ChatTemplate) -> None:
+    if body.documents and "documents" not in template.variables:
+        raise RequestError(
+            "this model's chat template has no place for documents.",
+            where="documents",
+            fix="send their text in a message.",
+            code="unsupported_field",
+        )
 
 
 def _text(message: dict[str, Any]) -> str:

@@ -26,9 +26,15 @@ def switch(field: str, is_on: bool) -> Switch:
 
 
 def switches_of(body: ChatRequest, others: Sequence[Switch] = ()) -> list[Switch]:
-    """Return what a request says of thinking: others that its dialect knows, then the effort."""
+    """Return what a request says of thinking: others that its dialect knows, then the switches of
+    other servers, then the effort."""
+    others = list(others)
+    if body.enable_thinking is not None:
+        others.append(switch("enable_thinking", body.enable_thinking))
+    if body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
+        others.append(switch("thinking", body.thinking.type == "enabled"))
     if body.reasoning_effort is None:
-        return list(others)
+        return others
     by_effort = switch("", body.reasoning_effort != "none").kwargs
     kwargs = {"reasoning_effort": body.reasoning_effort, **by_effort}
     return [*others, Switch(field="reasoning_effort", kwargs=kwargs)]

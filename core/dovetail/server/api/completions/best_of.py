@@ -1,0 +1,36 @@
+"""best_of: more answers are drawn than are returned, which are the likeliest per token.
+
+Source: the OpenAI API reference, completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from dovetail.engine.client.logprobs import finite
+from dovetail.server.generate.intervals import joined
+from dovetail.server.generate.streaming import Step
+
+
+async def best_steps(steps: AsyncGenerator[Step, None], count: int) -> AsyncGenerator[Step, None]:
+    """Yield one step for each of the best answers, the best first, once all have ended. All that
+    was generated is counted. Closing it closes `steps`."""
+    answers: dict[int, Step] = {}
+    last: Step | None = None
+    try:
+        async for step in steps:
+            last = step
+            known = answers.get(step.index)
+            answers[step.index] = step if known is None else joined(known, step)
+    finally:
+        await steps.aclose()
+    ranked = sorted(answers.values(), key=lambda one: (-_mean_logprob(one), one.index))
+    for place, answer in enumerate(ranked[:count]):
+        assert last is not None
+        yield replace(answer, index=place, num_generated_tokens=last.num_generated_tokens)
+
+
+def _mean_logprob(answer: Step) -> float:
+    entries = answer.logprobs or ()
+    return sum(finite(entry.logprob) for entry in entries) / len(entries) if entries else 0.0

@@ -1,0 +1,141 @@
+"""A prompt with a suffix: the model writes what stands between, where its tokenizer can ask for it.
+
+Each family of code models has its own tokens around prefix and suffix; the vocabulary tells which.
+
+Source: the model cards of StarCoder, Code Llama, DeepSeek-Coder, Codestral, Qwen2.5-Coder,
+CodeGemma and Seed-Coder; Bavarian et al. 2022, Efficient Training of Language Models to Fill in the
+Middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.tokenizer import Tokenizer
+
+MAX_KNOWN = 4
+_PROBE = "\u263a"
+"""A character before a suffix, so that no tokenizer takes the suffix for the start of a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The tokens of a family. With `is_suffix_first` the suffix comes before the prefix; an empty
+    `middle` is left out. `ends` may end the answer beside the model's own end."""
+
+    prefix: str
+    suffix: str
+    middle: str = ""
+    is_suffix_first: bool = False
+    ends: tuple[str, ...] = ()
+
+
+LAYOUTS = (
+    Layout(
+        prefix="<|fim_prefix|>",
+        suffix="<|fim_suffix|>",
+        middle="<|fim_middle|>",
+        ends=(
+            "<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separator|>",
+        ),
+    ),
+    Layout(
+        prefix="<fim_prefix>",
+        suffix="<fim_suffix>",
+        middle="<fim_middle>",
+        ends=("<|endoftext|>", "<fim_pad>", "<file_sep>"),
+    ),
+    Layout(
+        prefix="<fim-prefix>",
+        suffix="<fim-suffix>",
+        middle="<fim-middle>",
+        ends=("<|endoftext|>", "<fim-pad>"),
+    ),
+    Layout(
+        prefix="\u2581<PRE>",
+        suffix="\u2581<SUF>",
+        middle="\u2581<MID>",
+        ends=("\u2581<EOT>",),
+    ),
+    Layout(
+        prefix="<\uff5cfim\u2581begin\uff5c>",
+        suffix="<\uff5cfim\u2581hole\uff5c>",
+        middle="<\uff5cfim\u2581end\uff5c>",
+    ),
+    Layout(prefix="[PREFIX]", suffix="[SUFFIX]", is_suffix_first=True),
+    Layout(
+        prefix="<[fim-prefix]>",
+        suffix="<[fim-suffix]>",
+        middle="<[fim-middle]>",
+        is_suffix_first=True,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infill:
+    """A layout in the ids of one tokenizer; `head` is what begins every prompt."""
+
+    head: tuple[int, ...]
+    prefix: int
+    suffix: int
+    middle: tuple[int, ...]
+    is_suffix_first: bool
+    ends: tuple[int, ...]
+
+    def prompt(self, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
+        """Return the prompt that asks for what stands between."""
+        before, after = (self.prefix, *prefix), (self.suffix, *suffix)
+        first, second = (after, before) if self.is_suffix_first else (before, after)
+        return [*self.head, *first, *second, *self.middle]
+
+
+@lru_cache(MAX_KNOWN)
+def infill_of(tokenizer: Tokenizer) -> Infill:
+    """Return how this tokenizer asks for a middle. Raises: RequestError where it cannot"""
+    for layout in LAYOUTS:
+        names = [layout.prefix, layout.suffix, *([layout.middle] if layout.middle else [])]
+        ids = [_token_id(tokenizer, name) for name in names]
+        known = [token_id for token_id in ids if token_id is not None]
+        if len(known) < len(names):
+            continue
+        ends = (_token_id(tokenizer, name) for name in layout.ends)
+        return Infill(
+            head=_head(tokenizer),
+            prefix=known[0],
+            suffix=known[1],
+            middle=tuple(known[2:]),
+            is_suffix_first=layout.is_suffix_first,
+            ends=tuple(token_id for token_id in ends if token_id is not None),
+        )
+    raise RequestError(
+        "this model cannot fill in the middle: its tokenizer has no tokens for prefix and suffix.",
+        where="suffix",
+        fix="use a model that was made for it, such as Qwen2.5-Coder or StarCoder2, or leave the "
+        "suffix out.",
+        code="unsupported_field",
+    )
+
+
+def suffix_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a suffix, which is the middle of a text."""
+    probe = tokenizer.encode(_PROBE, add_special_tokens=False)
+    ids = tokenizer.encode(_PROBE + text, add_special_tokens=False)
+    if ids[: len(probe)] == probe:
+        return ids[len(probe) :]
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """Return the id of a text that is one token, None where it is several."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids[0] if len(ids) == 1 and tokenizer.tokens(ids) == [text] else None
+
+
+def _head(tokenizer: Tokenizer) -> tuple[int, ...]:
+    bos = tokenizer.facts().bos_token_id
+    with_bos = tokenizer.encode("x", add_special_tokens=True)
+    return (bos,) if bos is not None and with_bos[:1] == [bos] else ()

@@ -1,0 +1,1 @@
+"""/invocations: the one path that hosting services ask."""

@@ -1,0 +1,59 @@
+"""Logprobs of a response's text: those of the tokens that became it, and of no marker beside it.
+
+Steps tell tokens, events tell text; what is held back or left out lies between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.server.generate.logprobs import TokenLogprob, TokenNames, chat_logprobs
+
+Entry = dict[str, Any]
+
+
+class TextLogprobs:
+    """Tokens that have come and belong to no text yet. `num_top` are reported beside each."""
+
+    def __init__(self, num_top: int, names: TokenNames) -> None:
+        self._num_top = num_top
+        self._names = names
+        self._texts = TokenNames(tokenizer=names.tokenizer)
+        self._pending: list[tuple[str, TokenLogprob]] = []
+
+    def note(self, positions: Sequence[TokenLogprobs]) -> None:
+        """Take the tokens of a step. Mutates: self"""
+        texts = self._texts.of([position.token_id for position in positions])
+        told = chat_logprobs(positions, self._num_top, self._names)
+        self._pending += zip(texts, told, strict=True)
+
+    def skip(self, text: str) -> None:
+        """Forget the tokens that wrote reasoning or a call's arguments, where these stand in the
+        model's text as they are told. Mutates: self"""
+        if text in "".join(piece for piece, _ in self._pending):
+            self.take(text)
+
+    def take(self, text: str) -> list[Entry]:
+        """Return the entries of the tokens that wrote a piece of text; what came before them
+        belongs to no text. Mutates: self"""
+        pending = self._pending
+        joined = "".join(piece for piece, _ in pending)
+        at = joined.find(text)
+        if at < 0:  # a character of several tokens, none of which is text alone
+            first, last = 0, len(pending)
+        else:
+            ends = list(accumulate(len(piece) for piece, _ in pending))
+            first = next(i for i, end in enumerate(ends) if end > at)
+            last = next(i for i, end in enumerate(ends) if end >= at + len(text)) + 1
+        self._pending = pending[last:]
+        return [_entry(one) for _, one in pending[first:last]]
+
+
+def _entry(told: TokenLogprob) -> Entry:
+    entry = told.model_dump()
+    for one in (entry, *entry["top_logprobs"]):
+        one["bytes"] = one["bytes"] or []
+    return entry

@@ -1,0 +1,263 @@
+"""Beam search: the most likely answers as wholes, found by asking for one token at a time.
+
+`Beams` is the search and knows no engine. `beam_outputs` drives it: every live beam asks for its
+likeliest next tokens, side by side with all other requests; the prefix cache keeps what beams
+share.
+
+Source: the beam search of transformers (GenerationMixin), whose scores and ends these are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dovetail.engine.client.outputs import CompletionDelta, RequestOutput
+from dovetail.errors import RequestError, RequestFault
+from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.server.generate.bodies import SamplingFields
+
+if TYPE_CHECKING:
+    from dovetail.engine.client.async_engine import AsyncEngine
+    from dovetail.interfaces.tokenizer import Tokenizer
+
+EXCLUDED = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "logits_processors",
+    "constraint",
+    "thinking",
+)
+"""Sampling params that have no meaning for a search over whole answers, or none yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSettings:
+    """`width` beams are kept, the `count` best returned; scores are sums by length ** penalty."""
+
+    width: int
+    count: int
+    length_penalty: float = 1.0
+    is_early: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beam:
+    """A beginning of an answer, or a whole one: its tokens and the sum of their logprobs."""
+
+    tokens: tuple[int, ...] = ()
+    total: float = 0.0
+    finish_reason: str | None = None
+
+    def score(self, penalty: float) -> float:
+        """Return the sum per length; tokens that end an answer count."""
+        return self.total / float(max(len(self.tokens), 1) ** penalty)
+
+
+@dataclass(slots=True, kw_only=True)
+class Beams:
+    """One search. `live` can still grow; `finished` are the best whole answers so far."""
+
+    settings: BeamSettings
+    end_ids: frozenset[int]
+    max_tokens: int
+    live: list[Beam] = field(default_factory=lambda: [Beam()])
+    finished: list[Beam] = field(default_factory=list)
+
+    @property
+    def num_wanted(self) -> int:
+        """Return how many next tokens each beam needs: enough to go on if some of them end it."""
+        return max(2, 1 + len(self.end_ids)) * self.settings.width
+
+    def grow(self, told: Sequence[TokenLogprobs]) -> None:
+        """Let every live beam grow by its likeliest tokens. `told` pairs up with `live`.
+
+        Mutates: self
+        """
+        candidates = [
+            (beam.total + logprob, place, beam, token_id)
+            for place, (beam, one) in enumerate(zip(self.live, told, strict=True))
+            for token_id, logprob in zip(one.top_ids, one.top_logprobs, strict=True)
+        ]
+        candidates.sort(key=lambda found: (-found[0], found[1]))
+        grown: list[Beam] = []
+        for rank, (total, _, beam, token_id) in enumerate(candidates[: self.num_wanted]):
+            tokens = (*beam.tokens, token_id)
+            if token_id in self.end_ids:
+                if rank < self.settings.width:
+                    self._finish(Beam(tokens=tokens, total=total, finish_reason="stop"))
+            elif len(grown) < self.settings.width:
+                grown.append(Beam(tokens=tokens, total=total))
+        self.live = [] if self._is_settled(grown) else grown
+        if self.live and len(self.live[0].tokens) >= self.max_tokens:
+            for beam in self.live:
+                self._finish(Beam(tokens=beam.tokens, total=beam.total, finish_reason="length"))
+            self.live = []
+
+    def best(self) -> list[Beam]:
+        """Return the best whole answers, the best first."""
+        return self.finished[: self.settings.count]
+
+    def _finish(self, beam: Beam) -> None:
+        penalty = self.settings.length_penalty
+        self.finished.append(beam)
+        self.finished.sort(key=lambda one: -one.score(penalty))
+        del self.finished[self.settings.width :]
+
+    def _is_settled(self, grown: Sequence[Beam]) -> bool:
+        """Return whether nothing that grows on can be better than the worst that is finished."""
+        if not grown:
+            return True
+        if len(self.finished) < self.settings.width:
+            return False
+        penalty = self.settings.length_penalty
+        return self.settings.is_early or self.finished[-1].score(penalty) >= grown[0].score(penalty)
+
+
+def beam_settings(body: SamplingFields) -> BeamSettings | None:
+    """Return what a request says of beam search, None for nothing. Raises: RequestError"""
+    count = body.n or 1
+    if body.best_of is not None and body.best_of < count:
+        raise RequestError(f"must be at least n, which is {count}.", where="best_of")
+    if not body.use_beam_search:
+        return None
+    return BeamSettings(
+        width=body.best_of or count,
+        count=count,
+        length_penalty=body.length_penalty,
+        is_early=body.early_stopping,
+    )
+
+
+def check_beams(settings: BeamSettings, params: SamplingParams, engine: AsyncEngine) -> None:
+    """Raise RequestError for what beam search cannot be combined with on this server."""
+    plain = SamplingParams()
+    for name in EXCLUDED:
+        if getattr(params, name) != getattr(plain, name):
+            raise RequestError(
+                "cannot be combined with use_beam_search.",
+                where=name,
+                fix=f"leave it out; where the model's own default is at fault, set it to "
+                f"{getattr(plain, name)!r}.",
+            )
+    if engine.spec.run.logprobs_scale == "logits":
+        raise RequestError(
+            "this server tells logits, and beam search needs logprobs.",
+            where="use_beam_search",
+            fix="start the server with --logprobs-mode raw_logprobs.",
+        )
+    wanted = Beams(settings=settings, end_ids=_end_ids(params, engine), max_tokens=1).num_wanted
+    most = engine.spec.max_logprobs
+    if most != -1 and wanted > most:
+        raise RequestError(
+            f"{settings.width} beams need {wanted} logprobs, and this server gives {most}.",
+            where="best_of",
+            fix="use fewer beams, or start the server with a higher --max-logprobs.",
+        )
+
+
+def _end_ids(params: SamplingParams, engine: AsyncEngine) -> frozenset[int]:
+    if params.ignore_eos:
+        return frozenset()
+    own = engine.spec.run.model.eos_token_ids
+    eos = engine.tokenizer.facts().eos_token_id
+    return frozenset(own or (() if eos is None else (eos,)))
+
+
+async def beam_outputs(
+    engine: AsyncEngine,
+    settings: BeamSettings,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    request_id: str,
+    *,
+    priority: int,
+    cache_salt: str,
+) -> AsyncGenerator[RequestOutput, None]:
+    """Yield the best answers at once, when all are found. Closing it aborts what still runs.
+
+    Raises: as AsyncEngine.generate
+    """
+    assert params.max_tokens is not None
+    ends = _end_ids(params, engine)
+    beams = Beams(settings=settings, end_ids=ends, max_tokens=params.max_tokens)
+    asked = SamplingParams(
+        max_tokens=1, seed=0, logprobs=beams.num_wanted, ignore_eos=True, detokenize=False
+    )
+    while beams.live:
+        async with asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(
+                    _next_tokens(
+                        engine, (*prompt_ids, *beam.tokens), asked, request_id, priority, cache_salt
+                    )
+                )
+                for beam in beams.live
+            ]
+        beams.grow([task.result() for task in asking])
+    yield RequestOutput(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt_ids),
+        deltas=tuple(
+            _delta(index, beam, engine.tokenizer, prompt_ids, params)
+            for index, beam in enumerate(beams.best())
+        ),
+        is_finished=True,
+    )
+
+
+async def _next_tokens(
+    engine: AsyncEngine,
+    ids: tuple[int, ...],
+    params: SamplingParams,
+    request_id: str,
+    priority: int,
+    cache_salt: str,
+) -> TokenLogprobs:
+    """Return the likeliest tokens after these."""
+    outputs = engine.generate(ids, params, request_id, priority=priority, cache_salt=cache_salt)
+    told: TokenLogprobs | None = None
+    try:
+        async for output in outputs:
+            for delta in output.deltas:
+                told = delta.logprobs[0] if delta.logprobs else told
+    finally:
+        await outputs.aclose()
+    if told is None:
+        raise RequestFault("the engine ended the request (abort).", where=request_id)
+    return told
+
+
+def _delta(
+    index: int, beam: Beam, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
+) -> CompletionDelta:
+    stream = tokenizer.stream(
+        prompt_ids,
+        skip_special_tokens=params.skip_special_tokens,
+        kept_ids=frozenset(params.kept_special_ids),
+    )
+    is_cut = beam.finish_reason == "length"
+    shown = beam.tokens if is_cut or params.include_stop_str_in_output else beam.tokens[:-1]
+    pieces = [stream.push(token_id) for token_id in shown]
+    rest = stream.flush()
+    pieces[-1:] = [pieces[-1] + rest] if pieces else []
+    num_chars = [*map(len, pieces), *[0] * (len(beam.tokens) - len(pieces))]
+    return CompletionDelta(
+        index=index,
+        text="".join(pieces),
+        token_ids=beam.tokens,
+        num_chars=tuple(num_chars),
+        finish_reason=beam.finish_reason,
+    )

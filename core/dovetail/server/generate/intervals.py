@@ -1,0 +1,78 @@
+"""--stream-interval: steps of a few tokens joined to steps of many, so that less is written."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from dovetail.interfaces.step import TokenLogprobs
+from dovetail.server.generate.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArgsDelta,
+)
+from dovetail.server.generate.streaming import Step
+
+
+async def in_intervals(
+    steps: AsyncGenerator[Step, None], num_tokens: int
+) -> AsyncGenerator[Step, None]:
+    """Yield steps of at least so many tokens; the first and the last of an answer may be shorter.
+
+    Closing it closes `steps`. What is held is told before an error is.
+    """
+    held: dict[int, Step] = {}
+    begun: set[int] = set()
+    try:
+        async for step in steps:
+            earlier = held.pop(step.index, None)
+            whole = step if earlier is None else joined(earlier, step)
+            is_over = whole.finish_reason is not None or len(whole.token_ids) >= num_tokens
+            if is_over or step.index not in begun:
+                begun.add(step.index)
+                yield whole
+            else:
+                held[step.index] = whole
+    except Exception:
+        for whole in held.values():
+            yield whole
+        raise
+    finally:
+        await steps.aclose()
+
+
+def joined(first: Step, second: Step) -> Step:
+    """Return two steps of one answer as one."""
+    return replace(
+        second,
+        text=first.text + second.text,
+        events=_merged([*first.events, *second.events]),
+        token_ids=[*first.token_ids, *second.token_ids],
+        logprobs=_both(first.logprobs, second.logprobs),
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    )
+
+
+def _both(
+    first: Sequence[TokenLogprobs] | None, second: Sequence[TokenLogprobs] | None
+) -> Sequence[TokenLogprobs] | None:
+    return None if first is None and second is None else [*(first or ()), *(second or ())]
+
+
+def _merged(events: Sequence[Event]) -> list[Event]:
+    """Return the events with neighbours of one kind joined."""
+    found: list[Event] = []
+    for event in events:
+        match found[-1] if found else None, event:
+            case ContentDelta(text=first), ContentDelta(text=second):
+                found[-1] = ContentDelta(text=first + second)
+            case ReasoningDelta(text=first), ReasoningDelta(text=second):
+                found[-1] = ReasoningDelta(text=first + second)
+            case ToolCallArgsDelta(index=last, text=first), ToolCallArgsDelta(
+                index=index, text=second
+            ) if last == index:
+                found[-1] = ToolCallArgsDelta(index=index, text=first + second)
+            case _:
+                found.append(event)
+    return found

@@ -1,0 +1,212 @@
+"""Fields that a body does not declare and that are known all the same: what to say of each.
+
+Three tables: fields of missing features, fields that are said in other words here (those of other
+servers' APIs among them), and fields that change nothing. A field that would change the answer is
+refused unless its value asks for nothing, because many clients write defaults out.
+
+Source: the API references of OpenAI, Anthropic, Mistral, llama.cpp, Ollama, SGLang, TGI and vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.unsupported import sentence
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "cache_control",
+        "cache_prompt",
+        "citations",
+        "dry_allowed_length",
+        "dry_base",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "dynatemp_exponent",
+        "id_slot",
+        "keep_alive",
+        "metadata",
+        "mirostat_eta",
+        "mirostat_tau",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "repeat_last_n",
+        "safety_identifier",
+        "service_tier",
+        "smoothing_curve",
+        "store",
+        "strict",
+        "user",
+        "xtc_threshold",
+    }
+)
+"""Fields that may be sent anywhere, change nothing here, and are reported without a warning."""
+
+UNSUPPORTED_FIELDS = {
+    "prompt_embeds": "prompt_embeds",
+    "modalities": "media",
+    "audio": "media",
+    "image_data": "media",
+    "images": "media",
+    "prediction": "predicted_outputs",
+    "web_search_options": "web_search",
+    "mm_processor_kwargs": "media",
+    "kv_transfer_params": "kv_transfer",
+    "lora": "lora",
+    "lora_path": "lora",
+    "lora_request": "lora",
+    "adapter_id": "lora",
+    "custom_logit_processor": "request_processors",
+    **dict.fromkeys(
+        (
+            "cfg_scale",
+            "diversity_penalty",
+            "dry_multiplier",
+            "dynatemp_range",
+            "encoder_no_repeat_ngram_size",
+            "encoder_repetition_penalty",
+            "epsilon_cutoff",
+            "eta_cutoff",
+            "guidance_scale",
+            "mirostat",
+            "mirostat_mode",
+            "no_repeat_ngram_size",
+            "num_beam_groups",
+            "penalty_alpha",
+            "repetition_detection",
+            "smoothing_factor",
+            "temperature_last",
+            "tfs",
+            "tfs_z",
+            "top_a",
+            "typical",
+            "typical_p",
+            "watermark",
+            "xtc_probability",
+        ),
+        "other_samplers",
+    ),
+    **dict.fromkeys(("sampler_order", "samplers"), "sampler_order"),
+}
+"""Fields that ask for a feature of `dovetail.unsupported`, by its name."""
+
+_THINKING = "use reasoning_effort, or chat_template_kwargs.enable_thinking"
+_LENGTH = "use the field for the length of an answer: max_tokens, in responses max_output_tokens"
+_PROMPT = "the prompt has another field in this API"
+
+MISPLACED_FIELDS = {
+    "functions": "is no longer part of the API; use tools",
+    "function_call": "is no longer part of the API; use tool_choice",
+    "thinking_token_budget": "a thinking budget needs a conversation (/v1/chat/completions)",
+    "mcp_servers": "servers of tools are offered by /v1/responses, with tools of type mcp",
+    "do_sample": "set temperature to 0 for the most likely tokens",
+    "json_mode": "use response_format",
+    "max_prompt_tokens": "use truncate_prompt_tokens",
+    "num_beams": "use use_beam_search with n",
+    "num_ctx": "the context length is set when the server starts, with --max-model-len",
+    "options": "put its settings into the request itself, under their names here",
+    "random_seed": "use seed",
+    "repeat_penalty": "use repetition_penalty",
+    "response_prefix": "send it as a message of the assistant, with continue_final_message",
+    "safe_prompt": "send the words as a system message",
+    "system_prompt": "send the words as a system message",
+    "truncate": "use truncate_prompt_tokens",
+    "verbosity": "say in the prompt how long the answer is to be",
+    "vllm_xargs": "use logits_processors, with the settings of each",
+    **dict.fromkeys(("bad_words_ids", "custom_token_bans"), "use logit_bias or bad_words"),
+    **dict.fromkeys(
+        (
+            "max_completion_tokens",
+            "max_gen_len",
+            "max_length",
+            "max_new_tokens",
+            "max_output_tokens",
+            "max_tokens",
+            "max_tokens_to_sample",
+            "n_predict",
+            "num_predict",
+        ),
+        _LENGTH,
+    ),
+    **dict.fromkeys(("min_length", "min_new_tokens"), "use min_tokens"),
+    **dict.fromkeys(("stop_sequence", "stop_sequences", "stop_strings", "stop_words"), "use stop"),
+    **dict.fromkeys(
+        ("enable_thinking", "think", "thinking", "reasoning", "thinking_budget"), _THINKING
+    ),
+    **dict.fromkeys(("input", "instructions", "messages", "prompt", "system"), _PROMPT),
+    **dict.fromkeys(("tools", "tool_choice"), "tools need a conversation (/v1/chat/completions)"),
+    **dict.fromkeys(
+        (
+            "response_format",
+            "text",
+            "output_config",
+            "output_format",
+            "format",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "grammar",
+            "structural_tag",
+            "guided_json_object",
+            "guided_structural_tag",
+            "nvext",
+        ),
+        "the constraint of an answer is asked for in other words here: by response_format (chat "
+        "and "
+        "completions), text.format (responses), output_config.format (messages) or "
+        "structured_outputs (all of them)",
+    ),
+}
+"""Fields that say here what is said elsewhere: refused rather than dropped, where a dialect does
+not declare them."""
+
+REFUSED = frozenset({*UNSUPPORTED_FIELDS, *MISPLACED_FIELDS})
+
+_NOTHING: tuple[object, ...] = (None, False, [], {}, "none", "auto", "")
+"""Values that ask for nothing, whatever the field."""
+
+_SWITCHES = frozenset({"do_sample", "enable_thinking", "think"})
+"""Fields of which false asks for something."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "do_sample": (True,),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    **dict.fromkeys(
+        (
+            "cfg_scale",
+            "encoder_repetition_penalty",
+            "guidance_scale",
+            "num_beam_groups",
+            "num_beams",
+            "repeat_penalty",
+            "tfs",
+            "tfs_z",
+            "typical",
+            "typical_p",
+        ),
+        (1,),
+    ),
+    "n_predict": (-1,),
+    "num_predict": (-1, -2),
+}
+"""Field -> further values of it that ask for nothing."""
+
+
+def fault_of(name: str, value: Any) -> str | None:
+    """Return why a field that is not declared cannot be honoured; None where it may be ignored."""
+    asks_nothing = value is None or (value in _NOTHING and name not in _SWITCHES)
+    if asks_nothing or _is_neutral(name, value):
+        return None
+    if name in UNSUPPORTED_FIELDS:
+        return sentence(UNSUPPORTED_FIELDS[name])
+    return f"{MISPLACED_FIELDS[name]}." if name in MISPLACED_FIELDS else None
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Return whether a value is one of the field's own that ask for nothing; True is not 1."""
+    is_switch = isinstance(value, bool)
+    return any(
+        value == one and is_switch == isinstance(one, bool) for one in _NEUTRAL.get(name, ())
+    )

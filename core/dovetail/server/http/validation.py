@@ -1,0 +1,107 @@
+"""What is wrong with a body, in one sentence: pydantic lists an error for each branch of a union.
+
+The places it names mix keys of the body with names of branches; the body itself tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+
+Part = str | int
+_SOURCES = frozenset({"body", "query", "path"})
+_VALID = "Input should be a valid "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The first thing that is wrong: `param` is the field with its place, empty for the whole
+    body; `code` is pydantic's type of the error."""
+
+    param: str
+    what: str
+    code: str
+
+    @property
+    def message(self) -> str:
+        """Return the sentence with the field before it."""
+        return f"{self.param}: {self.what}" if self.param else self.what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """One of pydantic's errors: where in the body, and the place of the union it is a branch of."""
+
+    path: tuple[Part, ...]
+    union: tuple[Part, ...] | None
+    kind: str
+    text: str
+
+    @property
+    def weight(self) -> tuple[int, int, int]:
+        """Return how much it says: a branch of another type says less than one that almost fits,
+        and of those the one that got furthest says most."""
+        step = 0 if self.kind.endswith("_type") else 1 if self.kind.endswith("_parsing") else 2
+        last = self.path[-1] if self.path else 0
+        return step, len(self.path), last if isinstance(last, int) else 0
+
+
+def fault_of(error: RequestValidationError) -> Fault | None:
+    """Return the first fault of a body; None where pydantic names none."""
+    found = [_found(one, error.body) for one in error.errors()]
+    if not found:
+        return None
+    first = found[0]
+    if first.union is not None:
+        branches = [one for one in found if one.union == first.union]
+        first = max(branches, key=lambda one: one.weight)
+        found = [one for one in branches if one.path == first.path]
+    what = _one_of([one.text for one in found]) if _is_type(found) else first.text
+    return Fault(param=_dotted(first.path), what=what, code=first.kind)
+
+
+def _found(error: Mapping[str, Any], body: Any) -> _Found:
+    loc: Sequence[Part] = error["loc"]
+    source, parts = (loc[0], loc[1:]) if loc and loc[0] in _SOURCES else ("body", loc)
+    path: list[Part] = []
+    union: tuple[Part, ...] | None = None
+    value = body
+    for number, part in enumerate(parts):
+        is_absent = error["type"] == "missing" and number == len(parts) - 1
+        if source != "body" or is_absent or _is_within(value, part):
+            path.append(part)
+            value = value[part] if _is_within(value, part) else None
+        elif union is None:
+            union = tuple(path)
+    text = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
+    return _Found(path=tuple(path), union=union, kind=error["type"], text=text)
+
+
+def _is_within(value: Any, part: Part) -> bool:
+    if isinstance(value, Mapping):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
+
+
+def _is_type(found: Sequence[_Found]) -> bool:
+    return all(one.kind.endswith("_type") and one.text.startswith(_VALID) for one in found)
+
+
+def _one_of(texts: Sequence[str]) -> str:
+    """Return the types that several branches want as one text."""
+    return _VALID + " or ".join(dict.fromkeys(text.removeprefix(_VALID) for text in texts))
+
+
+def _dotted(path: Sequence[Part]) -> str:
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier():
+            text += f".{part}" if text else part
+        else:
+            text += f"[{part}]"
+    return text

@@ -1,0 +1,52 @@
+"""What is wrong with a body is told by the branch that fits best, at its place in the body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.serving import USER, app_for, complete, send
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": ["a"] * 1025}, "prompt: List should have at most 1024 items, not 1025"),
+        ({"prompt": [[1]] * 1025}, "prompt: List should have at most 1024 items, not 1025"),
+        ({"prompt": []}, "prompt: List should have at least 1 item, not 0"),
+        ({"prompt": 5}, "prompt: Input should be a valid string or list"),
+        ({"prompt": [1, "a"]}, "prompt[1]: Input should be a valid integer"),
+        ({"prompt": [[1], "a"]}, "prompt[1]: Input should be a valid list"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias[5]: Input should be a valid number"),
+        ({"logit_bias": {"str": "x"}}, "logit_bias.str: Input should be a valid number"),
+        ({"logit_bias": {"x y": 1}}, 'logit_bias: "x y" is not a token id.'),
+        ({"logit_bias": {"\x1b[2J": 1}}, 'logit_bias: "\\u001b[2J" is not a token id.'),
+        ({"logit_bias": {"9" * 99: 1}}, f'logit_bias: "{"9" * 64}... (35 more)" is not a'),
+        ({"stop": 5}, "stop: Input should be a valid string or list"),
+        ({"stop": ["a", 5]}, "stop[1]: Input should be a valid string"),
+        ({"guided_choice": ["a", 5]}, "guided_choice[1]: Input should be a valid string"),
+    ],
+)  # fmt: skip
+def test_the_text_of_an_error(fields: dict[str, Any], message: str) -> None:
+    app, _ = app_for()
+    answer = complete(app, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith(message), error
+    assert error["param"] == message.partition(":")[0]
+
+
+def test_one_prompt_of_several_is_named() -> None:
+    app, _ = app_for()
+    error = complete(app, prompt=["a", "x" * 5000]).json()["error"]
+    assert error["param"] == "prompt[1]"
+    error = complete(app, prompt="x" * 5000).json()["error"]
+    assert error["param"] == "prompt"
+
+
+def test_keys_of_a_body_may_look_like_types() -> None:
+    app, _ = app_for()
+    body = {"messages": USER, "tools": [{"function": {"name": "f", "parameters": [1]}}]}
+    error = send(app, "POST", "/v1/chat/completions", body).json()["error"]
+    assert error["param"] == "tools[0].function.parameters"
