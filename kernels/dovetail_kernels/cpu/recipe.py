@@ -40,10 +40,11 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
         "avx2": AVX2,
         "avx512": [*AVX2, *AVX512],
         "avx512bf16": [*AVX2, *AVX512, "-mavx512bf16"],
+        "amx": [*AVX2, *AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
     },
     "aarch64": {"neon": ["-march=armv8.2-a+fp16+dotprod"]},
 }
-ADDS = {"avx512bf16": "__AVX512BF16__"}
+ADDS = {"avx512bf16": "__AVX512BF16__", "amx": "__AMX_BF16__"}
 """Sets that only matter to sources with this word; the others serve it by the set before."""
 MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 BUILD_TIMEOUT_S = 600
