@@ -78,8 +78,9 @@ class Library:
             raise OSError(f"{ISA_VARIABLE}={self.isa}: this machine can run {', '.join(isas)}")
 
     def _text(self, function: str) -> str:
-        self._handle[function].restype = ctypes.c_char_p
-        return str(self._handle[function]().decode())
+        asked = self._handle[function]
+        asked.restype = ctypes.c_char_p
+        return str(asked().decode())
 
     def isas(self) -> list[str]:
         """Return the instruction sets that this machine can run, the best last."""
