@@ -75,4 +75,4 @@ def test_a_matrix_rounds_where_pairs_are_multiplied_and_it_may() -> None:
     for may in (True, False):
         matrix = Matrix(weight, device="cpu", dtype=torch.float32, rounds_activations=may)
         assert isinstance(matrix.packed, Packed)
-        assert matrix.packed.rounds_activations == (may and multiplies_pairs())
+        assert matrix.packed.rounds_activations == (may and multiplies_pairs(in_groups=True))

@@ -14,8 +14,9 @@ INT8_GROUP = 32
 groups are smaller."""
 WORDS_ISA = "avx2"
 """The instruction set that multiplies 16-bit integers by 8-bit weights as fast as bytes."""
-BFLOAT16_ISA = "avx512bf16"
-"""The instruction set that multiplies pairs of bfloat16 at twice the rate."""
+BFLOAT16_ISAS = ("avx512bf16", "amx")
+"""The instruction sets that multiply pairs of bfloat16 at a higher rate; values in groups by the
+first alone."""
 NOT_TOLD = "not known from the method"
 
 
@@ -24,7 +25,8 @@ def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
     takes = (BFLOAT16 if matrix_dtype == BFLOAT16 else FLOAT) if told is None else told.takes
     if not takes:
         return NOT_TOLD
-    is_bfloat16 = how.model.weight_dtype == BFLOAT16 and how.isa == BFLOAT16_ISA
+    isas = BFLOAT16_ISAS if told is None else BFLOAT16_ISAS[:1]
+    is_bfloat16 = how.model.weight_dtype == BFLOAT16 and how.isa in isas
     becomes = taken(takes, how.asked, is_cpu=how.is_cpu, is_bfloat16=is_bfloat16)
     return {
         TOKEN: "int8, a scale a token (the checkpoint's own)",

@@ -34,7 +34,8 @@ def multiplied(weight: Weight, asked: str, spec: LinearSpec) -> tuple[Weight, st
         takes_of(weight),
         asked,
         is_cpu=is_cpu(spec.device, dtype_of(spec.dtype)),
-        is_bfloat16=spec.weight_dtype == "bfloat16" and multiplies_pairs(),
+        is_bfloat16=spec.weight_dtype == "bfloat16"
+        and multiplies_pairs(in_groups=weight.format != "bfloat16"),
     )
     if becomes in (TOKEN, INT8):
         return with_integers(weight), becomes

@@ -18,8 +18,8 @@ TAKES = (TOKEN, INT8, FLOAT8, BFLOAT16, FLOAT)
 """What a matrix takes: a checkpoint's own int8 per token, int8, e4m3 (else as the next), bfloat16
 (integers and small floats, exact in it), or floats alone."""
 BFLOAT16_HELP = (
-    "rounded to bfloat16 where the model is in bfloat16 and the CPU multiplies pairs of it at "
-    "twice the rate"
+    "rounded to bfloat16 where the model is in bfloat16 and the CPU multiplies pairs of it "
+    "faster than floats"
 )
 FLOATS: dict[str, Any] = {
     "choices": (BFLOAT16, FLOAT),

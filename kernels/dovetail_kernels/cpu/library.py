@@ -71,12 +71,16 @@ class Library:
         self._handle = ctypes.CDLL(str(path))
         if self._handle.dt_abi() != ABI:
             raise OSError(f"{path} speaks ABI {self._handle.dt_abi()}, this dovetail {ABI}")
-        self._handle.dt_best_isa.restype = ctypes.c_char_p
-        self.best_isa: str = self._handle.dt_best_isa().decode()
-        self.isa = forced_isa or self.best_isa
+        self.best_isa = self._text("dt_best_isa")
+        self.isa = forced_isa or self._text("dt_usual_isa")
         isas = self.isas()
         if self.isa not in isas:
             raise OSError(f"{ISA_VARIABLE}={self.isa}: this machine can run {', '.join(isas)}")
+
+    def _text(self, function: str) -> str:
+        asked = self._handle[function]
+        asked.restype = ctypes.c_char_p
+        return str(asked().decode())
 
     def isas(self) -> list[str]:
         """Return the instruction sets that this machine can run, the best last."""

@@ -8,6 +8,9 @@
 // the first-level cache. Both ways give the same bits.
 
 #include "gemm/float_weights.h"
+#if defined(__AMX_BF16__)
+#include "gemm/amx.h"
+#endif
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -427,7 +430,11 @@ int multiply(const GemmArgs& args) {
 
 int multiply_any(const GemmArgs& args) {
   switch (args.format) {
+#if defined(__AMX_BF16__)
+    case kBfloat16Bfloat16: return amx_tiles::multiply(args);
+#else
     case kBfloat16Bfloat16: return multiply<Bfloat16>(args);
+#endif
     case kInt4: return multiply<Nibbles<false>>(args);
     case kTable4: return multiply<Nibbles<true>>(args);
     case kFloat8: return multiply<Scaled<ByteValues<true>>>(args);

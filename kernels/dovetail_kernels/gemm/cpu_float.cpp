@@ -305,8 +305,8 @@ DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling&
       piece_of_tiles(args, tiling, a, of_tile, 0, k0, inputs, to);
     }
   }
-  for (int p = 0; p < P; ++p)
-    for (int64_t t = 0; t < tiling.count; ++t) {
+  for (int64_t t = 0; t < tiling.count; ++t)
+    for (int p = 0; p < P; ++p) {  // of the same rows: what is written shares lines and pages
       const int64_t first = tiling.first_row(t);
       finish(args, c + (p * kBlockRows + first) * kPanel, tiling.rows(t), row0 + first, panel + p);
     }

@@ -19,7 +19,9 @@ from dovetail_kernels.gemm.reference import reference
 from dovetail_kernels.gemm.weight import FLOATS, Weight, spelled_out
 from dovetail_kernels.gpu import TRITON
 
-BFLOAT16_ISA = "avx512bf16"
+BFLOAT16_ISAS = ("avx512bf16", "amx")
+"""The sets that multiply pairs of bfloat16 faster than floats; values in groups are made such pairs
+by the first alone."""
 
 
 def runs_natively(device: str, dtype: torch.dtype) -> bool:
@@ -34,10 +36,13 @@ def runs_on_gpu(device: str, dtype: torch.dtype) -> bool:
     return not OP.runs("native", kind, dtype) and OP.runs(TRITON, kind, dtype)
 
 
-def multiplies_pairs() -> bool:
-    """Return whether native products of bfloat16 pairs take half the time of float32's here."""
+def multiplies_pairs(*, in_groups: bool = False) -> bool:
+    """Return whether native products of bfloat16 pairs are faster than float32's here.
+
+    `in_groups`: of weights whose values have scales.
+    """
     native = library()
-    return native is not None and native.isa == BFLOAT16_ISA
+    return native is not None and native.isa in BFLOAT16_ISAS[: 1 if in_groups else None]
 
 
 def stored_format(values: torch.Tensor) -> str:
@@ -51,7 +56,7 @@ class Matrix:
 
     `is_gated`: the first half of its outputs is the gate of the second (see the op).
     `rounds_activations`: products may round activations to bfloat16 where this CPU multiplies such
-    pairs at twice the rate; they do where the values of the weight are exact in it, or a table's.
+    pairs at a higher rate; they do where the values of the weight are exact in it, or a table's.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class Matrix:
         weight = replace(weight if is_native else spelled_out(weight), order=None)
         self._packed: Packed | GpuPacked | None = None
         if is_native:
-            rounds = rounds_activations and multiplies_pairs()
+            rounds = rounds_activations and multiplies_pairs(in_groups=True)
             self._packed = Packed(weight, is_gated=is_gated, rounds_activations=rounds)
         elif on_gpu and is_packed(weight.format):
             self._packed = pack(
