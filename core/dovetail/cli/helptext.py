@@ -25,7 +25,7 @@ WIDTH = 96
 SHORT_LIMIT = 24
 """A parser with more arguments than this shows groups on its first screen."""
 _FILE_HINT = "Flags can also be set in a YAML file: --config FILE.yaml. "
-_VERBOSE = "--verbose shows tracebacks, and why plugins were not chosen."
+_VERBOSE = "--verbose tells more."
 _GROUP_ALIASES = {"vllm": "EngineConfig", "decoding": "StructuredOutputsConfig"}
 """A group's name with others, without "config" -> its name here."""
 _FLAGS_OF = {

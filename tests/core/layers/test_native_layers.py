@@ -85,6 +85,7 @@ def test_layer_norm(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
 def test_heads(
     monkeypatch: pytest.MonkeyPatch, kind: type[norm.RMSNorm] | None, share: float
 ) -> None:
+    pytest.importorskip("dovetail_plugins")  # the rules of rope_type are its
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
     built = context(hf_config={"rope_parameters": rope, "max_position_embeddings": 64})
     norms = [kind(built, HEAD_SIZE, eps=1e-6) if kind else None for _ in "qk"]

@@ -13,6 +13,8 @@ from dovetail.layers.rotary import Rotary, apply_rotary, rope_settings
 from dovetail.testing.contract import model_spec
 from dovetail.testing.tiny import PlainWeights
 
+pytest.importorskip("dovetail_plugins")  # the rules of rope_type are its
+
 HEAD_SIZE, POSITIONS = 16, 64
 RULE_NUMBERS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -158,6 +158,7 @@ def test_chat_template_as_text_and_as_file(tmp_path: Path) -> None:
 
 
 def test_content_format() -> None:
+    pytest.importorskip("dovetail_plugins")
     shows = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
     parts = [{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}]
     prompts = []

@@ -63,6 +63,8 @@ def test_usage_tells_them() -> None:
 
 @pytest.mark.parametrize("name", ["both", "reasoning", "reasoning_content"])
 def test_reasoning_field(name: str) -> None:
+    if name != "both":
+        pytest.importorskip("dovetail_plugins")
     app, _ = app_for(Script(pieces=["<think>ab", "c</think>d"]), reasoning_field=name)
     message = chat(app).json()["choices"][0]["message"]
     wanted = {"reasoning", "reasoning_content"} if name == "both" else {name}

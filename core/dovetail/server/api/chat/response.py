@@ -45,9 +45,15 @@ def finish_reason(end: AnswerEnd) -> str:
 CHAT = Dialect(finish_reason=finish_reason, field_names=CHAT_NAMES)
 
 
+BOTH, BOTH_NAMES = "both", ("reasoning", "reasoning_content")
+"""The usual choice of --reasoning-field, and what it stands for."""
+
+
 @cache
 def reasoning_names(field: str) -> tuple[str, ...]:
     """Return the fields that thinking is written in, by --reasoning-field."""
+    if field == BOTH:
+        return BOTH_NAMES
     names: tuple[str, ...] = registry.value_of("reasoning_field", field)
     return names
 
@@ -63,7 +69,7 @@ class ChatResponseOptions:
     stream_usage: StreamUsage = "never"
     shows_cached: bool = False
     shows_prompt_logprobs: bool = False
-    reasoning_names: tuple[str, ...] = ("reasoning", "reasoning_content")
+    reasoning_names: tuple[str, ...] = BOTH_NAMES
     echo: str = ""
     shows_timings: bool = False
 

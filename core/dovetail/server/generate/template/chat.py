@@ -20,6 +20,7 @@ from dovetail.server.generate.template.messages import normalise, tool_dicts, un
 from dovetail.server.generate.template.switches import Switch, switches_of
 from dovetail.server.generate.template.template import ChatTemplate
 
+AUTO = "auto"
 MAX_GIVEN = 16
 """Templates of requests that are kept compiled."""
 
@@ -49,7 +50,7 @@ class ChatRenderer:
         facts: TokenizerFacts,
         *,
         override: str | None = None,
-        content_format: str = "auto",
+        content_format: str = AUTO,
         added_texts: Iterable[str] = (),
         allows_control_tokens: bool = False,
         default_kwargs: Mapping[str, Any] | None = None,
@@ -61,7 +62,9 @@ class ChatRenderer:
         self._special_texts = () if allows_control_tokens else tuple(facts.special_texts.values())
         self._added_texts = () if allows_control_tokens else tuple(added_texts)
         self._words = lru_cache(MAX_GIVEN)(self._words_of)
-        self._content_format = registry.value_of("chat_content_format", content_format)
+        self._content_format: str | None = None
+        if content_format != AUTO:
+            self._content_format = registry.value_of("chat_content_format", content_format)
         where = "--chat-template" if override else "the checkpoint's chat template"
         self._template = _build(override or facts.chat_template, facts, where)
         by_tools = None if override else facts.chat_templates.get("tool_use")
