@@ -17,7 +17,6 @@ from dovetail.errors import ConfigError
 ANY_TOKENIZER = (
     "tokenizer.json",
     "tokenizer.model",
-    "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
     "tekken.json",
