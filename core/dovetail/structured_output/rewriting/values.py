@@ -84,6 +84,7 @@ class _Validator:
                 names = [said] if isinstance(said, str) else said
                 return kind_of(value) in names or ("integer" in names and is_whole(value))
             case "enum":
+                self._effort.spend(len(said))
                 return any(same(value, one) for one in said)
             case "const":
                 return same(value, said)
