@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def resident_mib(pages: list[tuple[int, int]]) -> float:
     return count * mmap.PAGESIZE / MIB
 
 
+def goes(pages: list[tuple[int, int]], limit_mib: float) -> bool:
+    """Return whether less than the limit is left within seconds: the thread that ran the steps may
+    hold what it last touched until it is scheduled again."""
+    until_s = time.monotonic() + 5.0
+    while resident_mib(pages) >= limit_mib and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return resident_mib(pages) < limit_mib
+
+
 def process_mib() -> float:
     return psutil.Process().memory_info().rss / MIB
 
@@ -86,8 +96,8 @@ def test_enable_sleep_mode(folder: Path, level: int, async_scheduling: bool) -> 
         assert resident_mib(cache) > 0.95 * KV_MIB
         llm.sleep(level)
         assert llm.is_sleeping
-        assert resident_mib(weights) < 0.05 * weights_mib
-        assert resident_mib(cache) < 0.05 * KV_MIB
+        assert goes(weights, 0.05 * weights_mib)
+        assert goes(cache, 0.05 * KV_MIB)
         assert process_mib() < awake_mib - 0.75 * (weights_mib + KV_MIB)
         with pytest.raises(EngineAsleep, match=r"LLM\.wake_up"):
             tokens(llm)
