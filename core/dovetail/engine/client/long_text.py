@@ -20,7 +20,7 @@ LONG_TEXT_CHARS = 1 << 15
 PIECE_CHARS = 1 << 16
 LEAST_CHARS = 1 << 12
 CHARS_PER_TOKEN = 8
-"""A first guess at how much text holds the tokens wanted from its end."""
+"""A first guess at how much text holds the tokens wanted of it."""
 
 SPARE_TOKENS = 64
 """Tokens beside a cut that may differ from those of the whole text."""
@@ -40,16 +40,17 @@ def encoded(
     add_special_tokens: bool,
     most: int | None = None,
     keep: int | None = None,
+    keeps_start: bool = False,
     plain: Sequence[tuple[int, int]] = (),
     rest: Rest = no_rest,
 ) -> Sequence[int]:
-    """Return the tokens of a text, or with `keep` at least so many from its end.
+    """Return the tokens of a text, or with `keep` at least so many from its end, or its start.
 
     `most` is the length of the context; None: any number is wanted. The control words at `plain`
     are ordinary text. `rest` is called between parts of a long text. Raises: RequestError
     """
     if keep and not plain:
-        return _end(tokenizer, text, add_special_tokens=add_special_tokens, keep=keep)
+        return _part(tokenizer, text, add_special_tokens, keep, keeps_start=keeps_start)
     if most is not None and len(text) > LONG_TEXT_CHARS:
         too_many_chars(len(text), tokenizer.longest_token_chars(), most, "prompt")
         check_fits(tokenizer, text, most, rest)
@@ -114,16 +115,20 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _end(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, keep: int) -> Sequence[int]:
-    """Return tokens of the end of a text: `keep` of them, and some before, or all there are."""
+def _part(
+    tokenizer: Tokenizer, text: str, add_special_tokens: bool, keep: int, *, keeps_start: bool
+) -> Sequence[int]:
+    """Return `keep` tokens of the end of a text, or of its start; all where it has few."""
     num_chars = max(LEAST_CHARS, CHARS_PER_TOKEN * keep)
     while num_chars < len(text):
-        at = len(text) - num_chars
+        at = num_chars // 2 if keeps_start else len(text) - num_chars
         found = CUT.search(text, at, at + num_chars // 2)
-        ids = tokenizer.encode(
-            text[found.start() if found else at :], add_special_tokens=add_special_tokens
-        )
+        if keeps_start:
+            part = text[: found.start() if found else num_chars]
+        else:
+            part = text[found.start() if found else at :]
+        ids = tokenizer.encode(part, add_special_tokens=add_special_tokens)
         if len(ids) >= keep + SPARE_TOKENS:
-            return ids[-keep:]
+            return ids[:keep] if keeps_start else ids[-keep:]
         num_chars *= 2
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -87,6 +87,7 @@ class TextProcess:
         add_special_tokens: bool,
         most: int | None,
         keep: int | None,
+        keeps_start: bool = False,
         plain: Sequence[tuple[int, int]] = (),
     ) -> Sequence[int]:
         """Return a text's tokens: `long_text.encoded`. Raises: RequestError, Overloaded"""
@@ -97,6 +98,7 @@ class TextProcess:
             add_special_tokens=add_special_tokens,
             most=most,
             keep=keep,
+            keeps_start=keeps_start,
             plain=tuple(plain),
         )
         _, payload = await self._lane(data).run(job, data)

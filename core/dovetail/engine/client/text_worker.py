@@ -64,6 +64,7 @@ class Encode(TextJob, frozen=True, kw_only=True, tag=True):
     add_special_tokens: bool
     most: int | None
     keep: int | None
+    keeps_start: bool = False
     plain: tuple[tuple[int, int], ...] = ()
 
 
@@ -166,6 +167,7 @@ class TextReader:
                     add_special_tokens=job.add_special_tokens,
                     most=job.most,
                     keep=job.keep,
+                    keeps_start=job.keeps_start,
                     plain=job.plain,
                     rest=rest,
                 )
@@ -237,7 +239,9 @@ class TextReader:
         keep = min(keep if keep > 0 else self._most, self._most) + 1
         if longest is not None:
             # Twice as much as the kept tokens can stand for: those at the cut are not kept.
-            body["prompt"] = body["prompt"][-2 * keep * longest :]
+            num_chars, prompt = 2 * keep * longest, body["prompt"]
+            keeps_start = body.get("truncation_side") == "right"
+            body["prompt"] = prompt[:num_chars] if keeps_start else prompt[-num_chars:]
 
 
 def _json_list(

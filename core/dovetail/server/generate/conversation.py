@@ -54,6 +54,7 @@ async def prepare(
             prompt.text,
             add_special_tokens=body.add_special_tokens,
             truncates_to=body.truncate_prompt_tokens,
+            keeps_start=body.truncation_side == "right",
             plain=prompt.plain,
         )
         names = [*ignored, *server.fields.report(prompt.unused)]

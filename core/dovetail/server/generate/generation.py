@@ -156,9 +156,12 @@ def generation_for(
     """Return the generation of one prompt. Raises: RequestError. Mutates: meta (clamping)"""
     limit = server.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
-    keeps_start = body.truncation_side == "right"
     kept = truncated(
-        prompt_ids, body.truncate_prompt_tokens, limit, wanted, keeps_start=keeps_start
+        prompt_ids,
+        body.truncate_prompt_tokens,
+        limit,
+        wanted,
+        keeps_start=body.truncation_side == "right",
     )
     params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
     if clamped_tokens is not None:

@@ -197,12 +197,13 @@ class ServerState:
         *,
         add_special_tokens: bool,
         truncates_to: int | None = None,
+        keeps_start: bool = False,
         plain: Sequence[Span] = (),
         takes_any_length: bool = False,
     ) -> Sequence[int]:
         """Return the token ids of a prompt, or only those that truncate_prompt_tokens may keep.
 
-        The control words at `plain` are ordinary text.
+        `keeps_start`: those of its start. The control words at `plain` are ordinary text.
         Raises: RequestError for text that is not Unicode, or (unless it `takes_any_length`) that
         is long and does not fit into the context
         """
@@ -213,7 +214,12 @@ class ServerState:
         process = self.engine.text_process
         if process is not None and (plain or len(text) > LONG_TEXT_CHARS):
             return await process.encode(
-                text, add_special_tokens=add_special_tokens, most=most, keep=keep, plain=plain
+                text,
+                add_special_tokens=add_special_tokens,
+                most=most,
+                keep=keep,
+                keeps_start=keeps_start,
+                plain=plain,
             )
         tokenizer = self.engine.tokenizer
         return await self.run(
@@ -223,6 +229,7 @@ class ServerState:
                 add_special_tokens=add_special_tokens,
                 most=most,
                 keep=keep,
+                keeps_start=keeps_start,
                 plain=plain,
             ),
             len(text),

@@ -151,6 +151,10 @@ def test_a_truncated_prompt_is_cut_before_it_is_sent_back() -> None:
             got = await process.parse(json.dumps(body).encode(), is_bounded=True)
             assert text.endswith(got["prompt"])
             assert (keep if keep > 0 else CONTEXT) < len(got["prompt"]) < 5 * CONTEXT
+            body |= {"prompt": text, "truncation_side": "right"}
+            got = await process.parse(json.dumps(body).encode(), is_bounded=True)
+            assert text.startswith(got["prompt"])
+            assert (keep if keep > 0 else CONTEXT) < len(got["prompt"]) < 5 * CONTEXT
 
     run(work)
 
@@ -325,4 +329,15 @@ def test_the_end_of_a_text_is_tokenized_alone() -> None:
     text = "".join(f"word{i} " for i in range(200_000))
     ids = long_text.encoded(tokenizer, text, add_special_tokens=True, most=CONTEXT, keep=50)
     assert list(ids) == tokenizer.encode(text[-1000:])[-50:]
+    assert Counting.num_chars < 20_000
+
+
+def test_the_start_of_a_text_is_tokenized_alone() -> None:
+    tokenizer = Counting(None, "")
+    Counting.num_chars = 0
+    text = "".join(f"word{i} " for i in range(200_000))
+    ids = long_text.encoded(
+        tokenizer, text, add_special_tokens=True, most=CONTEXT, keep=50, keeps_start=True
+    )
+    assert list(ids) == tokenizer.encode(text[:1000])[:50]
     assert Counting.num_chars < 20_000

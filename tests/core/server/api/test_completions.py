@@ -124,6 +124,10 @@ def test_the_side_that_is_cut_off(side: str | None, kept: tuple[int, ...]) -> No
     fields = {"truncate_prompt_tokens": 2, "truncation_side": side}
     assert complete(app, prompt="abcdef", **fields).status_code == 200
     assert engine.asked[0][2]["prompt"] == kept
+    long = "".join(chr(97 + n % 26) for n in range(100_000))
+    assert complete(app, prompt=long, **fields).status_code == 200
+    wanted = long[:2] if side == "right" else long[-2:]
+    assert engine.asked[1][2]["prompt"] == tuple(map(ord, wanted))
     error = complete(app, truncation_side="middle").json()["error"]
     assert error["param"] == "truncation_side"
 

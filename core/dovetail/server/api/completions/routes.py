@@ -136,6 +136,7 @@ async def _token_ids(
                 prompt,
                 add_special_tokens=body.add_special_tokens,
                 truncates_to=body.truncate_prompt_tokens,
+                keeps_start=body.truncation_side == "right",
             )
         return prompt
     server.check_text("suffix")
