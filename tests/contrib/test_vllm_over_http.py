@@ -72,11 +72,14 @@ def test_faults_are_not_the_clients(
     tool = load_parser("tool_parser", name, "failing.py").bound(FakeTokenizer())
     script = Script(pieces=["a", "b [ca", 'll]{"x"', ": 1}"])
     app, _ = app_for(script, parsers=Parsers(tool=tool))
-    client = openai.OpenAI(
-        api_key="none", base_url="http://test/v1", http_client=TestClient(app), max_retries=0
-    )
-    fields = {"model": "fake", "messages": MESSAGES, "tools": TOOL_BODIES}
-    assert asked(client, stream, **fields) == ("", content, calls, reason)
+    with (
+        TestClient(app) as http,
+        openai.OpenAI(
+            api_key="none", base_url="http://test/v1", http_client=http, max_retries=0
+        ) as client,
+    ):
+        fields = {"model": "fake", "messages": MESSAGES, "tools": TOOL_BODIES}
+        assert asked(client, stream, **fields) == ("", content, calls, reason)
 
 
 def test_a_parser_that_refuses_the_request_is_a_clear_error() -> None:
@@ -108,34 +111,34 @@ def url() -> Iterator[str]:
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 def test_the_demo_model_through_plugin_files(url: str) -> None:
-    client = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0)
-    model = client.models.list().data[0].id
-    fields = {"model": model, "messages": QUESTION, "tools": [WEATHER], "temperature": 0}
-    whole = asked(client, False, **fields)
-    assert [(name, json.loads(text)) for name, text in whole[2]] == [
-        ("get_weather", {"city": "Paris"})
-    ]
-    assert whole[3] == "tool_calls"
-    assert asked(client, True, **fields) == whole
-    thinking = fields | {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
-    del thinking["tools"]
-    thought = asked(client, False, **thinking)
-    assert thought[1]
-    assert "<think>" not in thought[0] + thought[1]
-    assert asked(client, True, **thinking) == thought
-    forced = fields | {"tool_choice": "required", "parallel_tool_calls": False}
-    made = asked(client, False, **forced)
-    assert [name for name, _ in made[2]] == ["get_weather"]
-    assert asked(client, True, **forced) == made
+    with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        fields = {"model": model, "messages": QUESTION, "tools": [WEATHER], "temperature": 0}
+        whole = asked(client, False, **fields)
+        assert [(name, json.loads(text)) for name, text in whole[2]] == [
+            ("get_weather", {"city": "Paris"})
+        ]
+        assert whole[3] == "tool_calls"
+        assert asked(client, True, **fields) == whole
+        thinking = fields | {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+        del thinking["tools"]
+        thought = asked(client, False, **thinking)
+        assert thought[1]
+        assert "<think>" not in thought[0] + thought[1]
+        assert asked(client, True, **thinking) == thought
+        forced = fields | {"tool_choice": "required", "parallel_tool_calls": False}
+        made = asked(client, False, **forced)
+        assert [name for name, _ in made[2]] == ["get_weather"]
+        assert asked(client, True, **forced) == made
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 def test_a_text_through_plugin_files(url: str) -> None:
     text = '<think>why</think>So <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    client = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0)
-    reply = client.post("/parse", body={"text": text, "tools": TOOL_BODIES}, cast_to=object)
-    message = reply["message"]
-    assert message["reasoning"] == "why"
-    assert message["content"] == "So "
-    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
+        reply = client.post("/parse", body={"text": text, "tools": TOOL_BODIES}, cast_to=object)
+        message = reply["message"]
+        assert message["reasoning"] == "why"
+        assert message["content"] == "So "
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}

@@ -18,8 +18,7 @@ PROMPTS = ("The capital of France is", "Two plus two is", "Once upon")
 def test_the_answers_are_those_of_transformers() -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
-    with ServerProcess("--port", "0") as server:
-        client = server.wait_ready().client()
+    with ServerProcess("--port", "0") as server, server.wait_ready().client() as client:
         for prompt in PROMPTS:
             ids = tokenizer(prompt, return_tensors="pt").input_ids
             wanted = model.generate(

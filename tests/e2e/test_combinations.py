@@ -209,24 +209,24 @@ def test_the_dialects_agree(replay: httpx.Client, number: int, stream: bool) -> 
         replay,
         {"messages": turns, "reasoning_effort": "high", "tools": [{"function": tool}]},
     )
-    oa = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0)
     asked = {"model": model, "input": question, "reasoning": {"effort": "high"}}
     asked["tools"] = [{"type": "function", "parameters": {}, **tool}]
-    if stream:
-        with oa.responses.stream(**asked) as events:
-            list(events)
-            response = events.get_final_response()
-    else:
-        response = oa.responses.create(**asked)
-    an = anthropic.Anthropic(api_key="none", base_url=url, max_retries=0)
+    with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as oa:
+        if stream:
+            with oa.responses.stream(**asked) as events:
+                list(events)
+                response = events.get_final_response()
+        else:
+            response = oa.responses.create(**asked)
     wanted = {"model": model, "messages": turns, "max_tokens": 500}
     wanted["thinking"] = {"type": "enabled", "budget_tokens": 400}
     wanted["tools"] = [{"input_schema": {"type": "object"}, **tool}]
-    if stream:
-        with an.messages.stream(**wanted) as events:
-            message = events.get_final_message()
-    else:
-        message = an.messages.create(**wanted)
+    with anthropic.Anthropic(api_key="none", base_url=url, max_retries=0) as an:
+        if stream:
+            with an.messages.stream(**wanted) as events:
+                message = events.get_final_message()
+        else:
+            message = an.messages.create(**wanted)
     found = chat["message"]
     calls = [(call["name"], json.loads(call["arguments"])) for call in found["tool_calls"]]
     items = {"reasoning": "", "message": ""}

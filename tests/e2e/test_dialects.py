@@ -44,13 +44,15 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def oa(url: str) -> Any:
-    return openai.OpenAI(api_key="key", base_url=f"{url}/v1", max_retries=0)
+def oa(url: str) -> Iterator[Any]:
+    with openai.OpenAI(api_key="key", base_url=f"{url}/v1", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def an(url: str) -> Any:
-    return anthropic.Anthropic(api_key="key", base_url=url, max_retries=0)
+def an(url: str) -> Iterator[Any]:
+    with anthropic.Anthropic(api_key="key", base_url=url, max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +193,13 @@ def test_in_the_background(oa: Any, model: str) -> None:
 
 
 def test_keys_in_either_header(url: str) -> None:
-    with pytest.raises(anthropic.AuthenticationError, match="x-api-key"):
-        anthropic.Anthropic(api_key="wrong", base_url=url).messages.count_tokens(
-            model="any", messages=[{"role": "user", "content": "hi"}]
-        )
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(api_key="wrong", base_url=f"{url}/v1").responses.create(
-            model="any", input="hi"
-        )
+    with (
+        anthropic.Anthropic(api_key="wrong", base_url=url) as an,
+        pytest.raises(anthropic.AuthenticationError, match="x-api-key"),
+    ):
+        an.messages.count_tokens(model="any", messages=[{"role": "user", "content": "hi"}])
+    with (
+        openai.OpenAI(api_key="wrong", base_url=f"{url}/v1") as oa,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        oa.responses.create(model="any", input="hi")

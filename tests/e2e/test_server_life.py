@@ -86,11 +86,11 @@ def is_running(url: str) -> bool:
 
 def test_streamed_and_whole_answers_are_the_same(shared: ServerProcess) -> None:
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(api_key="k", base_url=f"{shared.url}/v1")
-    asked = {"model": client.models.list().data[0].id, "messages": QUESTION, "temperature": 0}
-    whole = client.chat.completions.create(**asked).choices[0].message.content
-    chunks = client.chat.completions.create(stream=True, **asked)
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole
+    with openai.OpenAI(api_key="k", base_url=f"{shared.url}/v1") as client:
+        asked = {"model": client.models.list().data[0].id, "messages": QUESTION, "temperature": 0}
+        whole = client.chat.completions.create(**asked).choices[0].message.content
+        chunks = client.chat.completions.create(stream=True, **asked)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole
     assert "Paris" in whole
 
 

@@ -181,7 +181,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Tools]]
         ServerProcess(str(model), "--port", "0", "--tool-server", tools.label) as server,
     ):
         url = f"{server.wait_ready().url}/v1"
-        yield openai.OpenAI(api_key="none", base_url=url, max_retries=0), tools
+        with openai.OpenAI(api_key="none", base_url=url, max_retries=0) as client:
+            yield client, tools
         tools.shutdown()
 
 
