@@ -8,6 +8,7 @@ import json
 import re
 from contextlib import asynccontextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,19 +27,23 @@ def api(plugin: Any) -> Api:
     return made
 
 
-def all_flags(api: Api) -> FrontendConfig:
-    """Return the flags that switch every route of the family on, with a key for clients."""
-    switches: dict[str, Any] = {route.flag: True for route in api.routes if route.flag is not None}
-    return FrontendConfig(api_key=(KEY,), **switches)
+@pytest.fixture
+def frontend(api: Api, tmp_path: Path) -> FrontendConfig:
+    """Return flags that switch every route of the family on, with a key for clients. A flag that is
+    no switch names a folder."""
+    named = {route.flag for route in api.routes if route.flag is not None}
+    values: dict[str, Any] = {
+        name: True if getattr(FrontendConfig(), name) is False else str(tmp_path) for name in named
+    }
+    return FrontendConfig(api_key=(KEY,), **values)
 
 
 @asynccontextmanager
-async def served(api: Api) -> Any:
+async def served(api: Api, frontend: FrontendConfig) -> Any:
     """Give an application that serves the family alone, around an engine that is not one."""
     from dovetail.server.api.families import opened_apis
     from dovetail.server.app import build_app
 
-    frontend = all_flags(api)
     async with opened_apis({"this": api}, frontend) as apis:
         yield build_app(FakeAsyncEngine(), frontend, apis)  # type: ignore[arg-type]
 
@@ -108,38 +113,38 @@ class TestApi:
             assert paragraph.rstrip().endswith("."), f"{route.path}: no sentence"
 
     def test_flags_are_flags(self, api: Api) -> None:
-        """A route that needs a flag names a switch of the HTTP server."""
+        """A route that needs a flag names one of the HTTP server's that is off unless given."""
         known = {
             field.name: getattr(FrontendConfig(), field.name) for field in fields(FrontendConfig)
         }
         for route in api.routes:
-            assert route.flag is None or known.get(route.flag) is False, route.flag
+            assert route.flag is None or known.get(route.flag, True) in (False, None), route.flag
 
-    def test_state_opens_again(self, api: Api) -> None:
+    def test_state_opens_again(self, api: Api, frontend: FrontendConfig) -> None:
         """What the family keeps can be opened after it was closed."""
 
         async def open_twice() -> None:
             for _ in range(2):
-                async with api.state(FrontendConfig()):
+                async with api.state(frontend):
                     pass
 
         asyncio.run(open_twice())
 
-    def test_closed_without_a_key(self, api: Api) -> None:
+    def test_closed_without_a_key(self, api: Api, frontend: FrontendConfig) -> None:
         """With a key set, routes that are not declared open answer 401 to a request without it."""
 
         async def statuses() -> dict[str, int]:
-            async with served(api) as app:
+            async with served(api, frontend) as app:
                 closed = [route for route in api.routes if not route.is_open]
                 return {route.path: (await answer(app, route))[0] for route in closed}
 
         assert set(asyncio.run(statuses()).values()) <= {401}
 
-    def test_described_in_openapi(self, api: Api) -> None:
+    def test_described_in_openapi(self, api: Api, frontend: FrontendConfig) -> None:
         """/openapi.json has every route, and the model of its body where one is declared."""
 
         async def description() -> Any:
-            async with served(api) as app:
+            async with served(api, frontend) as app:
                 return app.openapi()
 
         paths = asyncio.run(description())["paths"]
@@ -148,11 +153,13 @@ class TestApi:
             if route.body is not None:
                 assert route.body.__name__ in json.dumps(shown["requestBody"])
 
-    def test_a_body_that_is_not_json_is_a_client_error(self, api: Api) -> None:
+    def test_a_body_that_is_not_json_is_a_client_error(
+        self, api: Api, frontend: FrontendConfig
+    ) -> None:
         """A route with a body answers 4xx to one that is not JSON, in words of JSON."""
 
         async def answers() -> list[tuple[str, int, bytes]]:
-            async with served(api) as app:
+            async with served(api, frontend) as app:
                 return [
                     (route.path, *await answer(app, route, key=KEY, body=b"{"))
                     for route in api.routes
