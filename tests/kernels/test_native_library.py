@@ -23,7 +23,9 @@ KERNELS = str(ROOT / "kernels")
 
 
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": KERNELS, "OMP_NUM_THREADS": "2"} | variables
+    # Two threads each of torch and of ours, beside other tests: who waits sleeps.
+    threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+    env = os.environ | {"PYTHONPATH": KERNELS} | threads | variables
     return subprocess.run(
         [sys.executable, *command], env=env, capture_output=True, text=True, timeout=300
     )

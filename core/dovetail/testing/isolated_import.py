@@ -49,10 +49,17 @@ def _main() -> None:
     if wanted and importlib.util.find_spec("torch"):
         importlib.import_module("torch")
     importlib.import_module("dovetail.registry")
-    print(json.dumps({target: _in_child(kind, target, names) for kind, target, names in wanted}))
+    at_once, answers = os.cpu_count() or 1, {}
+    for first in range(0, len(wanted), at_once):
+        some = wanted[first : first + at_once]
+        children = [_begin_child(*one) for one in some]
+        ends = [_end_child(*child) for child in children]
+        answers |= {target: end for (_, target, _), end in zip(some, ends, strict=True)}
+    print(json.dumps(answers))
 
 
-def _in_child(kind: str, target: str, packages: Sequence[str]) -> dict[str, Any]:
+def _begin_child(kind: str, target: str, packages: Sequence[str]) -> tuple[int, int]:
+    """Return a child process that imports a target, and the pipe that it writes its answer to."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,6 +68,10 @@ def _in_child(kind: str, target: str, packages: Sequence[str]) -> dict[str, Any]
             json.dump(_import_one(kind, target, packages), pipe)
         os._exit(0)
     os.close(writing)
+    return child, reading
+
+
+def _end_child(child: int, reading: int) -> dict[str, Any]:
     with os.fdopen(reading) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
