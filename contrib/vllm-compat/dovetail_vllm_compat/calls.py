@@ -20,13 +20,13 @@ from dovetail.interfaces.answer_reader import (
 )
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Tool, ToolCall
-from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.syntax.json_text import check
 from dovetail_vllm_compat.forced import ForcedCalls
 from dovetail_vllm_compat.foreign import (
     FAULTS,
     Foreign,
+    ForeignAdapter,
     Grown,
     adjusted,
     request_of,
@@ -38,17 +38,6 @@ from dovetail_vllm_compat.protocol import (
     DeltaMessage,
     ExtractedToolCallInformation,
 )
-from dovetail_vllm_compat.tokenizer import ModelTokenizer
-
-STREAMING_ARGUMENTS = (
-    "previous_text",
-    "current_text",
-    "delta_text",
-    "previous_token_ids",
-    "current_token_ids",
-    "delta_token_ids",
-)
-
 
 NO_ARGUMENTS = "{}"
 
@@ -63,42 +52,17 @@ class CallOptions:
     )
 
 
-class VllmToolParser(ToolParser):
-    """Made for each class by `for_class`."""
+class VllmToolParser(ForeignAdapter, ToolParser):
+    """A tool parser of core over one that was written for vLLM."""
 
     info = Info(summary="a tool parser written for vLLM")
     capabilities = frozenset({"parallel_calls", "streams"})
     Options = CallOptions
     markers: ClassVar[tuple[Markers, ...]] = ()
-    foreign_class: ClassVar[type]
+    family = "tool parser"
 
-    @classmethod
-    def for_class(cls, parser: type, name: str, module: str) -> type[VllmToolParser]:
-        """Return the parser over a class of vLLM's kind, named as its module knows it."""
-        info = Info(summary=f"{parser.__name__}, written for vLLM")
-        fields = {"foreign_class": parser, "info": info, "__module__": module}
-        return type(name, (cls,), fields | {"__qualname__": name, "__doc__": parser.__doc__})
-
-    @classmethod
-    def why_not(cls, query: Any) -> list[str]:
-        """Return why a chat template (str) does not ask for this syntax: nobody knows."""
-        return [] if query is None else ["it is chosen by its name alone"]
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._foreign: Foreign | None = None
-
-    def bound(self, tokenizer: Tokenizer) -> VllmToolParser:
-        """Return the parser for this tokenizer. Raises: ConfigError where its class refuses it."""
-        made = type(self)(self.options)
-        made._foreign = Foreign(
-            parser=self.foreign_class,
-            tokenizer=ModelTokenizer(tokenizer),
-            name=f"tool parser {self.foreign_class.__name__}",
-            said=set(),
-        )
-        made._foreign.check(tools=[])
-        return made
+    def _check(self) -> None:
+        self.foreign.check(tools=[])
 
     def for_forced_calls(self) -> ToolParser:
         """Return the parser of calls that must be made: a JSON list, as in vLLM, or this one, which
@@ -109,8 +73,7 @@ class VllmToolParser(ToolParser):
 
     def reads(self, query: AnswerQuery) -> ReadingPlan:
         """Return how a request's answers are read: by the class, a new object for each."""
-        assert self._foreign is not None, "the parser is bound to a tokenizer first"
-        foreign = self._foreign
+        foreign = self.foreign
         request = request_of(query.request())
         tools = request.tools or []
         shows = adjusted(foreign, foreign.make_for_request(tools=tools), request)
@@ -122,8 +85,7 @@ class VllmToolParser(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls of a whole answer. Raises: MalformedToolCall"""
-        assert self._foreign is not None, "the parser is bound to a tokenizer first"
-        found = whole_answer(self._foreign, [], request_of({}), body)
+        found = whole_answer(self.foreign, [], request_of({}), body)
         if found is None or not found.tool_calls:
             raise MalformedToolCall("the parser finds no call")
         return [call_of(call) for call in found.tool_calls]
@@ -189,12 +151,12 @@ class CallReader:
 
     def read(self, text: str, token_ids: Sequence[int]) -> Reading:
         """Return what is new with these tokens. Mutates: self"""
-        values = self._grown.grow(text, token_ids)
+        growth = self._grown.grow(text, token_ids)
         if self._parser is None:
             return Reading()
         try:
             news = self._parser.extract_tool_calls_streaming(
-                **dict(zip(STREAMING_ARGUMENTS, values, strict=True)), request=self._request
+                **growth._asdict(), request=self._request
             )
             news = None if news is None else DeltaMessage.model_validate(news, from_attributes=True)
         except NotImplementedError:
