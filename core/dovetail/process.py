@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -150,7 +150,12 @@ def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) ->
         channel=channel,
         boot=_encoded(boot),
     )
-    data = msgspec.msgpack.encode(envelope)
+    return framed(envelope)
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """Return a message as it travels to and from children: 8 bytes of length, then msgpack."""
+    data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data
 
 
@@ -206,6 +211,15 @@ def open_channel() -> socket.socket:
     channel = socket.socket(fileno=number)
     channel.set_inheritable(False)
     return channel
+
+
+def read_message(stream: BinaryIO) -> bytes | None:
+    """Return the next message's msgpack from a stream of this child, or None at its end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    return stream.read(size)
 
 
 def _own_envelope() -> Envelope:

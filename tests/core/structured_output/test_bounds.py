@@ -203,15 +203,15 @@ def test_who_was_starved_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         compiler = ConstraintCompiler(spec_of("guidance"))
         await compiler.compile(Literal("x"), where="f")
-        real = compiler_module._Worker.compile
+        real = compiler_module._run
 
-        async def starved(self: Any, job: Any) -> Any:
+        async def starved(worker: Any, job: Any) -> Any:
             return compile_worker.CompileResult(fault="took", is_starved=True)
 
-        monkeypatch.setattr(compiler_module._Worker, "compile", starved)
+        monkeypatch.setattr(compiler_module, "_run", starved)
         with pytest.raises(Overloaded):
             await compiler.compile(Literal("y"), where="f")
-        monkeypatch.setattr(compiler_module._Worker, "compile", real)
+        monkeypatch.setattr(compiler_module, "_run", real)
         assert (await compiler.compile(Literal("y"), where="f")).artifact
         await compiler.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import time
 from array import array
@@ -25,7 +24,6 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
-LENGTH = struct.Struct("<I")
 NICENESS, PATIENT_NICENESS = 5, 19
 REST_FACTOR = 4.0
 PART = 1 << 14
@@ -104,8 +102,8 @@ def main() -> int:
     incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
     _step_back(boot.is_patient)
     reader = TextReader(boot.spec)
-    while (head := incoming.read(LENGTH.size)) and len(head) == LENGTH.size:
-        job = msgspec.msgpack.decode(incoming.read(LENGTH.unpack(head)[0]), type=Job)
+    while (message := process.read_message(incoming)) is not None:
+        job = msgspec.msgpack.decode(message, type=Job)
         _answer(outgoing, reader, job, incoming.read(job.num_bytes))
     return 0
 
@@ -137,8 +135,7 @@ def _answer(outgoing: BinaryIO, reader: TextReader, job: Job, data: bytes) -> No
     except RequestError as error:
         fault = Fault(what=error.what, where=error.where, fix=error.fix, code=error.code)
         result, payload = TextResult(fault=fault), b""
-    head = msgspec.msgpack.encode(result)
-    outgoing.write(LENGTH.pack(len(head)) + head)
+    outgoing.write(process.framed(result))
     outgoing.write(payload)
     outgoing.flush()
 
