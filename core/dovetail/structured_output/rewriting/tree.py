@@ -149,13 +149,17 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 def below(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the direct subschemas of a node, each with its JSON Pointer from there."""
     for keyword, value in node.items():
-        if keyword in OF_SCHEMAS and isinstance(value, Mapping):
-            for name, inner in value.items():
-                yield f"/{escaped(keyword)}/{escaped(name)}", inner
-        elif (keyword in OF_LISTS or keyword == "items") and isinstance(value, list):
-            yield from ((f"/{keyword}/{number}", inner) for number, inner in enumerate(value))
-        elif keyword in OF_ONE:
-            yield f"/{keyword}", value
+        yield from subschemas(keyword, value)
+
+
+def subschemas(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas of one keyword of a node, each with its JSON Pointer from there."""
+    if keyword in OF_SCHEMAS and isinstance(value, Mapping):
+        yield from ((f"/{keyword}/{escaped(name)}", inner) for name, inner in value.items())
+    elif (keyword in OF_LISTS or keyword == "items") and isinstance(value, list):
+        yield from ((f"/{keyword}/{number}", inner) for number, inner in enumerate(value))
+    elif keyword in OF_ONE:
+        yield f"/{keyword}", value
 
 
 def escaped(key: str) -> str:
