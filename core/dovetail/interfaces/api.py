@@ -53,7 +53,9 @@ class Api(Plugin):
     """A family of endpoints, declared once.
 
     `task` is what the model must be able to do ("generate", "embed", ...); None: the endpoints ask
-    nothing of it. Where the model cannot, every route of the family answers 404 and says so.
+    nothing of it. Where the model cannot, every route of the family answers 404 and says so. In a
+    family with a task, an endpoint whose route has a `body` is cancelled when the client leaves
+    before the response starts.
     """
 
     interface_version: ClassVar[int] = 1

@@ -41,7 +41,6 @@ from dovetail.server.generate.streaming import (
     Step,
     StreamHead,
     begun_within,
-    cancel_on_disconnect,
     continued,
     event_steps,
 )
@@ -166,7 +165,7 @@ def generation_for(
     params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
-    beams = beam_settings(body)
+    beams = beam_settings(body) if body.use_beam_search else None
     if beams is not None:
         check_beams(beams, params, server.engine)
     return Generation(
@@ -186,11 +185,9 @@ def generation_for(
     )
 
 
-async def json_response(
-    request: Request, meta: ResponseMeta, body: Coroutine[Any, Any, BaseModel]
-) -> Response:
-    """Return a whole answer as one JSON body. Raises: what `body` raises, ClientDisconnected"""
-    answer = await cancel_on_disconnect(request, body)
+async def json_response(meta: ResponseMeta, body: Coroutine[Any, Any, BaseModel]) -> Response:
+    """Return a whole answer as one JSON body. Raises: what `body` raises"""
+    answer = await body
     return Response(
         answer.model_dump_json(),
         media_type="application/json",
@@ -212,7 +209,7 @@ async def event_stream_response(
     Mutates: owned (the stream takes over what it holds)
     """
     keep_alive_s = request.app.state.server.frontend.sse_keep_alive_interval
-    first = await cancel_on_disconnect(request, begun_within(steps, keep_alive_s))
+    first = await begun_within(steps, keep_alive_s)
     head = StreamHead(
         headers=meta.headers(),
         request_id=meta.request_id,

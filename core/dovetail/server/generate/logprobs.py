@@ -13,7 +13,7 @@ from dovetail.engine.client.logprobs import finite
 from dovetail.errors import RequestError
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.server.generate.bodies import Reply, SamplingFields
+from dovetail.server.generate.bodies import Reply
 
 
 class TopLogprob(Reply):
@@ -44,11 +44,9 @@ class TokenNames:
         return self.tokenizer.tokens(token_ids)
 
 
-def check_named_logprobs(body: SamplingFields, is_on: bool, has_top: bool) -> None:
-    """Raise RequestError for tokens that are named where no logprobs are told, or the most likely
-    ones are to be told as well."""
-    if not body.logprob_token_ids:
-        return
+def check_named_logprobs(*, is_on: bool, has_top: bool = False) -> None:
+    """Check a request that names tokens (logprob_token_ids). Raises: RequestError where no logprobs
+    are told, or the most likely ones are to be told as well"""
     if not is_on:
         raise RequestError("needs logprobs to be on.", where="logprob_token_ids")
     if has_top:

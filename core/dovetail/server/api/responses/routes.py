@@ -64,7 +64,6 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.http.errors import problem_of
 
 Message = dict[str, Any]
@@ -95,7 +94,7 @@ async def create_response(
         plan = _plan(server, state, body, request, unknown)
     async with AsyncExitStack() as owned:
         owned.callback(server.admission.admit(1).close)
-        generation = await cancel_on_disconnect(request, _prepare(server, plan, request))
+        generation = await _prepare(server, plan, request)
         meta = generation.meta
         answer = Answer(
             body,
@@ -127,7 +126,7 @@ async def create_response(
                 return response_frames(given, answer)
 
             return await event_stream_response(request, owned, meta, steps, run, frames)
-        return await json_response(request, meta, response_body(steps, answer))
+        return await json_response(meta, response_body(steps, answer))
 
 
 async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
