@@ -8,15 +8,13 @@ from __future__ import annotations
 from dovetail.inspect.how import How
 from dovetail.interfaces.headers import StorageEstimate
 from dovetail.layers.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
+from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 
 INT8_GROUP = 32
 """Inputs that share a scale where activations become int8 on a CPU; fewer where the weight's own
 groups are smaller."""
 WORDS_ISA = "avx2"
 """The instruction set that multiplies 16-bit integers by 8-bit weights as fast as bytes."""
-BFLOAT16_ISAS = ("avx512bf16", "amx")
-"""The instruction sets that multiply pairs of bfloat16 at a higher rate; values in groups by the
-first alone."""
 NOT_TOLD = "not known from the method"
 
 

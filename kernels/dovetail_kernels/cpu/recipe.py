@@ -45,6 +45,9 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {"neon": ["-march=armv8.2-a+fp16+dotprod"]},
 }
+BFLOAT16_ISAS = ("avx512bf16", "amx")
+"""The sets that multiply pairs of bfloat16 faster than floats; values in groups are made such pairs
+by the first alone."""
 ADDS = {"avx512bf16": "__AVX512BF16__", "amx": "__AMX_BF16__"}
 """Sets that only matter to sources with this word; the others serve it by the set before."""
 NEEDS = {
