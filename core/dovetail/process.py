@@ -41,7 +41,7 @@ Boot = TypeVar("Boot")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels to a child: the boot message, encoded, and what every child needs to know.
+    """The message to a child: its boot message, encoded, and what every child needs to know.
 
     `leftovers` are folders that the child removes when its parent is gone, for nobody else would.
     """
@@ -107,7 +107,7 @@ def spawn(
     has_channel: bool = False,
     has_own_session: bool = False,
 ) -> Child:
-    """Start `module` in a process of its own and tell it `boot`, which msgspec can encode.
+    """Start `module` as a child process and send it `boot`, which msgspec can encode.
 
     What the child prints goes to this process's standard error: it must not mix with what this
     process writes for others to read. The child inherits `pass_fds` under the same numbers and has
@@ -141,7 +141,7 @@ def spawn(
 
 
 def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) -> bytes:
-    """Return what is written into a child's standard input. Raises: ConfigError"""
+    """Return the bytes for a child's standard input. Raises: ConfigError"""
     envelope = Envelope(
         parent_pid=os.getpid(),
         # The signal comes when the *thread* that spawned ends, so only the main one may ask.

@@ -1,7 +1,7 @@
 """Api: a family of HTTP endpoints: its routes, what switches them on, what it keeps, its errors.
 
 An API sees requests; how they are authenticated, counted, bounded and logged is the server's.
-Imports no web framework: an endpoint is a function as FastAPI takes it, in a module of its own.
+Imports no web framework: an endpoint is a function as FastAPI takes it, in a separate module.
 """
 
 from __future__ import annotations

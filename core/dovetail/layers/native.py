@@ -58,8 +58,8 @@ def _preferred(op: Op, context: BuildContext) -> Callable[..., Any] | None:
 
 
 def runs_natively(op: Op, context: BuildContext) -> bool:
-    """Return whether the op's native implementation takes this model's activations, and no device
-    has one of its own."""
+    """Return whether the op's native implementation takes this model's activations, and the device
+    does not have its own."""
     if _preferred(op, context) is not None:
         return False
     return op.runs(NATIVE, torch.device(context.device).type, dtype_of(context.model.dtype))

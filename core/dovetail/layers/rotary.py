@@ -236,7 +236,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", (angles.sin() * scale).to(device), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> Rope:
-        """Return what the step's layers turn by. Shapes: positions [T]"""
+        """Return the rotations of a step's tokens. Shapes: positions [T]"""
         return Rope(positions.contiguous(), self.get_buffer("cos"), self.get_buffer("sin"))
 
 
@@ -279,7 +279,8 @@ class HeadRotary:
     def _turn_of(
         self, context: BuildContext, num_heads: int, num_kv_heads: int
     ) -> Callable[..., None] | None:
-        """Return what norms and turns all heads in one call, or None where torch does."""
+        """Return the kernel that norms and rotates all heads in one call, or None where torch does
+        it."""
         q_norm, k_norm = self._norms
         known = q_norm or k_norm
         assert q_norm is None or k_norm is None or q_norm.eps == k_norm.eps

@@ -74,7 +74,7 @@ class Several(Matrix):
         self._all_packed = packed if len(packed) == len(matrices) else None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what the matrices keep in memory, by name."""
+        """Return the tensors that the matrices keep, by name."""
         return {
             f"{number}_{name}": tensor
             for number, matrix in enumerate(self._matrices)

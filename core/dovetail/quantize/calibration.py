@@ -84,7 +84,7 @@ class Calibration:
         return float((after - before).norm() / before.norm())
 
     def _run(self, number: int) -> torch.Tensor:
-        """Return what a block makes of the text. Shapes: -> [S, L, E]"""
+        """Return the output of a block for the text. Shapes: -> [S, L, E]"""
         starts = range(0, len(self.hidden), BATCH_WINDOWS)
         return torch.cat([self._part(number, slice(s, s + BATCH_WINDOWS)) for s in starts])
 

@@ -39,7 +39,7 @@ nearest."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What was written: bytes of weights, inputs per scale (None: no groups), errors per matrix,
+    """The result of a job: bytes of weights, inputs per scale (None: no groups), errors per matrix,
     and the matrices that stayed as they are, with the reasons. A calibrated method rounded layers
     to nearest that fewer than `least_tokens` came to (0: no text was asked for)."""
 

@@ -20,7 +20,7 @@ MIXTURE, SPARSE_BLOCK = ".mlp.", ".block_sparse_moe."
 
 
 class Names:
-    """What a checkpoint calls the parameters of transformers' model. `base` is the name of the
+    """The checkpoint's names of the parameters of transformers' model. `base` is the name of the
     model under its head, which some checkpoints leave out."""
 
     def __init__(self, stored: Collection[str], base: str) -> None:

@@ -1,4 +1,4 @@
-"""Report: how far every matrix is from what it was, and what its layer computes with it."""
+"""Report: the error of every quantized matrix, and the error of its layer's output."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ImporterOf = Callable[[set[str]], Importer | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What one `@register(kind, name)` said. `module` is the module it stands in."""
+    """One registration by `@register(kind, name)`. `module` is the module it stands in."""
 
     kind: str
     name: str

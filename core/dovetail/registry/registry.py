@@ -86,7 +86,7 @@ class Registry:
         return self.find(kind, spec, where=where)
 
     def own(self, kind: str, name: str) -> str:
-        """Return how to write the plugin of this name that dovetail itself falls back on."""
+        """Return the spelling that selects dovetail's own plugin of this name."""
         offers = [entry for entry in self.entries(kind) if entry.name == name]
         is_shared = len(offers) > 1 and any(e.distribution == BUILT_IN for e in offers)
         return f"{name}@{BUILT_IN}" if is_shared else name
@@ -315,7 +315,7 @@ class Registry:
         return facts | _describe_plugin(self.load_target(entry.kind, entry.target))
 
     def _importer_of(self, roots: set[str]) -> Importer | None:
-        """Return what runs files that import these modules. Raises: as `load_entry`"""
+        """Return the importer of files that import these modules. Raises: as `load_entry`"""
         for entry in self.entries("file_importer"):
             if entry.name in roots:
                 importer: Importer = self.load_entry(entry).value
@@ -398,7 +398,7 @@ def selection_of(entry: Entry, options: dict[str, Any]) -> Selection:
 
 
 def describe_metadata(entry: Entry) -> dict[str, Any]:
-    """Return what the metadata says of an entry, as plain data; imports nothing."""
+    """Return an entry's metadata as plain data; imports nothing."""
     return {
         "kind": entry.kind,
         "name": entry.name,

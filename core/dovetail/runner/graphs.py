@@ -42,8 +42,8 @@ def contexts(max_model_tokens: int) -> tuple[int, ...]:
 
 
 def captured_keys(sizes: Sequence[int], max_model_tokens: int) -> list[Key]:
-    """Return what is captured, largest first: every size for the shortest context, for longer ones
-    the powers of two and the largest."""
+    """Return the steps to capture, largest first: every size for the shortest context, for longer
+    ones the powers of two and the largest."""
     shortest, *longer = contexts(max_model_tokens)
     coarse = [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
     keys = [(size, shortest) for size in sizes]

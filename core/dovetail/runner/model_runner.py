@@ -58,7 +58,7 @@ from dovetail.structured_output.thinking import ReasoningBudget
 
 @dataclass(slots=True, kw_only=True)
 class _Computed:
-    """What the model made of a step. `drawn_after` picks the tokens after which is drawn (None:
+    """The model's outputs of a step. `drawn_after` picks the tokens after which is drawn (None:
     all); `drawn_rows` are their rows, told where there are steps ahead.
 
     Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
@@ -153,7 +153,7 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
 
     def _recorder(self) -> RecordedForward | None:
-        """Return what runs small steps as one call, where the run allows it."""
+        """Return the recorder that runs small steps as one call, where the run allows it."""
         if self.run.is_eager or self.run.ops or self.device.type != "cpu":
             return None
 
@@ -163,7 +163,7 @@ class ModelRunner:
         return RecordedForward(own, self._batch.tables, self.run.max_rows, self.run.graph_sizes)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
-        """Return what captures small steps; it says why where nothing is to be captured."""
+        """Return the manager of captured steps; it logs why where nothing is captured."""
         run, reason = self.run, None
         if run.is_eager or not run.graph_sizes:
             reason = "graphs are switched off"

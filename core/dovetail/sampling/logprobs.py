@@ -56,7 +56,7 @@ def token_logprobs(
 def listed(
     found: Logprobs, indices: Sequence[int], token_ids: Sequence[int], sizes: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Return what kernels wrote into the rows `indices`, one entry each with its first n tokens.
+    """Return the results of kernels for the rows `indices`, one entry each with its first n tokens.
 
     Shapes: indices rising, token_ids and sizes as long
     """
@@ -166,5 +166,5 @@ def _sizes(num_top: Sequence[int], vocab: int) -> list[int]:
 
 @cache
 def _kernel(device_type: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """Return what computes the numbers on a device."""
+    """Return the kernel that computes the numbers on a device."""
     return OP.pick(device_type, dtype)

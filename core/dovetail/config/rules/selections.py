@@ -73,7 +73,7 @@ def _is_built_in(kind: str, spec: str) -> bool:
 
 
 def no_tokenizer(config: Config) -> Selection:
-    """Return what stands in for a tokenizer. Raises: ConfigError for flags that need one."""
+    """Return the placeholder of a tokenizer. Raises: ConfigError for flags that need one."""
     for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
         if config.value(name) and config.origins.get(name) != demo.ORIGIN:
             raise ConfigError(

@@ -44,7 +44,7 @@ def encoded(
     plain: Sequence[tuple[int, int]] = (),
     rest: Rest = no_rest,
 ) -> Sequence[int]:
-    """Return the tokens of a text, or with `keep` at least so many from its end, or its start.
+    """Return the tokens of a text, or with `keep` at least that many from its end, or its start.
 
     `most` is the length of the context; None: any number is wanted. The control words at `plain`
     are ordinary text. `rest` is called between parts of a long text. Raises: RequestError

@@ -70,7 +70,7 @@ class StopMatcher:
         return held
 
     def _cut(self, text: str, length: int) -> str:
-        """Return what precedes (or includes) the match of `length` that ends with `text`."""
+        """Return the text before the match of `length` that ends with `text`, or up to its end."""
         whole = self._held + text
         self.matched = whole[len(whole) - length :]
         self._held = ""

@@ -204,7 +204,7 @@ class _Lane:
             del data, future
 
     async def _do(self, job: TextJob, data: bytes, future: asyncio.Future[Answer]) -> None:
-        """Have the process do a job, and tell whoever waits for it. Mutates: future"""
+        """Run a job in the process and pass on its result. Mutates: future"""
         try:
             if self._worker is None:
                 self._worker = await ChildChannel.open(WORKER, self._boot)
@@ -235,13 +235,13 @@ class _Lane:
 
 
 def _give_up(future: asyncio.Future[Answer]) -> None:
-    """Tell whoever still waits that nothing will come. Mutates: future"""
+    """Fail a job that is still waited for: the server is shutting down. Mutates: future"""
     if not future.done():
         future.set_exception(Overloaded("the server is shutting down."))
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, which glibc keeps otherwise."""
+    """Return freed memory to the system, which glibc keeps otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -37,14 +37,15 @@ PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instruction
 
 
 class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message. `is_patient`: the process works when nobody else does."""
+    """The boot message. `is_patient`: the process works only when the processor is idle
+    otherwise."""
 
     spec: EngineSpec
     is_patient: bool
 
 
 class TextJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done with the bytes that follow. `rests`: others need the processor."""
+    """A job: what to do with the bytes that follow. `rests`: others need the processor."""
 
     num_bytes: int
     rests: bool
@@ -87,7 +88,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a job: bytes that follow, of which `num_ids` is the JSON of ids' count."""
+    """The result of a job: `num_bytes` follow it, of which the first `num_id_bytes` are the ids as
+    JSON."""
 
     num_bytes: int = 0
     num_tokens: int = 0

@@ -20,7 +20,7 @@ from dovetail.registry.files import import_target
 
 
 class Hashable(Protocol):
-    """What the hasher reads of a request; `block_hashes` is extended in place."""
+    """The fields of a request that the hasher reads; `block_hashes` is extended in place."""
 
     token_ids: list[int]
     block_hashes: list[bytes]
