@@ -51,7 +51,7 @@ class DovetailError(Exception):
 
 
 class ConfigError(DovetailError):
-    """A flag, file or checkpoint asks for something that cannot be. Exit status 2."""
+    """A flag, file or checkpoint asks for something that is not possible. Exit status 2."""
 
 
 class PluginError(ConfigError):

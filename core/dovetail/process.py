@@ -43,7 +43,8 @@ Boot = TypeVar("Boot")
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """The message to a child: its boot message, encoded, and what every child needs to know.
 
-    `leftovers` are folders that the child removes when its parent is gone, for nobody else would.
+    `leftovers` are folders that the child removes when its parent is gone, since nothing else
+    would.
     """
 
     parent_pid: int
@@ -280,7 +281,7 @@ def _watch_parent(envelope: Envelope) -> None:
 
 
 def _leave(envelope: Envelope) -> None:
-    """End this process. The parent is gone: nobody else will tidy up."""
+    """End this process. The parent is gone, so this process has to tidy up."""
     for folder in envelope.leftovers:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(EXIT_PARENT_GONE)

@@ -66,7 +66,7 @@ class VllmToolParser(ForeignAdapter, ToolParser):
 
     def for_forced_calls(self) -> ToolParser:
         """Return the parser of calls that must be made: a JSON list, as in vLLM, or this one, which
-        cannot be held to anything, where the class says that its model cannot write that."""
+        cannot be constrained, where the class says that its model cannot write that."""
         if getattr(self.foreign_class, "supports_required_and_named", True):
             return ForcedCalls(None)
         return self
@@ -97,7 +97,7 @@ def whole_answer(
     request: ChatCompletionRequest,
     text: str,
 ) -> ExtractedToolCallInformation | None:
-    """Return what the class makes of a whole answer; None where it raises."""
+    """Return the calls that the class reads in a whole answer; None where it raises."""
     try:
         found = foreign.make(tools=tools).extract_tool_calls(text, request=request)
         return ExtractedToolCallInformation.model_validate(found, from_attributes=True)
@@ -150,7 +150,7 @@ class CallReader:
         self._num_read = 0
 
     def read(self, text: str, token_ids: Sequence[int]) -> Reading:
-        """Return what is new with these tokens. Mutates: self"""
+        """Return the news that these tokens bring. Mutates: self"""
         growth = self._grown.grow(text, token_ids)
         if self._parser is None:
             return Reading()
@@ -188,7 +188,7 @@ class CallReader:
         return [ToolCall(name=c.name, arguments=c.arguments, id=c.call_id) for c in named]
 
     def finish(self, *, is_cut: bool) -> Reading:
-        """Return what the streaming method left open. Mutates: self"""
+        """Return the rest that the streaming method left open. Mutates: self"""
         streamed = self._streamed()
         text = self._grown.text
         if (is_cut and streamed) or not text:

@@ -81,7 +81,7 @@ class Foreign:
 
 
 class ForeignAdapter:
-    """What dovetail's parsers over vLLM's share. `for_class` makes one for each class of theirs.
+    """The base of dovetail's parsers over vLLM's. `for_class` makes one for each class of theirs.
 
     `family` is what log lines call the class.
     """
@@ -100,7 +100,7 @@ class ForeignAdapter:
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
-        """Return why a chat template (str) does not ask for this syntax: nobody knows."""
+        """Return why a chat template (str) does not ask for this syntax: that cannot be known."""
         return [] if query is None else ["it is chosen by its name alone"]
 
     def bound(self, tokenizer: Tokenizer) -> Self:
@@ -167,8 +167,8 @@ def adjusted(foreign: Foreign, parser: Any, request: ChatCompletionRequest) -> b
 
 
 def rest_of(told: str, whole: str, *, may_be_less: bool = False) -> str | None:
-    """Return what a whole text has beyond what was passed on, or None where they contradict each
-    other.
+    """Return the part of a whole text that was not passed on yet, or None where they contradict
+    each other.
 
     Blanks at either end do not count: one method strips them, the other does not. `may_be_less`:
     the whole text may leave out the end of what was passed on.

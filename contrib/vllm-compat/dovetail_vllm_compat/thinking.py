@@ -77,7 +77,7 @@ class BaseThinkingReasoningParser(ReasoningParser):
     def extract_reasoning_content(
         self, model_output: str, request: Any
     ) -> tuple[str | None, str | None]:
-        """Return the same, by the method's older name."""
+        """Return (reasoning, content), by the method's older name."""
         return BaseThinkingReasoningParser.extract_reasoning(self, model_output, request)
 
     def extract_reasoning_streaming(self, *growth: Any, **named: Any) -> DeltaMessage | None:

@@ -116,7 +116,7 @@ class ThoughtReader:
         self._num_read = 0
 
     def read(self, text: str, token_ids: Sequence[int]) -> Reading:
-        """Return what is new with these tokens. Mutates: self"""
+        """Return the news that these tokens bring. Mutates: self"""
         if self._is_over:
             self._content += text
             return Reading(content=text)

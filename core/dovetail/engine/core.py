@@ -100,7 +100,7 @@ class EngineCore:
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
 
-        Raises: ConfigError when the spec asks for something that cannot be.
+        Raises: ConfigError when the spec asks for something that is not possible.
         """
         self.spec = spec
         self.num_steps = 0

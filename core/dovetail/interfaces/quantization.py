@@ -176,8 +176,8 @@ class LinearMethod(ABC):
 class QuantMethod(Plugin):
     """A way weights are stored. `why_not(ModelSpec)` says which checkpoints it cannot read.
 
-    `ignored` are endings of the names of tensors that a checkpoint may hold and nobody needs,
-    `stored_as` the names that checkpoints of the method give it in their config.
+    `ignored` are endings of the names of tensors that a checkpoint may hold and that are not
+    needed, `stored_as` the names that checkpoints of the method give it in their config.
     """
 
     interface_version: ClassVar[int] = 1

@@ -40,7 +40,7 @@ class Inputs:
     num_tokens: int
 
     def scaled(self, factors: torch.Tensor) -> Inputs:
-        """Return the matrices with every input multiplied. Shapes: factors [I], positive"""
+        """Return these inputs, each multiplied by its factor. Shapes: factors [I], positive"""
         return replace(
             self,
             gram=self.gram * factors * factors.unsqueeze(1),

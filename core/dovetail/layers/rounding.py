@@ -48,7 +48,7 @@ class IntegerOptions(ActivationOptions):
 
 
 def asked_of(options: object) -> str:
-    """Return the activations that a method's options ask for; none where there is no such
+    """Return the activations that a method's options ask for; "auto" where there is no such
     option."""
     return options.activations if isinstance(options, ActivationOptions) else AUTO
 

@@ -64,9 +64,9 @@ def load_weights(
     """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
     So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of names
-    that nobody needs. Without `repacks` the parameters stay as they were filled. `finish` is called
-    with each layer instead of the layer's own finish. Mutates: module Raises: ConfigError that
-    lists missing, unexpected and misfitting names.
+    that are not needed. Without `repacks` the parameters stay as they were filled. `finish` is
+    called with each layer instead of the layer's own finish. Mutates: module Raises: ConfigError
+    that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
     filled: dict[str, set[str]] = defaultdict(set)

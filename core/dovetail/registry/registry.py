@@ -74,7 +74,7 @@ class Registry:
     def find_used(self, kind: str, spec: str, *, where: str | None = None) -> Entry:
         """Return the entry for a name as `find` does, or dovetail's own for a default's name.
 
-        Nobody need have chosen a default: a package that offers its name too changes nothing.
+        A default is not chosen by the user: a package that offers its name too changes nothing.
         Whoever writes the name goes through `find` first, which says that there are two.
         """
         if spec == kind_named(kind).default and ":" not in spec:

@@ -1,9 +1,9 @@
 """GraphManager: steps in which every row computes one token, captured by size and run again.
 
 A captured step reads its inputs at fixed places on the device, so a step of 13 rows runs the graph
-of 16: the rows that pad it have one token of the null block, and nobody reads what becomes of them.
-Graphs differ in the longest context too, as attention's launches grow with it. Knows no request and
-no sampling; the primitive that captures is the device's (`runner.device`).
+of 16: the rows that pad it have one token of the null block, and their results are not read. Graphs
+differ in the longest context too, as attention's launches grow with it. Knows no request and no
+sampling; the primitive that captures is the device's (`runner.device`).
 """
 
 from __future__ import annotations

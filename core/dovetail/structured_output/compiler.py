@@ -305,7 +305,7 @@ async def _run(worker: ChildChannel, job: Job) -> CompileResult:
 
 
 def _refusal(result: CompileResult, where: str) -> RequestError:
-    """Return why a constraint was not compiled, for whoever sent it."""
+    """Return the error of a constraint that was not compiled, for its sender."""
     assert result.fault is not None
     if result.is_too_complex:
         return RequestError(

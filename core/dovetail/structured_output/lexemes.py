@@ -22,7 +22,7 @@ _Positions = frozenset[int]
 
 
 def with_lexemes(rules: Mapping[str, Node]) -> tuple[dict[str, Node], frozenset[Node]]:
-    """Return the same rules with some runs of parts put together, and those that are terminals."""
+    """Return the rules with some runs of parts put together, and the nodes that are terminals."""
     banned: set[Node] = set()
     for _ in range(MAX_ROUNDS):
         finder = _Finder(rules, banned)

@@ -1,8 +1,8 @@
 """ConstraintProcessor: the logits processor that allows each constrained row only the tokens that
 its constraint allows.
 
-A row's matcher follows the sampled tokens. Masks are filled in a thread of their own during the
-forward pass, so a mask costs nothing as long as it takes less time than the pass.
+A row's matcher follows the sampled tokens. Masks are filled in a separate thread during the forward
+pass, so a mask costs nothing as long as it takes less time than the pass.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a rule of this name says; only in grammars."""
+    """A reference to the rule of this name; only in grammars."""
 
     name: str
 

@@ -46,8 +46,8 @@ def string_end(text: str, at: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a text holds where a value should begin. `end`: the place behind the whole value.
-    `fault`: the place of the first character that no JSON has there. Neither: the text is cut."""
+    """The result of checking a text for a value. `end`: the place behind the whole value. `fault`:
+    the place of the first character that no JSON has there. Neither: the text is cut."""
 
     end: int | None = None
     fault: int | None = None

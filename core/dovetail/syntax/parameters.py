@@ -76,7 +76,7 @@ def is_open(tool: Tool) -> bool:
 
 
 def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) -> dict[str, Any]:
-    """Return what a call's parameter is declared as, in JSON's types; {} where nothing is said."""
+    """Return the schema of a call's parameter, in JSON's types; {} where none is declared."""
     tool = tools.get(tool_name)
     declared = tool.parameters.get("properties") if tool else None
     found = declared.get(name) if isinstance(declared, dict) else None
@@ -204,7 +204,7 @@ def _fits(text: str, allowed: frozenset[str] | None) -> bool:
 
 
 def _unescaped(text: str) -> str | None:
-    """Return what a text stands for that is written like a JSON string or its inside."""
+    """Return the value of a text that is written like a JSON string or its inside."""
     try:
         made = loads(text if text[:1] == '"' else f'"{text}"')
     except MalformedToolCall:

@@ -52,8 +52,8 @@ class _Call:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a text. `begin`: where the last call does. `end`: where the calls are over.
-    `fault`: why reading stopped, if not because the text did."""
+    """The calls read from a text. `begin`: where the last call does. `end`: where the calls are
+    over. `fault`: why reading stopped, if not because the text did."""
 
     calls: list[_Call] = field(default_factory=list)
     num_parts: int = 0
@@ -124,7 +124,7 @@ class PythonCalls:
         return concat("[", separated(call, ", ", most), "]")
 
     def read(self, text: str) -> _Read:
-        """Return what a text holds, as far as it goes."""
+        """Return the calls of a text, as far as it goes."""
         found = _Read(at=skip_blanks(text))
         try:
             if self.is_list:

@@ -54,7 +54,7 @@ def _united(words: list[str]) -> frozenset[str] | None:
 
 
 def _outside(text: str) -> str:
-    """Return what of a text stands outside of brackets."""
+    """Return the part of a text outside of brackets."""
     depth, made = 0, ""
     for letter in text:
         depth += letter == "["

@@ -112,7 +112,7 @@ class Reading:
         return True
 
     def _schema(self, name: str, key: re.Match[str]) -> Mapping[str, Any]:
-        """Return what a parameter is declared as, or else what the model says that it is."""
+        """Return a parameter's declared schema, or else the type that the model writes."""
         declared = schema_of_parameter(self.by_name, name, key[NAME])
         said = key.groupdict().get(TYPE)
         if declared or said is None:

@@ -17,7 +17,7 @@ ODD_LETTERS = ('"', "\\", "{", "}", "[", "]", ",", ":", "<", ">", ";", "\n", "\N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """What an answer came to."""
+    """The result of reading an answer."""
 
     content: str
     reasoning: str
@@ -34,7 +34,7 @@ def parse_in_pieces(
     layout: tuple[str, ...] = (),
     is_cut: bool = False,
 ) -> Parsed:
-    """Return what the server's pipeline makes of a text that comes in these pieces.
+    """Return the server pipeline's result for a text that comes in these pieces.
 
     `layout` is a reasoning parser's; the tool parser's own is known. `is_cut`: the text was cut
     off.
@@ -59,7 +59,7 @@ def parse_in_pieces(
 
 
 def expected(sample: Sample) -> Parsed:
-    """Return what a sample says its text comes to."""
+    """Return the result that a sample declares for its text."""
     return Parsed(content=sample.content, reasoning=sample.reasoning, calls=sample.calls)
 
 

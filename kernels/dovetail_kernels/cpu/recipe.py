@@ -80,7 +80,7 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """Return what it is called among the objects."""
+        """Return the name of its object files."""
         return f"{self.source.parent.name}.{self.source.stem}.{self.isa}"
 
 
@@ -117,7 +117,7 @@ def usable_sets() -> tuple[str, ...]:
 
 
 def units(machine: str, chosen: Sequence[str] | None = None) -> list[Unit]:
-    """Return what is compiled for a machine type, set by set: the `chosen` ones, or all."""
+    """Return the units to compile for a machine type, set by set: the `chosen` ones, or all."""
     known = all_sets(machine)
     sets = {isa: flags for isa, flags in known.items() if chosen is None or isa in chosen}
     lowest = next(iter(known))

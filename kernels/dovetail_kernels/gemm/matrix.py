@@ -87,7 +87,7 @@ class Matrix:
         self._is_gated = is_gated
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what the matrix keeps in memory, by name."""
+        """Return the tensors that the matrix keeps, by name."""
         if self._packed is not None:
             return self._packed.tensors()
         assert self._weight is not None

@@ -156,7 +156,8 @@ class Weight:
         return (wide - usual_zero(self.format)) * scales
 
     def _spread(self, scales: torch.Tensor, steps: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what groups share as every input's own. Shapes: [N, K / G] -> [N, K] float32"""
+        """Return the values that groups share, repeated for every input. Shapes: [N, K / G] -> [N,
+        K] float32"""
         inputs = self.shape[1]
         if steps is not None:
             own = steps.float().repeat_interleave(self.run // self.group, dim=1)
@@ -195,7 +196,7 @@ def is_trits(format: str) -> bool:
 
 
 def pointed(weight: Weight) -> torch.Tensor:
-    """Return what the codes of vectors stand for. Shapes: [N, K] float32"""
+    """Return the values of the codes of vectors. Shapes: [N, K] float32"""
     points = weight.points
     assert points is not None
     books = len(points)
@@ -210,7 +211,7 @@ def pointed(weight: Weight) -> torch.Tensor:
 
 
 def usual_zero(format: str) -> int:
-    """Return the zero point where a weight has none of its own: the middle of unsigned values."""
+    """Return the zero point where a weight stores none: the middle of unsigned values."""
     if is_trits(format):
         return 1
     bits = narrow_bits(format)
@@ -274,7 +275,7 @@ def join(weights: Sequence[Weight]) -> Weight | None:
 
 
 def _kind(weight: Weight) -> tuple[Any, ...]:
-    """Return what matrices must have in common to be one."""
+    """Return the facts that matrices must share to be stacked."""
     there = (getattr(weight, name) is not None for name in _PER_OUTPUT)
     rounding = (weight.has_float8_activations, weight.has_token_scales)
     return (weight.format, weight.group, weight.run, *rounding, *there)

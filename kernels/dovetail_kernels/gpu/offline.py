@@ -47,7 +47,8 @@ class Compiled:
 
 
 class AbsentGpu:
-    """What Triton asks of a driver, answered for one compute capability (90 is an H100 or H200)."""
+    """A stand-in for a driver, which answers Triton for one compute capability (90 is an H100 or
+    H200)."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -58,7 +59,7 @@ class AbsentGpu:
         self._num_warps = 0
 
     def get_current_target(self) -> Any:
-        """Return what kernels are compiled for."""
+        """Return the target that kernels are compiled for."""
         return self._target
 
     def get_current_device(self) -> int:
@@ -71,11 +72,11 @@ class AbsentGpu:
         return 0
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Return what Triton holds a kernel against before it is launched."""
+        """Return the limits that Triton compares a kernel with before it is launched."""
         return {"max_shared_mem": KNOWN[self._target.arch].shared_bytes}
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        """Return what launches nothing."""
+        """Return a launcher that launches nothing."""
         self._num_warps = metadata.num_warps
         return lambda *arguments: None
 

@@ -134,7 +134,7 @@ class Settings:
 
 
 def _common(settings: Settings) -> dict[str, Any]:
-    """Return what all families have."""
+    """Return the settings that all families have."""
     heads = settings.number(".attention.head_count")
     hidden = settings.number(".embedding_length")
     given = settings.find(".attention.head_count_kv", (int, list))
@@ -232,7 +232,7 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
 
 
 def _gated(settings: Settings, model_type: str, name: str, **more: Any) -> dict[str, Any]:
-    """Return what the families with rotary attention and a gated MLP have."""
+    """Return the settings of families with rotary attention and a gated MLP."""
     inner = settings.find(".feed_forward_length", (int, list))
     has_inner = inner not in (None, 0)
     return {

@@ -1,6 +1,6 @@
 """A causal model of transformers with dovetail's attention and linear layers in it, or why not.
 
-Refused with a reason: models that keep a state of their own (mamba and its kin), encoder-decoders,
+Refused with a reason: models that keep a recurrent state (mamba and its kin), encoder-decoders,
 ALiBi, models whose attention does not go through transformers' attention interface, and whatever
 transformers itself does not make of the config.
 """
@@ -109,7 +109,7 @@ def _refusing(model: ModelSpec, reason: str) -> Iterator[None]:
 
 
 def _known_reason(error: Exception) -> str | None:
-    """Return what an error means that tells of a way of computing, in words."""
+    """Return an error's meaning in words, where it names a way of computing."""
     text = str(error)
     if isinstance(error, KeyError) and hf_attention.PROBE in error.args:
         return "its attention does not go through transformers' attention interface"
@@ -131,7 +131,7 @@ def _told(error: Exception) -> str:
 
 
 def _config_fields(context: BuildContext) -> dict[str, Any]:
-    """Return what transformers' config is made of.
+    """Return the fields of transformers' config.
 
     Its sliding layers need a window: without one they get the longest sequence served, which
     hides nothing.
@@ -220,8 +220,8 @@ class _Returns(nn.Module):
 
 
 def _learn_attention(context: BuildContext, layers: list[Any]) -> None:
-    """Check that every layer of the trunk attends (some do twice, by modules of their own);
-    windows beyond what is served are none.
+    """Check that every layer of the trunk attends (some do twice, by separate modules); windows
+    beyond what is served are none.
 
     Mutates: layers. Raises: ConfigError
     """

@@ -59,7 +59,7 @@ class Given(nn.Module):
         self.kind = kind
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what was given, as the trunk would return it."""
+        """Return the given states, as the trunk would return them."""
         return self.kind(last_hidden_state=self.hidden)
 
 

@@ -64,7 +64,7 @@ class Nvfp4:
 
 
 class ModelOpt(StoredMethod):
-    """What nvidia-modelopt exports."""
+    """Checkpoints that nvidia-modelopt exports."""
 
     info = Info(
         summary="ModelOpt checkpoints: FP8 and NVFP4; activations of FP8 in 8 bits on newer GPUs",

@@ -232,7 +232,7 @@ class _Matcher:
         return found if self._words.is_exact else ()
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by accepted tokens."""
+        """Take back the last accepted tokens."""
         self._matcher.rollback(num_tokens)
 
 
@@ -422,7 +422,7 @@ def _is_unwritten(value: Any) -> bool:
 
 
 def _plain_words(said: str) -> str:
-    """Return what the library says, without its state, our grammar and its own options."""
+    """Return the library's message, without its state, our grammar and its own options."""
     if "oneOf constraints" in said:
         return "the branches of oneOf are not told apart by type or constant"
     if said.startswith("NoExtensionBias"):

@@ -31,7 +31,7 @@ NO_LIMIT = 10**18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """See interfaces.tokenizer.TokenizerFacts."""
+    """The facts of a tokenizer (interfaces.tokenizer.TokenizerFacts)."""
 
     vocab_size: int
     bos_token_id: int | None

@@ -1,7 +1,7 @@
 """The resolved configuration as rows: every flag with what came out of it, and from where.
 
 `Config` says what was asked, `EngineSpec` what came of it; here the two meet again, flag by flag.
-Where a value that nobody gave comes from is one of `DEFAULT`, `MODEL`, `MACHINE` and `DEMO`, or
+Where a value that was not given comes from is one of `DEFAULT`, `MODEL`, `MACHINE` and `DEMO`, or
 the variable that another library reads. Prints nothing.
 """
 

@@ -323,7 +323,7 @@ def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
 def select_logits_processors(config: Config) -> tuple[Selection, ...]:
     """Return dovetail's own processors, all installed ones, and those named by the flag.
 
-    An installed one that is broken is left out with a warning, as nobody asked for it.
+    An installed one that is broken is left out with a warning, since it was not asked for.
     """
     options = config.plugin.options_of("logits_processor")
     chosen: dict[str, Selection] = {}

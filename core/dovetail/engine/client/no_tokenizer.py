@@ -30,7 +30,7 @@ class NoFacts:
 
 
 class SilentStream:
-    """The text of tokens that nobody can read."""
+    """The text of tokens where there is no tokenizer: none."""
 
     __slots__ = ()
 

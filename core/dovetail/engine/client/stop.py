@@ -25,7 +25,7 @@ class TextWatch(Protocol):
     def finish(self, *, is_cut: bool) -> object:
         """Take the end of the text; what was held back may still be a stop string. Mutates: self
 
-        `is_cut`: the text did not end by itself.
+        `is_cut`: the answer was cut off by a limit.
         """
 
 

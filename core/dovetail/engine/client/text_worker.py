@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def _step_back(is_patient: bool) -> None:
-    """Let streams go first, or whoever else wants the processor."""
+    """Lower this process's priority, so that streams go first."""
     os.nice(PATIENT_NICENESS if is_patient else NICENESS)
     if is_patient and sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -212,7 +212,7 @@ class TextReader:
             raise RequestError("the request body is nested too deep.") from None
 
     def _check(self, body: Any, rest: Rest, *, is_bounded: bool) -> None:
-        """Raise RequestError for too many values, and for text that nobody can read or use."""
+        """Raise RequestError for too many values, and for text that is invalid or of no use."""
         for count, (path, value) in enumerate(_values(body)):
             if count > MAX_VALUES:
                 raise RequestError(

@@ -2,8 +2,8 @@
 
 The hash of block i covers all tokens up to its end, because it includes the hash of block i - 1;
 the first one includes a root made of the request's typed extra keys (cache salt, adapter), so two
-requests meet only when those agree too. The key is a secret of the process: nobody outside can
-compute or aim for a collision, or learn a prompt from a hash.
+requests meet only when those agree too. The key is a secret of the process: without it nobody can
+aim for a collision, or learn a prompt from a hash.
 """
 
 from __future__ import annotations

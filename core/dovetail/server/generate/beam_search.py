@@ -127,7 +127,7 @@ class Beams:
 
 
 def beam_settings(body: SamplingFields) -> BeamSettings:
-    """Return what a request says of beam search."""
+    """Return a request's settings of beam search."""
     count = body.n or 1
     return BeamSettings(
         width=body.best_of or count,

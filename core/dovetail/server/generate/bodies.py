@@ -34,7 +34,7 @@ class Reply(BaseModel):
 
 
 class StructuredOutputs(Body):
-    """What an answer must look like: one of the first six, and how."""
+    """A constraint of the answer: one of the first six fields, and options."""
 
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -124,7 +124,7 @@ def _processors(given: list[Any]) -> dict[str, Any]:
 
 
 class StreamOptions(Body):
-    """What a stream carries beside text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -137,7 +137,7 @@ class PromptTokensDetails(Reply):
 
 
 class CompletionTokensDetails(Reply):
-    """What generated tokens were spent on."""
+    """The kinds of generated tokens."""
 
     reasoning_tokens: int = 0
 

@@ -25,7 +25,7 @@ class BodyRoute(APIRoute):
     the context, and those whose work ends when the client leaves before the response starts."""
 
     def get_route_handler(self) -> Handler:
-        """Return what answers a request."""
+        """Return the handler of a request."""
         answer = super().get_route_handler()
         if self.body_field is None:
             return answer

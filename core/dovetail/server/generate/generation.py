@@ -1,6 +1,6 @@
 """What chat and completions share on the way to the engine and back: checks, params, steps.
 
-Routes stay thin: they turn bodies into a Generation and steps into bodies of their own.
+Routes stay thin: they turn bodies into a Generation and steps into their own bodies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CLAMPED_HEADER = "x-dovetail-max-tokens"
 
 @dataclass(slots=True, kw_only=True)
 class ResponseMeta:
-    """What is known of an answer before its first token: ids, names, headers."""
+    """The facts of an answer before its first token: ids, names, headers."""
 
     request_id: str
     model: str
@@ -62,7 +62,7 @@ class ResponseMeta:
     clamped_tokens: int | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the response headers that report what was not done as asked."""
+        """Return the response headers: ignored fields, and max_tokens where it was lowered."""
         found = {}
         if self.ignored:
             found[HEADER] = header_value(self.ignored)
@@ -128,8 +128,8 @@ def response_meta(
     model: str,
     ignored: Sequence[str],
 ) -> ResponseMeta:
-    """Return what is known of the answer before its first token; its id is the body's, or the
-    header's, or a new one. `ignored` are the fields that changed nothing."""
+    """Return the facts of the answer before its first token; its id is the body's, or the header's,
+    or a new one. `ignored` are the fields that changed nothing."""
     writes_ids = body.return_tokens_as_token_ids
     if writes_ids is None:
         writes_ids = server.frontend.return_tokens_as_token_ids

@@ -45,8 +45,8 @@ class TokenNames:
 
 
 def check_named_logprobs(*, is_on: bool, has_top: bool = False) -> None:
-    """Check a request that names tokens (logprob_token_ids). Raises: RequestError where no logprobs
-    are told, or the most likely ones are to be told as well"""
+    """Check a request that names tokens (logprob_token_ids). Raises: RequestError without logprobs,
+    or where the most likely tokens are asked for as well"""
     if not is_on:
         raise RequestError("needs logprobs to be on.", where="logprob_token_ids")
     if has_top:

@@ -65,8 +65,8 @@ def _choose(config: Config, kind: str, asked: str | None, template: str) -> Sele
 
 
 def _preference(kind: str, name: str, spec: str, texts: Sequence[str]) -> tuple[Any, ...]:
-    """Return what sorts fitting parsers, the best first: of equal rank, the one of whose texts the
-    template mentions most; of several names of one, that of its file or the one it says."""
+    """Return the sort key of fitting parsers, the best first: of equal rank, the one of whose texts
+    the template mentions most; of several names of one, that of its file or the one it says."""
     plugin = _load(kind, spec)
     own = getattr(plugin, "auto_name", "") or plugin.__module__.rpartition(".")[2]
     return -plugin.auto_rank, -sum(map(len, texts)), name != own, name

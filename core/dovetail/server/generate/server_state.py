@@ -83,7 +83,7 @@ class ServerState:
 
     @property
     def tasks(self) -> frozenset[str]:
-        """Return what the model can do. The engine generates text."""
+        """Return the tasks that the model can do. The engine generates text."""
         return frozenset({GENERATE})
 
     @property
@@ -116,7 +116,7 @@ class ServerState:
         return chosen
 
     def check_text(self, where: str) -> None:
-        """Raise RequestError where nobody can turn the text of a field into tokens."""
+        """Raise RequestError where there is no tokenizer for the text of a field."""
         if not self.engine.spec.has_tokenizer:
             raise text_refused(where)
 

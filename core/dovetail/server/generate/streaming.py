@@ -140,7 +140,7 @@ def _check_end(cause: str, request_id: str) -> None:
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Return what `work` returns; it is cancelled when the client leaves.
+    """Return the result of `work`, which is cancelled when the client leaves.
 
     Raises: ClientDisconnected, what `work` raises
     """
@@ -239,10 +239,10 @@ class Framing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHead:
-    """What is known of a stream before its first chunk.
+    """The facts of a stream before its first chunk.
 
-    A comment is sent whenever nothing has come for `keep_alive_s` (0: never).
-    `logs_stack`: the traceback of every error is logged, not only of those nobody foresaw.
+    A comment is sent whenever nothing has come for `keep_alive_s` (0: never). `logs_stack`: the
+    traceback of every error is logged, not only of unexpected ones.
     """
 
     headers: dict[str, str]

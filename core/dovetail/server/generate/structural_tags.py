@@ -65,7 +65,7 @@ class TaggedText:
 
 
 def read_structures(content: Mapping[str, Any], as_json: AsJson, where: str) -> TaggedText:
-    """Return what `structures` and `triggers` say. Raises: RequestError"""
+    """Return the tags of `structures` and `triggers`. Raises: RequestError"""
     structures, triggers = content.get("structures"), content.get("triggers")
     if not isinstance(structures, list) or not structures:
         raise RequestError("must list structures with begin, schema and end.", where=where)
@@ -79,7 +79,8 @@ def read_structures(content: Mapping[str, Any], as_json: AsJson, where: str) -> 
 
 
 def read_format(given: Any, as_json: AsJson, where: str) -> Constraint | TaggedText:
-    """Return what a format says: tagged text where it is that as a whole. Raises: RequestError"""
+    """Return the meaning of a format: tagged text where the whole format is that. Raises:
+    RequestError"""
     reader = _Reader(as_json)
     if isinstance(given, Mapping) and given.get("type") == "triggered_tags":
         return reader.triggered(given, where)
@@ -116,7 +117,7 @@ class _Reader:
         self._as_json = as_json
 
     def constraint(self, given: Any, where: str) -> Constraint:
-        """Return what a format says. Raises: RequestError"""
+        """Return the constraint of a format. Raises: RequestError"""
         if not isinstance(given, Mapping):
             raise RequestError("must be a format, an object with a type.", where=where)
         kind = given.get("type")

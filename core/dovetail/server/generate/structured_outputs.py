@@ -260,7 +260,7 @@ def language_of(grammar: str) -> str:
 
 
 def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> ConstraintRequest:
-    """Return what a structural tag asks for, in either spelling. Raises: RequestError"""
+    """Return the constraint of a structural tag, in either spelling. Raises: RequestError"""
     found: Constraint | TaggedText
     if content.get("format") is not None:
         _check_depth(content["format"], f"{where}.format")
@@ -281,7 +281,7 @@ def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_json(text: str, where: str) -> Any:
-    """Return what a JSON text says. Raises: RequestError, also for what is nested too deep"""
+    """Return the value of a JSON text. Raises: RequestError, also for what is nested too deep"""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -93,8 +93,8 @@ def answer_constraint(
 ) -> ConstraintRequest | None:
     """Return the constraint of the whole answer. Raises: RequestError
 
-    What a request says of its answer's constraint holds for the words of it: a call that must be
-    made is held to its tool alone, and one that may be made is another way to answer.
+    A request's own constraint holds for the answer's text: a call that must be made follows its
+    tool alone, and one that may be made is another way to answer.
     """
     calls = tool_constraint(body, plan.tool_parser) if plan.tool_parser else None
     words = requested_constraint(body, body.response_format, spec)
@@ -109,8 +109,8 @@ def answer_constraint(
 
 
 def tool_constraint(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
-    """Return what tools demand of the answer: a call that must be made, or how calls that may be
-    made are held to strict tools. Raises: RequestError"""
+    """Return the constraint of the answer by its tools: of a call that must be made, or of calls
+    that may be made of strict tools. Raises: RequestError"""
     if body.tool_choice in AUTO:
         return _strict(body, parser)
     is_one = body.tool_choice != "required" or body.parallel_tool_calls is False
@@ -234,7 +234,7 @@ def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
 
 
 def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
-    """Return how calls that the model may make are held to strict tools, if there are any."""
+    """Return the constraint of calls that the model may make, where there are strict tools."""
     assert body.tools is not None
     if not any(tool.function.strict for tool in body.tools):
         return None
@@ -292,7 +292,7 @@ def _needed(parser: ToolParser | None) -> ToolParser:
 
 
 def known_markers(reasoning: ReasoningParser | None) -> Markers | None:
-    """Return the markers of the reasoning, or None where there are none, or nobody knows them."""
+    """Return the markers of the reasoning, or None where there are none, or they are not known."""
     return reasoning.markers if reasoning and reasoning.markers.end else None
 
 

@@ -70,7 +70,7 @@ class _Test:
     other: Any
 
     def outcome(self, value: Any) -> Any:
-        """Return what must hold where the member has a value."""
+        """Return the schema that must hold where the member has a value."""
         return self.then if any(same(value, one) for one in self.values) else self.other
 
 

@@ -122,8 +122,8 @@ def _texts(schema: Any, context: Context, depth: int) -> Node:
 
 
 def _shortened(node: Node, most: int, context: Context) -> Node:
-    """Return the texts of at most so many characters; of a pattern with repeats and many characters
-    those whose repeats share what room there is. Raises: Undecided"""
+    """Return the texts of at most that many characters; of a pattern with repeats and many
+    characters those whose repeats share what room there is. Raises: Undecided"""
     repeats, room = _repeats(node), most - _least(node)
     if most <= MAX_COUNTED or not repeats:
         both = shared(node, Many(Chars(ANY), 0, most), context.effort)

@@ -73,7 +73,7 @@ class Budget:
         self._left = most
 
     def spend(self, count: int, at: str) -> None:
-        """Take so many nodes. Raises: InvalidConstraint when there are none left"""
+        """Take this many nodes. Raises: InvalidConstraint when there are none left"""
         self._left -= count
         if self._left < 0:
             raise InvalidConstraint("the schema becomes too large where it is rewritten", at)
@@ -168,7 +168,7 @@ def escaped(key: str) -> str:
 
 
 def resolved(root: Schema, reference: str) -> Any:
-    """Return what a reference of the gathered form leads to: "#" or "#/$defs/NAME"."""
+    """Return the target of a reference of the gathered form: "#" or "#/$defs/NAME"."""
     if reference == "#":
         return root
     name = reference.removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~")

@@ -25,7 +25,7 @@ DAY_S = 86400
 
 
 class FileFacts(msgspec.Struct, kw_only=True):
-    """What is known of a file; its bytes lie beside this."""
+    """The facts of a file; its bytes lie beside this."""
 
     id: str
     owner: str
@@ -231,7 +231,7 @@ class FileStorage:
         )
 
     def cancel(self, batch: BatchFacts) -> None:
-        """Ask whoever runs a batch to end it."""
+        """Ask the runner of a batch to end it."""
         _write(self.folder / "batches" / f"{batch.id}.cancel", b"")
 
     def is_cancelled(self, batch: BatchFacts) -> bool:
@@ -247,7 +247,7 @@ def _all(folder: Path, kind: type[Any]) -> Iterator[Any]:
 
 
 def _read(folder: Path, name: str, kind: type[Any]) -> Any:
-    """Return what is kept under a name; None for no name of ours, and for what is not there."""
+    """Return what is stored under a name; None for an invalid name, and where nothing is."""
     if not _ID.fullmatch(name):
         return None
     with contextlib.suppress(FileNotFoundError):

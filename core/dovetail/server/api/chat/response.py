@@ -60,7 +60,7 @@ def reasoning_names(field: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatResponseOptions:
-    """What the request wants shown. `echo` is text put before every answer."""
+    """Options of a chat response. `echo` is text put before every answer."""
 
     role: str
     num_top_logprobs: int | None = None
@@ -74,7 +74,7 @@ class ChatResponseOptions:
     shows_timings: bool = False
 
     def told(self, counts: UsageCounter) -> dict[str, Any]:
-        """Return the times of the answer as a field, where they are told."""
+        """Return the times of the answer as a field, where they are shown."""
         return {"metrics": counts.timings()} if self.shows_timings else {}
 
     def counts(self, generation: Generation) -> UsageCounter:

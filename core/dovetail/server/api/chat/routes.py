@@ -40,7 +40,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
 
 
 def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOptions:
-    """Return what the request wants shown. Raises: RequestError"""
+    """Return the options of the response. Raises: RequestError"""
     return ChatResponseOptions(
         role=_role(server, body),
         num_top_logprobs=num_top_logprobs(body),
@@ -56,7 +56,7 @@ def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOpt
 
 
 def num_top_logprobs(body: ChatRequest) -> int | None:
-    """Return how many tokens are told beside each drawn one; None where logprobs are not."""
+    """Return how many tokens are listed beside each drawn one; None without logprobs."""
     if not body.logprobs:
         return None
     return len(body.logprob_token_ids or ()) or body.top_logprobs or 0

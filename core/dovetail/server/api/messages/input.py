@@ -57,7 +57,7 @@ def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
 
 
 def switches(body: CountRequest) -> list[Switch]:
-    """Return what the body says of whether to think."""
+    """Return the body's switches of thinking."""
     if body.thinking is None or body.thinking.type == "adaptive":
         return []
     return [switch("thinking", body.thinking.type == "enabled")]
@@ -90,7 +90,7 @@ def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
 
 
 def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, Any]]:
-    """Yield tool results as turns of their own, before the words that came with them."""
+    """Yield tool results as separate turns, before the text that came with them."""
     texts = []
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"

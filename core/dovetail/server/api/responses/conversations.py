@@ -66,7 +66,7 @@ class Conversation:
     num_bytes: int = 0
 
     def told(self) -> dict[str, Any]:
-        """Return it as it is answered."""
+        """Return the conversation as the API shows it."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -124,7 +124,7 @@ class ConversationStore:
 
 
 def owner_of(request: Request) -> bytes:
-    """Return what tells one key's things from another's."""
+    """Return the mark of a key, which tells its objects from another's."""
     return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
 
 

@@ -150,7 +150,7 @@ async def delete_response(response_id: str, request: Request, state: ResponsesSt
 
 
 async def list_input_items(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
-    """Return what a kept response was asked, a page at a time."""
+    """Return the input items of a stored response, a page at a time."""
     kept = state.stored.get(response_id, owner_of(request))
     page = page_of(json.loads(kept.items), request.query_params)
     return _json(json.dumps(page).encode())
@@ -281,7 +281,8 @@ async def _prepare(server: ServerState, plan: Plan, request: Request) -> Generat
 def _news(
     server: ServerState, plan: Plan, first: Generation, answer: Answer, request: Request
 ) -> AsyncGenerator[News, None]:
-    """Return what comes: one generation, or as many as the servers' tools take."""
+    """Return the steps of the answer: of one generation, or of as many as the servers' tools
+    take."""
     if not plan.offer.servers:
         return first.steps(server)
 

@@ -54,7 +54,7 @@ class Offer:
 
 
 def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
-    """Return what the request's tools of type mcp stand for. Raises: RequestError"""
+    """Return the offer of the request's tools of type mcp. Raises: RequestError"""
     tools = body.tools or ()
     taken = {str(tool.get("name")) for tool in tools if tool.get("type") != KIND}
     lists: list[Listed] = []
@@ -130,7 +130,7 @@ def _allowed(tool: Mapping[str, Any], server: McpServer, where: str) -> list[Mcp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """What a response with such tools takes. `follow` returns the generation that goes on from
+    """The turns of a response with such tools. `follow` returns the generation that goes on from
     the answer so far, with changes of the chat request."""
 
     server: ServerState
@@ -186,7 +186,7 @@ class Turns:
         return changes
 
     async def _call(self, block: ContentBlock) -> CallEnd:
-        """Return what a call comes to; the model is told of a fault, which ends nothing."""
+        """Return the result of a call; a fault is passed on to the model and ends nothing."""
         try:
             arguments = json.loads(block.text or "{}")
         except (ValueError, RecursionError):

@@ -60,7 +60,7 @@ async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
 async def _long_reply(
     server: ServerState, body: TokenizeRequest, text: RenderedPrompt, ignored: list[str]
 ) -> Response:
-    """Return the same for a long text: what the answer holds is written where it is tokenized."""
+    """Return the reply for a long text, written by the process that tokenizes it."""
     process = server.engine.text_process
     assert process is not None
     verify_text(PROMPT, text.text)

@@ -144,7 +144,7 @@ class Region:
         return text[: len(text) - partial_length(text, self._sought())]
 
     def unread(self) -> str:
-        """Return what follows the opening marker, to be read as ordinary text."""
+        """Return the text after the opening marker, to be read as ordinary text."""
         text = self.whole()
         return text[len(self.markers.start) :] if self.markers.is_body else text
 

@@ -34,7 +34,7 @@ MAX_TRIALS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """What the sessions of one request have in common.
+    """How the text of a request's answers is read.
 
     `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
     of the chat format that are not content but may stand in a call's strings. `max_calls` None is
@@ -137,7 +137,7 @@ class Session:
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self
 
-        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
+        `is_cut`: the answer was cut off by a limit, so a call that is not closed stays open.
         """
         self._is_cut = is_cut
         events = self._run(is_final=True)

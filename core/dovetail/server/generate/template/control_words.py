@@ -142,14 +142,14 @@ def _is_marker(word: str) -> bool:
 
 
 def _pattern(words: Iterable[str]) -> re.Pattern[str]:
-    """Return what matches any of the words, the longest first; nothing where there are none."""
+    """Return the pattern of the words, the longest first; without words it matches nothing."""
     ordered = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
 
 def _begins(starts: str, visible: Iterable[str], hidden: Iterable[str]) -> re.Pattern[str] | None:
-    """Return what matches a start, unless it begins a text that is to stay visible and none that
-    is to be hidden."""
+    """Return the pattern of a start, which does not match where it begins a text that is to stay
+    visible and none that is to be hidden."""
     if not starts:
         return None
     shown, covered = _pattern(visible).pattern, _pattern(hidden).pattern
