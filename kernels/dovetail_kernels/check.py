@@ -41,8 +41,8 @@ def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | Non
         return None  # it does not claim this device or dtype
     wanted = results_of(op.reference, case, case.build(device))
     arguments, untouched = case.build(device), case.build(device)
-    found = results_of(function, case, op.prepare(name, arguments))
-    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    results = results_of(function, case, op.prepare(name, arguments))
+    for i, (one, other) in enumerate(zip(results, wanted, strict=True)):
         if case.is_finite and not bool(one.float().isfinite().all()):
             return f"result {i} is not finite"
         if one.dtype != other.dtype or one.shape != other.shape:

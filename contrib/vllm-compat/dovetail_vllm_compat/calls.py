@@ -224,11 +224,11 @@ class CallReader:
                 "--plugin-options.tool_parser.streams false reads whole answers alone"
             )
         known = whole[: len(names)] if agrees else []
-        made = [
+        completed = [
             self._whole_call(position, call, known[position] if known else None)
             for position, call in enumerate(streamed)
         ]
-        return made + (whole[len(names) :] if agrees else [])
+        return completed + (whole[len(names) :] if agrees else [])
 
     def _whole_call(self, position: int, call: ToolCall, whole: ToolCall | None) -> ToolCall:
         """Return a streamed call with all its arguments."""

@@ -239,18 +239,18 @@ class Registry:
         """
         file = Path(path).expanduser().resolve()
         module = files.import_file(file, self._importer_of).__name__
-        made = [
+        entries = [
             Entry(
-                kind=kind_named(found.kind).name,
-                name=found.name,
+                kind=kind_named(registration.kind).name,
+                name=registration.name,
                 distribution=file.name,
-                target=f"{file}:{found.attribute}",
+                target=f"{file}:{registration.attribute}",
                 origin="file",
             )
-            for found in files.registrations
-            if found.module == module
+            for registration in files.registrations
+            if registration.module == module
         ]
-        if not made:
+        if not entries:
             raise ConfigError(
                 "the file registers no plugin.",
                 where=str(path),
@@ -258,8 +258,8 @@ class Registry:
                 or 'write @register("<kind>", "<name>") above its class.',
             )
         known = {(entry.kind, entry.id) for entry in self._added}
-        self._added += [entry for entry in made if (entry.kind, entry.id) not in known]
-        return made
+        self._added += [entry for entry in entries if (entry.kind, entry.id) not in known]
+        return entries
 
     def block(self, hidden: Iterable[str]) -> list[str]:
         """Hide plugins: each name is a distribution, name, name@distribution or kind:name.
@@ -280,7 +280,7 @@ class Registry:
         What files and blocks add meanwhile is forgotten at the end as well.
         """
         before = self._added, self._shows_discovered, self._blocked
-        made = [
+        entries = [
             Entry(
                 kind=kind if kind == HOOKS else kind_named(kind).name,
                 name=name.partition("@")[0],
@@ -291,7 +291,7 @@ class Registry:
             for kind, names in added.items()
             for name, target in names.items()
         ]
-        self._added = made if only else [*self._added, *made]
+        self._added = entries if only else [*self._added, *entries]
         self._shows_discovered = self._shows_discovered and not only
         try:
             yield

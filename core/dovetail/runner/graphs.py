@@ -130,10 +130,10 @@ class GraphManager:
         count = len(inputs.rows)
         if not self._graphs or count != len(inputs.token_ids) or count > self._most_rows:
             return None
-        found = self._find(count, int(inputs.seq_lens.max()))
-        if found is None:
+        captured = self._find(count, int(inputs.seq_lens.max()))
+        if captured is None:
             return None
-        rows, graph = found
+        rows, graph = captured
         self._tensors.tables.refresh()
         uploaded = self._staging.upload(self._padded(inputs, rows))
         return graph.replay()[:count], uploaded[2][:count]

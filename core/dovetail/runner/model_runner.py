@@ -288,17 +288,17 @@ class ModelRunner:
         if self._masks is not None:
             self._masks.begin(inputs.rows[inputs.samples].tolist())
         sampling = np.flatnonzero(inputs.samples)
-        made = self._forward(inputs, sampling)
+        computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
         )
         step.prompt = self._prompt_logprobs.begin(
-            self._batch, inputs, made.hidden, self._model.logits
+            self._batch, inputs, computed.hidden, self._model.logits
         )
         if inputs.drafted and sampling.size:
-            step.rows = self._verified(step, made, sampling)
+            step.rows = self._verified(step, computed, sampling)
         elif sampling.size:
-            pending = self._draw(made, inputs.rows[sampling])
+            pending = self._draw(computed, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
         step.ended = self._calls.mark()
         return step
@@ -336,9 +336,9 @@ class ModelRunner:
                     drawn_after=None if after is None else torch.from_numpy(after),
                 )
         if self._graphs is not None and len(sampling) == len(inputs.steps):
-            found = self._graphs.run(inputs)
-            if found is not None:
-                return _Computed(hidden=found[0], drawn_rows=found[1])
+            outputs = self._graphs.run(inputs)
+            if outputs is not None:
+                return _Computed(hidden=outputs[0], drawn_rows=outputs[1])
         placed = self._tensors.place(inputs, verify.drawn_after(inputs, sampling))
         hidden = self._forward_eagerly(
             placed.token_ids, placed.positions, placed.layouts, self._batch.views(inputs)

@@ -146,11 +146,11 @@ class ConstraintCompiler:
         data = _written(constraint, where)
         if data not in self._rewritten:
             loop = asyncio.get_running_loop()
-            made = await loop.run_in_executor(None, prepared, constraint, where)
-            self._rewritten[data] = made
+            rewritten = await loop.run_in_executor(None, prepared, constraint, where)
+            self._rewritten[data] = rewritten
             while len(self._rewritten) > MAX_REWRITTEN:
                 self._rewritten.popitem(last=False)
-            return made
+            return rewritten
         self._rewritten.move_to_end(data)
         return self._rewritten[data]
 

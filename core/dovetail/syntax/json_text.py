@@ -144,9 +144,9 @@ def _common(text: str, at: int, word: str) -> int:
 
 
 def _checked_string_end(text: str, at: int) -> int:
-    found = _STRING_BODY.match(text, at + 1)
-    assert found is not None
-    at = found.end()
+    body = _STRING_BODY.match(text, at + 1)
+    assert body is not None
+    at = body.end()
     if text[at] == '"':
         return at + 1
     part = _PART_OF_ESCAPE.match(text, at)

@@ -86,13 +86,15 @@ def damaged(text: str, *, seed: int, num: int) -> Iterator[str]:
     """Yield the text `num` times with parts deleted, doubled, exchanged, or odd letters put in."""
     chance = random.Random(seed)
     for _ in range(num):
-        made = text
+        damaged_text = text
         for _ in range(chance.randint(1, 3)):
-            a, b = sorted(chance.randrange(len(made) + 1) for _ in range(2))
+            a, b = sorted(chance.randrange(len(damaged_text) + 1) for _ in range(2))
             b = min(b, a + chance.choice((1, 3, 30)))
-            kept = chance.choice(("", made[a:b] * 2, chance.choice(ODD_LETTERS), made[a:b][::-1]))
-            made = made[:a] + kept + made[b:]
-        yield made
+            kept = chance.choice(
+                ("", damaged_text[a:b] * 2, chance.choice(ODD_LETTERS), damaged_text[a:b][::-1])
+            )
+            damaged_text = damaged_text[:a] + kept + damaged_text[b:]
+        yield damaged_text
 
 
 def letters(text: str, layout: tuple[str, ...] = ()) -> str:

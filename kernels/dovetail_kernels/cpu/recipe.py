@@ -201,11 +201,17 @@ def _make(
                 )
             group.sort(key=lambda unit: -unit.source.stat().st_size)
             list(pool.map(lambda unit: _compile(unit, command, objects / names[unit]), group))
-    made = objects / library.name
+    output = objects / library.name
     _run(
-        [*command, *(str(objects / name) for name in names.values()), *LINK_FLAGS, "-o", str(made)]
+        [
+            *command,
+            *(str(objects / name) for name in names.values()),
+            *LINK_FLAGS,
+            "-o",
+            str(output),
+        ]
     )
-    made.replace(library)
+    output.replace(library)
 
 
 def max_jobs(asked: str) -> int:
@@ -248,16 +254,16 @@ def _unit_digest(unit: Unit, base: str) -> str:
 
 def _sources(source: Path) -> list[Path]:
     """Return a source and all of our headers that it includes, directly or not."""
-    found: list[Path] = []
+    sources: list[Path] = []
     waiting = [source]
     while waiting:
         path = waiting.pop()
-        if path in found:
+        if path in sources:
             continue
-        found.append(path)
+        sources.append(path)
         for name in INCLUDE.findall(path.read_text()):
             waiting += [folder / name for folder in INCLUDES if (folder / name).is_file()]
-    return found
+    return sources
 
 
 def _digest(parts: Iterable[str]) -> str:

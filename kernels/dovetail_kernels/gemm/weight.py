@@ -201,13 +201,13 @@ def pointed(weight: Weight) -> torch.Tensor:
     assert points is not None
     books = len(points)
     codes = (weight.values.int() & 0xFFFF).unflatten(1, (-1, books))
-    found = sum(points[book].float()[codes[..., book]] for book in range(books))
-    assert isinstance(found, torch.Tensor)
+    values = sum(points[book].float()[codes[..., book]] for book in range(books))
+    assert isinstance(values, torch.Tensor)
     if weight.signs is None:
-        return found.flatten(1)
+        return values.flatten(1)
     places = torch.arange(8, dtype=torch.uint8, device=weight.signs.device)
     signs = 1 - 2 * (weight.signs.unsqueeze(-1) >> places & 1).float()
-    return found.flatten(1) * signs.flatten(1)
+    return values.flatten(1) * signs.flatten(1)
 
 
 def usual_zero(format: str) -> int:
@@ -321,10 +321,10 @@ def quantize_int8_groups(weight: torch.Tensor, group: int) -> Weight:
     scales = torch.empty(outputs, -(-inputs // group), device=weight.device)
     for part in _parts(weight):
         wide = torch.nn.functional.pad(weight[part].float(), (0, -inputs % group))
-        made = quantize_int8(wide.view(-1, group))
-        assert made.scales is not None
-        values[part] = made.values.view(len(wide), -1)[:, :inputs]
-        scales[part] = made.scales.view(len(wide), -1)
+        quantized = quantize_int8(wide.view(-1, group))
+        assert quantized.scales is not None
+        values[part] = quantized.values.view(len(wide), -1)[:, :inputs]
+        scales[part] = quantized.scales.view(len(wide), -1)
     return Weight(format="int8_float32", values=values, scales=scales, group=group)
 
 

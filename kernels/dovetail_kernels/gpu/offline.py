@@ -125,20 +125,20 @@ def _use(binary: bytes) -> tuple[int, int, tuple[str, ...]]:
         file.flush()
         command = [str(tool), "--dump-resource-usage", "--dump-sass", file.name]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = USE.search(told)
-    assert found is not None, told
-    return int(found[1]), int(found[2]), tuple(sorted(set(MATRIX.findall(told))))
+    usage = USE.search(told)
+    assert usage is not None, told
+    return int(usage[1]), int(usage[2]), tuple(sorted(set(MATRIX.findall(told))))
 
 
 def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:
     """Return calls of an op's Triton implementation on CPU tensors, of up to `most` of its small
     cases, spread evenly; none where it has no such implementation."""
-    found = next((i for i in op.implementations if i.name == TRITON), None)
-    if found is None:
+    implementation = next((i for i in op.implementations if i.name == TRITON), None)
+    if implementation is None:
         return []
-    cases = [case for case in op.small_cases() if case.dtype in found.dtypes]
+    cases = [case for case in op.small_cases() if case.dtype in implementation.dtypes]
     return [
-        (f"{case.name} {case.dtype}", partial(_call, found, case))
+        (f"{case.name} {case.dtype}", partial(_call, implementation, case))
         for case in cases[:: -(-len(cases) // most)]
     ]
 

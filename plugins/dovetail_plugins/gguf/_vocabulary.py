@@ -299,14 +299,14 @@ def _cuts(kind: Kind) -> list[Json]:
 def merges_of(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return all pairs of pieces that are a piece themselves, in the order they are merged in:
     the best score first, and among equal ones the longer pieces."""
-    found: list[tuple[float, int, int, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, int, int, str, str]] = []
     for piece, score in scores.items():
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocabulary and right in vocabulary:
                 number = vocabulary[piece]
-                found.append((-score, -len(left), -len(right), number, cut, left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+                merges.append((-score, -len(left), -len(right), number, cut, left, right))
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _template(first: str | None, texts: Sequence[str], last: str | None) -> list[Json]:

@@ -196,9 +196,9 @@ def _probe_mask(
     for query in sorted({0, 1, reach // 3, reach // 2, reach - 2, reach - 1}):
         queries = torch.full_like(keys, query)
         zero = torch.zeros_like(keys)
-        found = torch.as_tensor(mask_function(zero, zero, queries, keys), device="cpu")
+        mask = torch.as_tensor(mask_function(zero, zero, queries, keys), device="cpu")
         first = 0 if local_size is None else query - local_size + 1
-        if not torch.equal(found.expand(reach), (keys <= query) & (keys >= first)):
+        if not torch.equal(mask.expand(reach), (keys <= query) & (keys >= first)):
             raise ConfigError("a layer's attention mask is neither causal nor a sliding window.")
     return Seen(window_tokens=local_size)
 

@@ -172,10 +172,10 @@ def _check_layout(causal: Any) -> None:
         if not isinstance(rule, WeightConverter):
             continue
         words = [target.replace("\\1", "") for target in rule.target_patterns]
-        found = next((p for p in parameters for word in words if word and word in p), None)
-        if found is not None:
+        parameter = next((p for p in parameters for word in words if word and word in p), None)
+        if parameter is not None:
             raise ConfigError(
-                f"its {found} is stored in pieces that only transformers puts together."
+                f"its {parameter} is stored in pieces that only transformers puts together."
             )
 
 

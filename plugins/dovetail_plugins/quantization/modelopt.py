@@ -96,8 +96,8 @@ class ModelOpt(StoredMethod):
         if name == "FP8_PB_WO":
             return BlockScale(name="weight_scale", block=BLOCK, where=self.where)
         is_rounded = rounds(self.options.activations, spec)
-        made = WholeScale if name == "FP8" else OutputScale
-        return made(has_float8_activations=is_rounded)
+        layout_class = WholeScale if name == "FP8" else OutputScale
+        return layout_class(has_float8_activations=is_rounded)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of 8-bit or 4-bit floats becomes."""

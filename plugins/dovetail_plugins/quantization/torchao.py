@@ -105,8 +105,8 @@ class Bytes:
             (scale,) = half_if_exact(scale)
             return grouped_weight(unsigned, scale, zero + 8, bits=4)
         is_centred = not bool(zero.any())
-        made = int8_weight(values, scale, None if is_centred else zero)
-        return replace(made, has_token_scales=self.has_token_scales)
+        unpacked_weight = int8_weight(values, scale, None if is_centred else zero)
+        return replace(unpacked_weight, has_token_scales=self.has_token_scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,11 +122,11 @@ def _part(
     num_chars = max(LEAST_CHARS, CHARS_PER_TOKEN * keep)
     while num_chars < len(text):
         at = num_chars // 2 if keeps_start else len(text) - num_chars
-        found = CUT.search(text, at, at + num_chars // 2)
+        cut = CUT.search(text, at, at + num_chars // 2)
         if keeps_start:
-            part = text[: found.start() if found else num_chars]
+            part = text[: cut.start() if cut else num_chars]
         else:
-            part = text[found.start() if found else at :]
+            part = text[cut.start() if cut else at :]
         ids = tokenizer.encode(part, add_special_tokens=add_special_tokens)
         if len(ids) >= keep + SPARE_TOKENS:
             return ids[:keep] if keeps_start else ids[-keep:]

@@ -170,8 +170,8 @@ class _Lane:
             self._task = asyncio.create_task(self._serve())
         result, payload = await future
         if result.fault is not None:
-            found = result.fault
-            raise RequestError(found.what, where=found.where, fix=found.fix, code=found.code)
+            fault = result.fault
+            raise RequestError(fault.what, where=fault.where, fix=fault.fix, code=fault.code)
         return result, payload
 
     async def close(self) -> None:

@@ -292,12 +292,12 @@ def _values(body: Any) -> Iterator[tuple[Path, Any]]:
     """Yield every value and every name within a body, with its path."""
     open_parts: list[Iterator[tuple[Path, Any]]] = [iter([((), body)])]
     while open_parts:
-        found = next(open_parts[-1], None)
-        if found is None:
+        item = next(open_parts[-1], None)
+        if item is None:
             open_parts.pop()
             continue
-        yield found
-        path, value = found
+        yield item
+        path, value = item
         if isinstance(value, dict):
             open_parts.append(_members(path, value))
         elif isinstance(value, list):

@@ -36,15 +36,15 @@ class PrefixHasher:
     """
 
     def __init__(self, algorithm: str, key: bytes, block_tokens: int) -> None:
-        made = import_target(algorithm)
-        if not isinstance(made, BlockHash):
+        block_hash = import_target(algorithm)
+        if not isinstance(block_hash, BlockHash):
             raise BrokenPlugin(
-                f"{algorithm} is {type(made).__name__}, not a BlockHash.",
+                f"{algorithm} is {type(block_hash).__name__}, not a BlockHash.",
                 where="--prefix-caching-hash-algo",
                 fix="see dovetail.interfaces.block_hash.",
             )
-        self._digest = partial(made.digest, key)
-        self._encode = made.encode(block_tokens)
+        self._digest = partial(block_hash.digest, key)
+        self._encode = block_hash.encode(block_tokens)
         self._block_tokens = block_tokens
 
     def root(self, keys: Sequence[tuple[str, str]]) -> bytes:

@@ -111,16 +111,16 @@ class SamplingFields(Body):
 
 def _processors(given: list[Any]) -> dict[str, Any]:
     """Return processors by name, each with its options. Raises: ValueError"""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for one in given:
         if isinstance(one, str):
-            found[one] = {}
+            options[one] = {}
             continue
         name = one.get("qualname") if isinstance(one, dict) else None
         if not isinstance(name, str) or one.get("args"):
             raise ValueError("each must be a name, or an object with qualname and kwargs")
-        found[name] = one.get("kwargs") or {}
-    return found
+        options[name] = one.get("kwargs") or {}
+    return options
 
 
 class StreamOptions(Body):

@@ -65,16 +65,16 @@ def prompt_logprobs(
 
 
 def _prompt_entry(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     ids = (position.token_id, *position.top_ids)
     logprobs = (position.logprob, *position.top_logprobs)
     ranks = (position.rank, *range(1, len(position.top_ids) + 1))
     for token_id, text, logprob, rank in zip(ids, names.of(ids), logprobs, ranks, strict=False):
-        found.setdefault(
+        entry.setdefault(
             str(token_id),
             {"logprob": finite(logprob), "rank": rank, "decoded_token": text},
         )
-    return found
+    return entry
 
 
 def chat_logprobs(

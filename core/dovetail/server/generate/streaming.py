@@ -310,16 +310,16 @@ class EventStream(StreamingResponse):
         if isinstance(error, OSError):
             return  # the connection broke: there is nobody to tell
         has_stack = not isinstance(error, DovetailError) or self._logs_stack
-        found = problem_of(error)
-        metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
+        problem = problem_of(error)
+        metrics.REFUSED_REQUESTS.labels(problem.info.type, str(problem.status)).inc()
         logger.log(
             logging.WARNING if isinstance(error, DovetailError) else logging.ERROR,
             "request %s ended with an error: %s",
             self._request_id,
-            found.info.message,
+            problem.info.message,
             exc_info=error if has_stack else None,
         )
-        await _send_frame(send, self._framing.error(found))
+        await _send_frame(send, self._framing.error(problem))
 
 
 async def _send_frame(send: Send, frame: bytes) -> None:

@@ -69,13 +69,13 @@ def read_structures(content: Mapping[str, Any], as_json: AsJson, where: str) -> 
     structures, triggers = content.get("structures"), content.get("triggers")
     if not isinstance(structures, list) or not structures:
         raise RequestError("must list structures with begin, schema and end.", where=where)
-    found = _Tags(triggers or None)
+    tags = _Tags(triggers or None)
     for number, tag in enumerate(structures):
         at = f"{where}.structures[{number}]"
         begin, end = _text(tag, "begin", at), _text(tag, "end", at, may_be_empty=True)
         inner = as_json(tag.get("schema", {}), f"{at}.schema")
-        found.add(begin, concat(inner, end), at)
-    return TaggedText(tags=found.tags())
+        tags.add(begin, concat(inner, end), at)
+    return TaggedText(tags=tags.tags())
 
 
 def read_format(given: Any, as_json: AsJson, where: str) -> Constraint | TaggedText:
@@ -182,8 +182,8 @@ class _Reader:
         """Return a tag for each member of an object; a line end may stand between them."""
         schema = given.get("json_schema")
         self._as_json(schema, f"{where}.json_schema")
-        made = _QWEN.constraint(Tool(name="f", parameters=schema))  # type: ignore[arg-type]
-        if not isinstance(made, Concat):
+        constraint = _QWEN.constraint(Tool(name="f", parameters=schema))  # type: ignore[arg-type]
+        if not isinstance(constraint, Concat):
             raise RequestError(
                 "must describe an object whose members can be written as tags.",
                 where=f"{where}.json_schema",
@@ -194,7 +194,7 @@ class _Reader:
             Repeat(concat(line, part.part), part.least, part.most)
             if isinstance(part, Repeat)
             else concat(line, part)
-            for part in made.parts[1:-1]
+            for part in constraint.parts[1:-1]
         ]
         return Concat((*parts, line))
 
@@ -223,12 +223,12 @@ class _Reader:
 
     def triggered(self, given: Mapping[str, Any], where: str) -> TaggedText:
         """Return free text with tags behind triggers. Raises: RequestError"""
-        found = _Tags(_list(given, "triggers", where))
+        tags = _Tags(_list(given, "triggers", where))
         for number, tag in enumerate(_list(given, "tags", where)):
             at = f"{where}.tags[{number}]"
-            found.add(*self._tag(tag, at), at)
+            tags.add(*self._tag(tag, at), at)
         return TaggedText(
-            tags=found.tags(),
+            tags=tags.tags(),
             excludes=_excluded(given, where),
             at_least_one=given.get("at_least_one") is True,
             stops_after_first=given.get("stop_after_first") is True,

@@ -129,17 +129,17 @@ def all_of(parts: list[Any], at: str) -> Any:
 
 def mapped(node: Schema, change: Callable[[Any], Any]) -> Schema:
     """Return a node whose direct subschemas were changed."""
-    made: Schema = {}
+    changed: Schema = {}
     for keyword, value in node.items():
         if keyword in OF_SCHEMAS and isinstance(value, Mapping):
-            made[keyword] = {name: _changed(inner, change) for name, inner in value.items()}
+            changed[keyword] = {name: _changed(inner, change) for name, inner in value.items()}
         elif keyword in OF_LISTS and isinstance(value, list):
-            made[keyword] = [_changed(inner, change) for inner in value]
+            changed[keyword] = [_changed(inner, change) for inner in value]
         elif keyword in OF_ONE:
-            made[keyword] = _changed(value, change)
+            changed[keyword] = _changed(value, change)
         else:
-            made[keyword] = value
-    return made
+            changed[keyword] = value
+    return changed
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

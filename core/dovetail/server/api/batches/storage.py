@@ -179,7 +179,7 @@ class FileStorage:
     ) -> BatchFacts:
         """Return a batch that is kept, but not begun."""
         now_s = int(time.time())
-        made = BatchFacts(
+        batch = BatchFacts(
             id=f"batch_{secrets.token_hex(16)}",
             owner=owner,
             endpoint=endpoint,
@@ -189,8 +189,8 @@ class FileStorage:
             expires_at=now_s + DAY_S,
             metadata=metadata,
         )
-        self.keep_batch(made)
-        return made
+        self.keep_batch(batch)
+        return batch
 
     def keep_batch(self, batch: BatchFacts, *, syncs: bool = True) -> None:
         """Write a batch as it is; without `syncs` the news may be lost with the machine."""
@@ -200,14 +200,14 @@ class FileStorage:
     def next_batch(self, closed: set[str]) -> BatchFacts | None:
         """Return the oldest batch that is open. `closed` are the ids of those that are known not to
         be. Mutates: closed"""
-        found: list[BatchFacts] = []
+        waiting: list[BatchFacts] = []
         for path in (self.folder / "batches").glob("*.json"):
             one = None if path.stem in closed else _read(path.parent, path.stem, BatchFacts)
             if one is not None and one.is_open:
-                found.append(one)
+                waiting.append(one)
             elif one is not None:
                 closed.add(path.stem)
-        return min(found, key=lambda one: (one.created_at, one.id), default=None)
+        return min(waiting, key=lambda one: (one.created_at, one.id), default=None)
 
     def batch(self, batch_id: str, owner: str) -> BatchFacts:
         """Return a batch. Raises: NotFound"""

@@ -118,10 +118,10 @@ async def _prepare(
         is_alone = len(prompts) == 1
         with in_words_of({} if is_alone else {PROMPT: f"{PROMPT}[{which}]"}):
             ids = await _token_ids(server, body, prompt)
-            made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
+            generation = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
-        generations.append(replace(made, request_id=request_id))
-        texts.append((await _echo_text(server, body, prompt), made.prompt_ids))
+        generations.append(replace(generation, request_id=request_id))
+        texts.append((await _echo_text(server, body, prompt), generation.prompt_ids))
     return meta, generations, _response_options(server, body, texts, usage)
 
 

@@ -148,7 +148,7 @@ def _text(block: Block, where: str) -> str:
 
 
 def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
-    made = []
+    tools = []
     for number, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise RequestError(
@@ -162,8 +162,8 @@ def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
             "parameters": tool.input_schema,
             "strict": tool.strict,
         }
-        made.append({"function": {k: v for k, v in function.items() if v is not None}})
-    return made or None
+        tools.append({"function": {k: v for k, v in function.items() if v is not None}})
+    return tools or None
 
 
 def _tool_choice(body: CountRequest) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Message:
         usage = self._counts.usage()
         details = usage.prompt_tokens_details
         num_cached = details.cached_tokens if details else 0
-        made = MessageUsage(
+        counted = MessageUsage(
             input_tokens=usage.prompt_tokens - num_cached,
             cache_creation_input_tokens=0,
             cache_read_input_tokens=num_cached,
@@ -95,8 +95,8 @@ class Message:
         )
         if usage.completion_tokens_details is not None:
             thought = usage.completion_tokens_details.reasoning_tokens
-            made.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)
-        return made
+            counted.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)
+        return counted
 
     def end(self) -> dict[str, Any]:
         """Return the event that tells how the message ended."""

@@ -87,14 +87,14 @@ class ConversationStore:
 
     def begin(self, owner: bytes, metadata: dict[str, str]) -> Conversation:
         """Return a new conversation. Mutates: self"""
-        made = Conversation(
+        conversation = Conversation(
             id=f"conv_{secrets.token_hex(24)}",
             owner=owner,
             created_s=int(self._clock()),
             metadata=metadata,
         )
-        self._kept[made.id] = made
-        return made
+        self._kept[conversation.id] = conversation
+        return conversation
 
     def get(self, conversation_id: str, owner: bytes, where: str = "conversation") -> Conversation:
         """Return a conversation, from now the one used last. Raises: NotFound. Mutates: self"""

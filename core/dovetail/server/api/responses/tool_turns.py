@@ -58,7 +58,7 @@ def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
     tools = body.tools or ()
     taken = {str(tool.get("name")) for tool in tools if tool.get("type") != KIND}
     lists: list[Listed] = []
-    found: dict[str, McpServer] = {}
+    servers_by_tool: dict[str, McpServer] = {}
     ignored: list[str] = []
     for number, tool in enumerate(tools):
         if tool.get("type") != KIND:
@@ -68,15 +68,15 @@ def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
         server = _server(tool, servers, where)
         listed = Listed(label=str(tool["server_label"]), tools=_allowed(tool, server, where))
         for name in (one.name for one in listed.tools):
-            if name in taken or name in found:
+            if name in taken or name in servers_by_tool:
                 raise RequestError(
                     f'there are two tools "{name}".',
                     where=where,
                     fix="leave one out with allowed_tools.",
                 )
-            found[name] = server
+            servers_by_tool[name] = server
         lists.append(listed)
-    return Offer(lists=lists, servers=found, ignored=ignored)
+    return Offer(lists=lists, servers=servers_by_tool, ignored=ignored)
 
 
 def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -> McpServer:

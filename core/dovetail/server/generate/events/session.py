@@ -162,16 +162,16 @@ class Session:
     def _next_marker(self, markers: tuple[str, ...], is_final: bool) -> tuple[str, str] | None:
         """Return (text before, marker) and cut both from the pending text, or None after saying
         all text that cannot be part of a marker."""
-        found = find_first(self._pending, markers)
+        match = find_first(self._pending, markers)
         held = 0 if is_final else partial_length(self._pending, markers)
         safe = len(self._pending) - held
-        if found is None or (held and safe <= found.start):
+        if match is None or (held and safe <= match.start):
             text, self._pending = self._pending[:safe], self._pending[safe:]
             self._say(text)
             return None
-        marker = markers[found.which]
-        before = self._pending[: found.start]
-        self._pending = self._pending[found.start + len(marker) :]
+        marker = markers[match.which]
+        before = self._pending[: match.start]
+        self._pending = self._pending[match.start + len(marker) :]
         return before, marker
 
     def _step_content(self, is_final: bool) -> bool:

@@ -179,10 +179,10 @@ class StagedSession:
         was_reasoning = self.is_reasoning
         events = self._reasoning.feed(text, token_ids, may_stop=False)
         self._ids += token_ids
-        made = self._passed_on(events, may_stop=may_stop)
+        passed_on = self._passed_on(events, may_stop=may_stop)
         if was_reasoning or self.is_reasoning:
             self._ids.clear()
-        return made
+        return passed_on
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self
@@ -196,14 +196,14 @@ class StagedSession:
 
     def _passed_on(self, events: Sequence[Event], *, may_stop: bool) -> list[Event]:
         """Return the events, the content among them as the next stage reads it. Mutates: self"""
-        made: list[Event] = []
+        passed: list[Event] = []
         for event in events:
             if isinstance(event, ContentDelta):
                 ids, self._ids = self._ids, []
-                made += self._answer.feed(event.text, ids, may_stop=may_stop)
+                passed += self._answer.feed(event.text, ids, may_stop=may_stop)
             else:
-                made.append(event)
-        return made
+                passed.append(event)
+        return passed
 
 
 def _reasoning_stage(plan: SessionPlan) -> Stage | None:

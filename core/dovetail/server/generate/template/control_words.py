@@ -111,25 +111,25 @@ class ControlWords:
                 return [replace(part, kind) for part in value]
             return value
 
-        found = dict(variables)
+        replaced = dict(variables)
         for name, value in variables.items():
             if name == "messages":
-                found[name] = [
+                replaced[name] = [
                     replace(turn, assistant if turn["role"] == "assistant" else others)
                     for turn in value
                 ]
             else:
-                found[name] = replace(value, others)
-        return found
+                replaced[name] = replace(value, others)
+        return replaced
 
     def _refuse(self, variables: Mapping[str, Any]) -> None:
         """Raise RequestError if the text of a special token is in what clients wrote."""
         for name, value in variables.items():
             for part, where in _parts(name, value):
                 for text in _texts(part):
-                    if found := self._unsafe.search(text):
+                    if match := self._unsafe.search(text):
                         raise RequestError(
-                            f'the text holds the control token "{found[0]}", and the chat template '
+                            f'the text holds the control token "{match[0]}", and the chat template '
                             "changes the text so that it cannot be told apart from its own words.",
                             where=where,
                             fix=FIX,
