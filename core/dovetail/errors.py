@@ -43,7 +43,7 @@ class DovetailError(Exception):
 
     @property
     def advice(self) -> str:
-        """Return what is wrong and how to mend it, without where."""
+        """Return what is wrong and how to fix it, without where."""
         return with_fix(self.what, self.fix)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class DovetailError(Exception):
 
 
 class ConfigError(DovetailError):
-    """A flag, file or checkpoint asks for something that cannot be. Exit status 2."""
+    """A flag, file or checkpoint asks for something that is not possible. Exit status 2."""
 
 
 class PluginError(ConfigError):
@@ -114,7 +114,7 @@ class Overloaded(RequestError):
 
 
 class EngineAsleep(RequestError):
-    """The engine has given its memory back; it takes requests once it is woken up."""
+    """The engine has released its memory; it takes requests once it is woken up."""
 
     status = 503
     kind = "engine_asleep"

@@ -36,7 +36,7 @@ Prompts = Prompt | Mapping[str, Any] | Sequence[Prompt | Mapping[str, Any]]
 
 
 class LLM(AbstractContextManager["LLM"]):
-    """One loaded model. Use it from one thread; `close` (or `with`) gives the memory back."""
+    """One loaded model. Use it from one thread; `close` (or `with`) releases the memory."""
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         """Load a model; `flags` are those of `dovetail serve`, with underscores.
@@ -243,7 +243,7 @@ class LLM(AbstractContextManager["LLM"]):
         return ended
 
     def sleep(self, level: int = 1) -> None:
-        """Give the memory of weights and KV cache back; needs enable_sleep_mode.
+        """Release the memory of weights and KV cache; needs enable_sleep_mode.
 
         Level 1 keeps the weights in host memory (on a CPU: in a temporary file), level 2 reads them
         from the checkpoint again when it wakes up. Raises: RequestError
@@ -264,7 +264,7 @@ class LLM(AbstractContextManager["LLM"]):
         return bool(self._engine.core.sleep_mode.asleep)
 
     def close(self) -> None:
-        """Give the model's memory back. May be called twice."""
+        """Release the model's memory. May be called twice."""
         self._engine.shutdown()
 
     def __exit__(

@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -41,9 +41,10 @@ Boot = TypeVar("Boot")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels to a child: the boot message, encoded, and what every child needs to know.
+    """The message to a child: its boot message, encoded, and what every child needs to know.
 
-    `leftovers` are folders that the child removes when its parent is gone, for nobody else would.
+    `leftovers` are folders that the child removes when its parent is gone, since nothing else
+    would.
     """
 
     parent_pid: int
@@ -107,7 +108,7 @@ def spawn(
     has_channel: bool = False,
     has_own_session: bool = False,
 ) -> Child:
-    """Start `module` in a process of its own and tell it `boot`, which msgspec can encode.
+    """Start `module` as a child process and send it `boot`, which msgspec can encode.
 
     What the child prints goes to this process's standard error: it must not mix with what this
     process writes for others to read. The child inherits `pass_fds` under the same numbers and has
@@ -141,7 +142,7 @@ def spawn(
 
 
 def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) -> bytes:
-    """Return what is written into a child's standard input. Raises: ConfigError"""
+    """Return the bytes for a child's standard input. Raises: ConfigError"""
     envelope = Envelope(
         parent_pid=os.getpid(),
         # The signal comes when the *thread* that spawned ends, so only the main one may ask.
@@ -150,7 +151,12 @@ def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) ->
         channel=channel,
         boot=_encoded(boot),
     )
-    data = msgspec.msgpack.encode(envelope)
+    return framed(envelope)
+
+
+def framed(message: msgspec.Struct) -> bytes:
+    """Return a message as it travels to and from children: 8 bytes of length, then msgpack."""
+    data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data
 
 
@@ -206,6 +212,15 @@ def open_channel() -> socket.socket:
     channel = socket.socket(fileno=number)
     channel.set_inheritable(False)
     return channel
+
+
+def read_message(stream: BinaryIO) -> bytes | None:
+    """Return the next message's msgpack from a stream of this child, or None at its end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    return stream.read(size)
 
 
 def _own_envelope() -> Envelope:
@@ -266,7 +281,7 @@ def _watch_parent(envelope: Envelope) -> None:
 
 
 def _leave(envelope: Envelope) -> None:
-    """End this process. The parent is gone: nobody else will tidy up."""
+    """End this process. The parent is gone, so this process has to tidy up."""
     for folder in envelope.leftovers:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(EXIT_PARENT_GONE)

@@ -118,12 +118,13 @@ FEATURES: dict[str, Unsupported] = {
 
 
 def what(feature: str) -> str:
-    """Return what is missing, to follow a colon. Raises: KeyError for a feature without a row."""
+    """Return the missing feature in words, to follow a colon. Raises: KeyError for a feature
+    without a row."""
     return FEATURES[feature].what
 
 
 def sentence(feature: str) -> str:
-    """Return what is missing as a sentence. Raises: KeyError for a feature without a row."""
+    """Return the missing feature as a sentence. Raises: KeyError for a feature without a row."""
     return f"{what(feature)}."
 
 

@@ -81,12 +81,12 @@ def _compile(ops: list[Op], capability: int, most: int) -> int:
     for op in ops:
         calls = triton_calls(op, most)
         kernels: list[Compiled] = []
-        for name, found, fault in compile_all(calls, capability):
-            kernels += found
+        for name, sizes, fault in compile_all(calls, capability):
+            kernels += sizes
             told = [] if fault is None else [fault]
             told += [
                 f"{one.name} spills {one.stack_bytes} bytes a thread: its tile is too large"
-                for one in found
+                for one in sizes
                 if one.stack_bytes > MAX_STACK_BYTES
             ]
             faults += len(told)

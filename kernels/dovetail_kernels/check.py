@@ -31,7 +31,7 @@ def results_of(
 
 
 def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | None:
-    """Return what is wrong with an implementation in a case; None when nothing is.
+    """Return the fault of an implementation in a case; None when it is right.
 
     The reference is checked for finite numbers, and for leaving its other arguments alone.
     """
@@ -41,8 +41,8 @@ def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | Non
         return None  # it does not claim this device or dtype
     wanted = results_of(op.reference, case, case.build(device))
     arguments, untouched = case.build(device), case.build(device)
-    found = results_of(function, case, op.prepare(name, arguments))
-    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    results = results_of(function, case, op.prepare(name, arguments))
+    for i, (one, other) in enumerate(zip(results, wanted, strict=True)):
         if case.is_finite and not bool(one.float().isfinite().all()):
             return f"result {i} is not finite"
         if one.dtype != other.dtype or one.shape != other.shape:
@@ -85,7 +85,7 @@ def time_case(op: Op, case: Case, name: str, device: torch.device) -> float | No
 
 
 def _copied(arguments: Arguments) -> Arguments:
-    """Return the arguments with tensors of their own."""
+    """Return the arguments with copies of their tensors."""
     return {
         name: _copy(value) if isinstance(value, torch.Tensor) else value
         for name, value in arguments.items()

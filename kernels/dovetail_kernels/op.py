@@ -88,7 +88,7 @@ class Op:
         self.preferred: Implementation | None = None
 
     def extended(self, implementation: Implementation) -> Op:
-        """Return the same op with one implementation more."""
+        """Return the op with one more implementation."""
         return Op(
             name=self.name,
             summary=self.summary,

@@ -25,7 +25,7 @@ from dovetail.config.resolve import resolve
 from dovetail.runner.loader import load_model, num_bytes
 from dovetail.testing.tiny_models import VOCAB_SIZE, write_tiny_checkpoint
 from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
-from dovetail_kernels.gemm.matrix import BFLOAT16_ISAS
+from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8_groups
 from support.dequantized import (
     dequantized_model,

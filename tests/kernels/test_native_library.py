@@ -14,8 +14,8 @@ import pytest
 
 from dovetail_kernels.cpu import recipe
 from dovetail_kernels.cpu.library import ISA_VARIABLE, Library, library, missing_reason
+from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm.cases import make_weight
-from dovetail_kernels.gemm.matrix import BFLOAT16_ISAS
 from dovetail_kernels.gemm.native import Packed
 
 ROOT = Path(__file__).resolve().parents[2]

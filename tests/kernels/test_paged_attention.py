@@ -16,7 +16,7 @@ import torch
 from dovetail_kernels import load_op
 from dovetail_kernels.check import check_case
 from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_kernels.gemm.matrix import BFLOAT16_ISAS
+from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.paged_attention.layout import FORMATS, cache_shape, pack, unpack
 from dovetail_kernels.paged_attention.native import Step
 

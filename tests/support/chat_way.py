@@ -30,6 +30,12 @@ class Tracer:
         self._seen: set[tuple[str, str]] = set()
         self._is_on = self._is_over = False
 
+    @property
+    def names(self) -> set[str]:
+        """What a reader meets by name: the functions of the stops, and the containers."""
+        functions = {name for _, stop in self.stops for name in stop if "<" not in name}
+        return functions | self.containers
+
     def note(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call. Mutates: self"""
         name = frame.f_code.co_qualname

@@ -39,14 +39,14 @@ class BitNet(CheckpointMethod):
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
-        found = str(self.config.get("linear_class", "bitlinear"))
-        if found not in DIVIDED_BY_SCALE:
-            raise self.refuse(f'linear_class "{found}" is not read.')
+        class_name = str(self.config.get("linear_class", "bitlinear"))
+        if class_name not in DIVIDED_BY_SCALE:
+            raise self.refuse(f'linear_class "{class_name}" is not read.')
         if self.config.get("quantization_mode", "offline") != "offline":
             raise self.refuse("the checkpoint is quantized while it runs; its weights are plain.")
         if self.config.get("use_rms_norm", False):
             raise self.refuse("layers with a norm of their own (use_rms_norm) are not read.")
-        self.is_divided = DIVIDED_BY_SCALE[found]
+        self.is_divided = DIVIDED_BY_SCALE[class_name]
 
     def checkpoint_tensors(
         self, tensors: Iterable[tuple[str, torch.Tensor]]

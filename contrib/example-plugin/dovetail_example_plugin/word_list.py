@@ -97,5 +97,5 @@ class _Walk:
         return ()
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by accepted tokens."""
+        """Take back the last accepted tokens."""
         del self._written[len(self._written) - num_tokens :]

@@ -7,5 +7,5 @@ BUCKET, PADDING = "pretend.bucket", "pretend.padding"
 
 
 def bucket_of(num_tokens: int) -> int:
-    """Return the smallest size that holds so many tokens."""
+    """Return the smallest size that holds that many tokens."""
     return next(size for size in SIZES if size >= num_tokens)

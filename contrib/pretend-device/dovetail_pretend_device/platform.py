@@ -30,7 +30,7 @@ class PretendPlatform(Platform):
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
-        """Return why there is no such device here, without importing torch."""
+        """Return the reason why this device is not available, without importing torch."""
         if os.environ.get(VARIABLE) == "1":
             return None
         return with_fix("no pretend device is plugged in", f"set {VARIABLE}=1")
@@ -48,7 +48,7 @@ class PretendPlatform(Platform):
         )
 
     def limits(self) -> PlatformLimits:
-        """Return what its memory and its compiler take."""
+        """Return the limits of its memory and its compiler."""
         return PlatformLimits(
             step_tokens=256,
             rows=16,

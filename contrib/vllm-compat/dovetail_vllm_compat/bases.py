@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from dovetail_vllm_compat.protocol import (
     ChatCompletionRequest,
     DeltaMessage,
     ExtractedToolCallInformation,
 )
+
+
+class Growth(NamedTuple):
+    """The arguments of streaming methods: an answer before and after its newest tokens, and those.
+
+    Plugin files pass and take them by position or by these names.
+    """
+
+    previous_text: str
+    current_text: str
+    delta_text: str
+    previous_token_ids: Sequence[int]
+    current_token_ids: Sequence[int]
+    delta_token_ids: Sequence[int]
 
 
 class _Parser:
@@ -48,17 +62,9 @@ class ToolParser(_Parser):
         """Return the calls of a whole answer."""
         raise NotImplementedError(f"{type(self).__name__}.extract_tool_calls")
 
-    def extract_tool_calls_streaming(
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int],
-        delta_token_ids: Sequence[int],
-        request: ChatCompletionRequest,
-    ) -> DeltaMessage | None:
-        """Return what is new in a growing answer, or None."""
+    def extract_tool_calls_streaming(self, *growth: Any, **named: Any) -> DeltaMessage | None:
+        """Return what is new in a growing answer, or None. The arguments are a Growth's and the
+        request."""
         raise NotImplementedError(f"{type(self).__name__}.extract_tool_calls_streaming")
 
 
@@ -98,16 +104,8 @@ class ReasoningParser(_Parser):
         """Return (reasoning, content) of a whole answer."""
         raise NotImplementedError(f"{type(self).__name__}.extract_reasoning")
 
-    def extract_reasoning_streaming(
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int],
-        delta_token_ids: Sequence[int],
-    ) -> DeltaMessage | None:
-        """Return what is new in a growing answer, or None."""
+    def extract_reasoning_streaming(self, *growth: Any, **named: Any) -> DeltaMessage | None:
+        """Return what is new in a growing answer, or None. The arguments are a Growth's."""
         raise NotImplementedError(f"{type(self).__name__}.extract_reasoning_streaming")
 
     def prepare_structured_tag(self, original_tag: str | None, tool_server: Any) -> str | None:

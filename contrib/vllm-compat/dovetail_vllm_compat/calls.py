@@ -20,13 +20,13 @@ from dovetail.interfaces.answer_reader import (
 )
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Tool, ToolCall
-from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.syntax.json_text import check
 from dovetail_vllm_compat.forced import ForcedCalls
 from dovetail_vllm_compat.foreign import (
     FAULTS,
     Foreign,
+    ForeignAdapter,
     Grown,
     adjusted,
     request_of,
@@ -38,17 +38,6 @@ from dovetail_vllm_compat.protocol import (
     DeltaMessage,
     ExtractedToolCallInformation,
 )
-from dovetail_vllm_compat.tokenizer import ModelTokenizer
-
-STREAMING_ARGUMENTS = (
-    "previous_text",
-    "current_text",
-    "delta_text",
-    "previous_token_ids",
-    "current_token_ids",
-    "delta_token_ids",
-)
-
 
 NO_ARGUMENTS = "{}"
 
@@ -63,54 +52,28 @@ class CallOptions:
     )
 
 
-class VllmToolParser(ToolParser):
-    """Made for each class by `for_class`."""
+class VllmToolParser(ForeignAdapter, ToolParser):
+    """A tool parser of core over one that was written for vLLM."""
 
     info = Info(summary="a tool parser written for vLLM")
     capabilities = frozenset({"parallel_calls", "streams"})
     Options = CallOptions
     markers: ClassVar[tuple[Markers, ...]] = ()
-    foreign_class: ClassVar[type]
+    family = "tool parser"
 
-    @classmethod
-    def for_class(cls, parser: type, name: str, module: str) -> type[VllmToolParser]:
-        """Return the parser over a class of vLLM's kind, named as its module knows it."""
-        info = Info(summary=f"{parser.__name__}, written for vLLM")
-        fields = {"foreign_class": parser, "info": info, "__module__": module}
-        return type(name, (cls,), fields | {"__qualname__": name, "__doc__": parser.__doc__})
-
-    @classmethod
-    def why_not(cls, query: Any) -> list[str]:
-        """Return why a chat template (str) does not ask for this syntax: nobody knows."""
-        return [] if query is None else ["it is chosen by its name alone"]
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._foreign: Foreign | None = None
-
-    def bound(self, tokenizer: Tokenizer) -> VllmToolParser:
-        """Return the parser for this tokenizer. Raises: ConfigError where its class refuses it."""
-        made = type(self)(self.options)
-        made._foreign = Foreign(
-            parser=self.foreign_class,
-            tokenizer=ModelTokenizer(tokenizer),
-            name=f"tool parser {self.foreign_class.__name__}",
-            said=set(),
-        )
-        made._foreign.check(tools=[])
-        return made
+    def _check(self) -> None:
+        self.foreign.check(tools=[])
 
     def for_forced_calls(self) -> ToolParser:
         """Return the parser of calls that must be made: a JSON list, as in vLLM, or this one, which
-        cannot be held to anything, where the class says that its model cannot write that."""
+        cannot be constrained, where the class says that its model cannot write that."""
         if getattr(self.foreign_class, "supports_required_and_named", True):
             return ForcedCalls(None)
         return self
 
     def reads(self, query: AnswerQuery) -> ReadingPlan:
         """Return how a request's answers are read: by the class, a new object for each."""
-        assert self._foreign is not None, "the parser is bound to a tokenizer first"
-        foreign = self._foreign
+        foreign = self.foreign
         request = request_of(query.request())
         tools = request.tools or []
         shows = adjusted(foreign, foreign.make_for_request(tools=tools), request)
@@ -122,8 +85,7 @@ class VllmToolParser(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls of a whole answer. Raises: MalformedToolCall"""
-        assert self._foreign is not None, "the parser is bound to a tokenizer first"
-        found = whole_answer(self._foreign, [], request_of({}), body)
+        found = whole_answer(self.foreign, [], request_of({}), body)
         if found is None or not found.tool_calls:
             raise MalformedToolCall("the parser finds no call")
         return [call_of(call) for call in found.tool_calls]
@@ -135,7 +97,7 @@ def whole_answer(
     request: ChatCompletionRequest,
     text: str,
 ) -> ExtractedToolCallInformation | None:
-    """Return what the class makes of a whole answer; None where it raises."""
+    """Return the calls that the class reads in a whole answer; None where it raises."""
     try:
         found = foreign.make(tools=tools).extract_tool_calls(text, request=request)
         return ExtractedToolCallInformation.model_validate(found, from_attributes=True)
@@ -188,13 +150,13 @@ class CallReader:
         self._num_read = 0
 
     def read(self, text: str, token_ids: Sequence[int]) -> Reading:
-        """Return what is new with these tokens. Mutates: self"""
-        values = self._grown.grow(text, token_ids)
+        """Return the news that these tokens bring. Mutates: self"""
+        growth = self._grown.grow(text, token_ids)
         if self._parser is None:
             return Reading()
         try:
             news = self._parser.extract_tool_calls_streaming(
-                **dict(zip(STREAMING_ARGUMENTS, values, strict=True)), request=self._request
+                **growth._asdict(), request=self._request
             )
             news = None if news is None else DeltaMessage.model_validate(news, from_attributes=True)
         except NotImplementedError:
@@ -226,7 +188,7 @@ class CallReader:
         return [ToolCall(name=c.name, arguments=c.arguments, id=c.call_id) for c in named]
 
     def finish(self, *, is_cut: bool) -> Reading:
-        """Return what the streaming method left open. Mutates: self"""
+        """Return the rest that the streaming method left open. Mutates: self"""
         streamed = self._streamed()
         text = self._grown.text
         if (is_cut and streamed) or not text:
@@ -262,11 +224,11 @@ class CallReader:
                 "--plugin-options.tool_parser.streams false reads whole answers alone"
             )
         known = whole[: len(names)] if agrees else []
-        made = [
+        completed = [
             self._whole_call(position, call, known[position] if known else None)
             for position, call in enumerate(streamed)
         ]
-        return made + (whole[len(names) :] if agrees else [])
+        return completed + (whole[len(names) :] if agrees else [])
 
     def _whole_call(self, position: int, call: ToolCall, whole: ToolCall | None) -> ToolCall:
         """Return a streamed call with all its arguments."""

@@ -1,7 +1,7 @@
 """Calls that must be made: a JSON list, whatever the syntax of the parser.
 
 vLLM holds a model to `[{"name": NAME, "parameters": {...}}]` where a request demands a call, and
-reads that by itself: a plugin file says nothing by which its own syntax could be enforced.
+reads that itself: a plugin file says nothing by which its own syntax could be enforced.
 """
 
 from __future__ import annotations

@@ -9,10 +9,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail_vllm_compat.bases import Growth
 from dovetail_vllm_compat.protocol import ChatCompletionRequest
 from dovetail_vllm_compat.tokenizer import ModelTokenizer
 
@@ -76,6 +80,53 @@ class Foreign:
             logger.warning("%s: %s", self.name, text)
 
 
+class ForeignAdapter:
+    """The base of dovetail's parsers over vLLM's. `for_class` makes one for each class of theirs.
+
+    `family` is what log lines call the class.
+    """
+
+    family: ClassVar[str]
+    foreign_class: ClassVar[type]
+    options: Any
+    _foreign: Foreign | None = None
+
+    @classmethod
+    def for_class(cls, parser: type, name: str, module: str) -> type[Self]:
+        """Return the parser over a class of vLLM's kind, named as its module knows it."""
+        info = Info(summary=f"{parser.__name__}, written for vLLM")
+        fields = {"foreign_class": parser, "info": info, "__module__": module}
+        return type(name, (cls,), fields | {"__qualname__": name, "__doc__": parser.__doc__})
+
+    @classmethod
+    def why_not(cls, query: Any) -> list[str]:
+        """Return why a chat template (str) does not ask for this syntax: that cannot be known."""
+        return [] if query is None else ["it is chosen by its name alone"]
+
+    def bound(self, tokenizer: Tokenizer) -> Self:
+        """Return the parser for this tokenizer. Raises: ConfigError where its class refuses it."""
+        bound = copy(self)
+        bound._foreign = Foreign(
+            parser=self.foreign_class,
+            tokenizer=ModelTokenizer(tokenizer),
+            name=f"{self.family} {self.foreign_class.__name__}",
+            said=set(),
+        )
+        bound._check()
+        return bound
+
+    def _check(self) -> None:
+        """Make an object of the class, to see that one can be made. Mutates: self. Raises:
+        ConfigError"""
+        raise NotImplementedError(f"{type(self).__name__}._check")
+
+    @property
+    def foreign(self) -> Foreign:
+        """The class with the model's tokenizer."""
+        assert self._foreign is not None, "the parser is bound to a tokenizer first"
+        return self._foreign
+
+
 def described(error: BaseException) -> str:
     """Return an exception as a part of a sentence."""
     return f"{type(error).__name__}: {error}"
@@ -116,8 +167,8 @@ def adjusted(foreign: Foreign, parser: Any, request: ChatCompletionRequest) -> b
 
 
 def rest_of(told: str, whole: str, *, may_be_less: bool = False) -> str | None:
-    """Return what a whole text has beyond what was passed on, or None where they contradict each
-    other.
+    """Return the part of a whole text that was not passed on yet, or None where they contradict
+    each other.
 
     Blanks at either end do not count: one method strips them, the other does not. `may_be_less`:
     the whole text may leave out the end of what was passed on.
@@ -138,9 +189,9 @@ class Grown:
         self.text = ""
         self.ids: list[int] = []
 
-    def grow(self, text: str, token_ids: Sequence[int]) -> tuple[Any, ...]:
-        """Take what is new; return the six values of streaming methods. Mutates: self"""
+    def grow(self, text: str, token_ids: Sequence[int]) -> Growth:
+        """Take what is new; return what streaming methods are given. Mutates: self"""
         before, ids_before = self.text, self.ids
         self.text = before + text
         self.ids = [*ids_before, *token_ids]
-        return before, self.text, text, ids_before, list(self.ids), list(token_ids)
+        return Growth(before, self.text, text, ids_before, list(self.ids), list(token_ids))

@@ -57,7 +57,7 @@ def make_tool_call_id(
 
 
 def environment(name: str) -> Any:
-    """Return what vllm.envs says of a variable. Raises: AttributeError for one that is not set."""
+    """Return vllm.envs' value of a variable. Raises: AttributeError for one that is not set."""
     if name in os.environ:
         return os.environ[name]
     if name in ENVIRONMENT_DEFAULTS:
@@ -94,7 +94,7 @@ def find_common_suffix(first: str, second: str) -> str:
 
 
 def extract_intermediate_diff(current: str, old: str) -> str:
-    """Return what stands in `current` between the beginning and the end it shares with `old`."""
+    """Return the part of `current` between the beginning and the end it shares with `old`."""
     suffix = find_common_suffix(current, old)
     body = current.removesuffix(suffix)
     return body[len(find_common_prefix(body, old.removesuffix(suffix))) :]

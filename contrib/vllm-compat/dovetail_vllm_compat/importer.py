@@ -34,17 +34,17 @@ def run_file(module: ModuleType, path: Path) -> None:
     try:
         with found_by_all():
             module.__spec__.loader.exec_module(module)
-            found = [(offer, _parser(offer, module, path)) for offer in bases.offers]
+            parsers = [(offer, _parser(offer, module, path)) for offer in bases.offers]
     except MissingName as error:
         raise _missing(error, path) from error
-    if not found:
+    if not parsers:
         raise ConfigError(
             "the file registers no parser.",
             where=str(path),
             fix="write `@ToolParserManager.register_module(NAME)` or "
             "`@ReasoningParserManager.register_module(NAME)` above its class.",
         )
-    for offer, parser in found:
+    for offer, parser in parsers:
         register(offer.kind, offer.name)(_adapted(offer.kind, parser, module))
 
 

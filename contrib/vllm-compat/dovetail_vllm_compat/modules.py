@@ -141,18 +141,18 @@ def _lack(name: str) -> str:
 @cache
 def _modules() -> Mapping[str, ModuleType]:
     """Return every module by its name, parents included."""
-    made: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     for name, contents in table().items():
         parts = name.split(".")
         for size in range(1, len(parts) + 1):
             whole = ".".join(parts[:size])
-            if whole not in made:
-                made[whole] = _Module(whole, f"Names of {whole}, by {PACKAGE}.")
-                made[whole].__path__ = []
+            if whole not in modules:
+                modules[whole] = _Module(whole, f"Names of {whole}, by {PACKAGE}.")
+                modules[whole].__path__ = []
                 if size > 1:
-                    setattr(made[".".join(parts[: size - 1])], parts[size - 1], made[whole])
-        made[name].__dict__.update(contents)
-    return made
+                    setattr(modules[".".join(parts[: size - 1])], parts[size - 1], modules[whole])
+        modules[name].__dict__.update(contents)
+    return modules
 
 
 def module_named(name: str) -> ModuleType:

@@ -33,7 +33,7 @@ class ToolCall(_Record):
 
 
 class ExtractedToolCallInformation(_Record):
-    """What a whole answer comes to."""
+    """The calls and the content of a whole answer."""
 
     tools_called: bool
     tool_calls: list[ToolCall]

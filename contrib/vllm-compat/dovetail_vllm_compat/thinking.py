@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail_vllm_compat.bases import ReasoningParser
+from dovetail_vllm_compat.bases import Growth, ReasoningParser
 from dovetail_vllm_compat.protocol import DeltaMessage
 
 
@@ -77,35 +77,30 @@ class BaseThinkingReasoningParser(ReasoningParser):
     def extract_reasoning_content(
         self, model_output: str, request: Any
     ) -> tuple[str | None, str | None]:
-        """Return the same, by the method's older name."""
+        """Return (reasoning, content), by the method's older name."""
         return BaseThinkingReasoningParser.extract_reasoning(self, model_output, request)
 
-    def extract_reasoning_streaming(
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int],
-        delta_token_ids: Sequence[int],
-    ) -> DeltaMessage | None:
+    def extract_reasoning_streaming(self, *growth: Any, **named: Any) -> DeltaMessage | None:
         """Return which part of the new text is reasoning and which is content."""
-        if list(delta_token_ids) in ([self.start_token_id], [self.end_token_id]):
+        new = Growth(*growth, **named)
+        if list(new.delta_token_ids) in ([self.start_token_id], [self.end_token_id]):
             return None
-        if self.end_token_id in previous_token_ids:
-            return DeltaMessage(content=delta_text)
-        before, opening, behind = delta_text.partition(self.start_token)
+        if self.end_token_id in new.previous_token_ids:
+            return DeltaMessage(content=new.delta_text)
+        before, opening, behind = new.delta_text.partition(self.start_token)
         text = behind if opening else before
-        if self.end_token_id in delta_token_ids:
+        if self.end_token_id in new.delta_token_ids:
             reasoning, _, content = text.partition(self.end_token)
             return DeltaMessage(reasoning=reasoning or None, content=content or None)
-        if opening or self.opens_implicitly or self.start_token_id in previous_token_ids:
+        if opening or self.opens_implicitly or self.start_token_id in new.previous_token_ids:
             return DeltaMessage(reasoning=text)
-        return DeltaMessage(content=delta_text)
+        return DeltaMessage(content=new.delta_text)
 
-    def extract_reasoning_content_streaming(self, *texts: Any, **named: Any) -> DeltaMessage | None:
+    def extract_reasoning_content_streaming(
+        self, *growth: Any, **named: Any
+    ) -> DeltaMessage | None:
         """Return the same, by the method's older name."""
-        return BaseThinkingReasoningParser.extract_reasoning_streaming(self, *texts, **named)
+        return BaseThinkingReasoningParser.extract_reasoning_streaming(self, *growth, **named)
 
 
 class DeepSeekR1ReasoningParser(BaseThinkingReasoningParser):
@@ -134,7 +129,7 @@ class IdentityReasoningParser(ReasoningParser):
     """All is content."""
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Return that there is no reasoning to wait for."""
+        """Return True: there is no reasoning to wait for."""
         return True
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
@@ -145,14 +140,7 @@ class IdentityReasoningParser(ReasoningParser):
         """Return all as content."""
         return None, model_output
 
-    def extract_reasoning_streaming(
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int],
-        delta_token_ids: Sequence[int],
-    ) -> DeltaMessage | None:
+    def extract_reasoning_streaming(self, *growth: Any, **named: Any) -> DeltaMessage | None:
         """Return all as content."""
-        return DeltaMessage(content=delta_text) if delta_text else None
+        new_text = Growth(*growth, **named).delta_text
+        return DeltaMessage(content=new_text) if new_text else None

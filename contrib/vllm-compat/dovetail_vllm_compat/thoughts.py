@@ -13,10 +13,10 @@ from dovetail.interfaces.answer_reader import AnswerQuery, Reading, ReadingPlan
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.text import Markers
-from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_vllm_compat.foreign import (
     FAULTS,
     Foreign,
+    ForeignAdapter,
     Grown,
     adjusted,
     method_of,
@@ -24,7 +24,6 @@ from dovetail_vllm_compat.foreign import (
     rest_of,
 )
 from dovetail_vllm_compat.protocol import ChatCompletionRequest, DeltaMessage
-from dovetail_vllm_compat.tokenizer import ModelTokenizer
 
 UNKNOWN = Markers(start="", end="")
 TOKENS = (
@@ -35,40 +34,15 @@ TOKENS = (
 """Attributes by which parsers tell the texts around the reasoning."""
 
 
-class VllmReasoningParser(ReasoningParser):
-    """Made for each class by `for_class`."""
+class VllmReasoningParser(ForeignAdapter, ReasoningParser):
+    """A reasoning parser of core over one that was written for vLLM."""
 
     info = Info(summary="a reasoning parser written for vLLM")
     markers: ClassVar[Markers] = UNKNOWN
-    foreign_class: ClassVar[type]
+    family = "reasoning parser"
 
-    @classmethod
-    def for_class(cls, parser: type, name: str, module: str) -> type[VllmReasoningParser]:
-        """Return the parser over a class of vLLM's kind, named as its module knows it."""
-        info = Info(summary=f"{parser.__name__}, written for vLLM")
-        fields = {"foreign_class": parser, "info": info, "__module__": module}
-        return type(name, (cls,), fields | {"__qualname__": name, "__doc__": parser.__doc__})
-
-    @classmethod
-    def why_not(cls, query: Any) -> list[str]:
-        """Return why a chat template (str) does not ask for this syntax: nobody knows."""
-        return [] if query is None else ["it is chosen by its name alone"]
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._foreign: Foreign | None = None
-
-    def bound(self, tokenizer: Tokenizer) -> VllmReasoningParser:
-        """Return the parser for this tokenizer. Raises: ConfigError where its class refuses it."""
-        made = type(self)(self.options)
-        made._foreign = Foreign(
-            parser=self.foreign_class,
-            tokenizer=ModelTokenizer(tokenizer),
-            name=f"reasoning parser {self.foreign_class.__name__}",
-            said=set(),
-        )
-        made.markers = _markers(made._foreign.check(chat_template_kwargs={}))  # type: ignore[misc]
-        return made
+    def _check(self) -> None:
+        self.markers = _markers(self.foreign.check(chat_template_kwargs={}))  # type: ignore[misc]
 
     def starts_inside(self, prompt: str) -> bool:
         """Return whether the prompt leaves the model inside a thinking region, as far as known."""
@@ -76,8 +50,7 @@ class VllmReasoningParser(ReasoningParser):
 
     def reads(self, query: AnswerQuery) -> ReadingPlan:
         """Return how a request's answers are read: by the class, a new object for each."""
-        assert self._foreign is not None, "the parser is bound to a tokenizer first"
-        foreign = self._foreign
+        foreign = self.foreign
         request = request_of(query.request())
         offered = {"chat_template_kwargs": request.chat_template_kwargs or {}}
         parser = foreign.make_for_request(**offered)
@@ -143,16 +116,16 @@ class ThoughtReader:
         self._num_read = 0
 
     def read(self, text: str, token_ids: Sequence[int]) -> Reading:
-        """Return what is new with these tokens. Mutates: self"""
+        """Return the news that these tokens bring. Mutates: self"""
         if self._is_over:
             self._content += text
             return Reading(content=text)
-        values = self._grown.grow(text, token_ids)
+        growth = self._grown.grow(text, token_ids)
         if not self._streams:
             return Reading()
         names = ("extract_reasoning_streaming", "extract_reasoning_content_streaming")
         try:
-            news = method_of(self._parser, *names)(*values)
+            news = method_of(self._parser, *names)(*growth)
             news = None if news is None else DeltaMessage.model_validate(news, from_attributes=True)
         except NotImplementedError:
             self._streams = False
@@ -165,7 +138,8 @@ class ThoughtReader:
             self._foreign.report(names[0], error)
             return Reading()
         self._num_read = len(self._grown.text)
-        self._is_over = self._has_tools and ends(self._foreign, self._parser, *values[4:])
+        ids, new_ids = list(growth.current_token_ids), list(growth.delta_token_ids)
+        self._is_over = self._has_tools and ends(self._foreign, self._parser, ids, new_ids)
         return Reading() if news is None else self._taken(news)
 
     def _taken(self, news: DeltaMessage) -> Reading:

@@ -264,7 +264,7 @@ async def _metrics(app: Any, sock: socket.socket | None) -> Any:
 
 
 def _stopped(by: signal.Signals) -> int:
-    """Tell of the signal that ended the run; return the exit status."""
+    """Log the signal that ended the run; return the exit status."""
     logger.warning("stopped by %s; the same command resumes from here", by.name)
     return 128 + by
 

@@ -101,7 +101,7 @@ class Results:
             ) from error
 
     def _read(self) -> None:
-        """Learn what is answered already. Raises: ConfigError for lines that are no results."""
+        """Learn what is answered already. Raises: ConfigError for lines that are not results."""
         with self.path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 if not raw.endswith(b"\n") and not self._is_result(raw):

@@ -75,7 +75,7 @@ class Answer:
 
 
 def read_answer(trace: Trace) -> Answer:
-    """Return what a trace came to; every way to fail is reported in `error`."""
+    """Return the outcome of a trace; every failure is reported in `error`."""
     if trace.error is None and trace.status == 200:
         return _read_stream(trace)
     error = trace.error or f"status {trace.status}: {message_of(trace.body)}"

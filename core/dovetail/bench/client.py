@@ -22,7 +22,8 @@ from dovetail.errors import ConfigError
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """What one request saw. Seconds of time.perf_counter; `error` is of the transport only."""
+    """The times and pieces of one request's answer. Seconds of time.perf_counter; `error` is of the
+    transport only."""
 
     start_s: float = 0.0
     end_s: float = 0.0

@@ -58,7 +58,7 @@ def checked_names(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def times_ms(answers: Sequence[Answer]) -> dict[str, list[float]]:
-    """Return every time by its name; requests that have none of it are left out."""
+    """Return every time by its name; requests without it are left out."""
     found = {
         name: [1e3 * value for answer in answers if (value := of(answer)) is not None]
         for name, of in PER_REQUEST.items()

@@ -63,8 +63,8 @@ def draw_prompts(
 def tokenizer_of(requested: str | None, named_by_server: str) -> Tokenizer | None:
     """Return the tokenizer asked for, or that of the folder or hub id the server names.
 
-    None where nobody names any that can be found. Raises: ConfigError when the one asked for is
-    not there.
+    None where no tokenizer is named that can be found. Raises: ConfigError when the one asked for
+    is not there.
     """
     if requested is not None:
         return load_tokenizer(_found(requested, Path(requested)))

@@ -103,7 +103,7 @@ def run_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run brought, before any figure is made of it."""
+    """The raw results of a run, before any figure is computed."""
 
     url: str
     dialect: Dialect

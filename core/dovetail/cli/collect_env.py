@@ -1,8 +1,8 @@
 """`dovetail collect-env`: what a bug report should say about a machine and an installation.
 
 Every fact is looked up on its own: one that cannot be found is named with its reason and ends
-nothing. torch and the native kernels are asked in processes of their own, as a broken
-installation may end the process that loads it. Secrets are masked.
+nothing. torch and the native kernels are loaded in separate processes, since a broken installation
+may end the process that loads it. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _native() -> dict[str, Any]:
 
 
 def _asked(code: str, limit_s: float) -> dict[str, Any]:
-    """Return what a fresh interpreter prints as JSON, or how it failed."""
+    """Return the JSON that a fresh interpreter prints, or how it failed."""
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         told = _output([sys.executable, "-c", code], limit_s, PYTHONPATH=paths)
@@ -235,7 +235,7 @@ def _asked(code: str, limit_s: float) -> dict[str, Any]:
 
 
 def _output(command: list[str], limit_s: float, **environ: str) -> str:
-    """Return what a command prints. Raises: OSError, subprocess.SubprocessError."""
+    """Return a command's output. Raises: OSError, subprocess.SubprocessError."""
     done = subprocess.run(
         command,
         capture_output=True,

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _told_verbose(is_verbose: bool) -> Iterator[None]:
-    """Tell what is called in the block, and its processes, whether to say more."""
+    """Within the block, log more where --verbose says so, here and in child processes."""
     before = os.environ.get(VERBOSE_VARIABLE)
     if is_verbose:
         os.environ[VERBOSE_VARIABLE] = "1"
@@ -60,7 +60,7 @@ def _told_verbose(is_verbose: bool) -> Iterator[None]:
 
 
 def guarded(call: Callable[[], int], *, is_verbose: bool = False) -> int:
-    """Return what `call` returns; an error becomes its report and an exit status."""
+    """Return the result of `call`; an error is reported and becomes an exit status."""
     try:
         return call()
     except ConfigError as error:

@@ -63,12 +63,12 @@ def chosen_entries(words: Sequence[str]) -> list[Entry]:
 
     Raises: ConfigError for an unknown kind or name.
     """
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for word in words or list(registry.KINDS):
         kind, _, spec = word.partition(":")
         registry.kind_named(kind)
-        found += [registry.find(kind, spec)] if spec else registry.entries(kind)
-    return found
+        entries += [registry.find(kind, spec)] if spec else registry.entries(kind)
+    return entries
 
 
 def _list(words: Sequence[str], *, as_json: bool, with_status: bool) -> int:

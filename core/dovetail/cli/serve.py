@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; return the exit status. Raises: ConfigError."""
+    """Serve until a signal says to stop; return the exit status. Raises: ConfigError."""
     from dovetail.config.parse.parse_config import parse_config
 
     config = parse_config(args)  # before logging is set up by names that may be wrong

@@ -1,7 +1,7 @@
 """BackgroundServer: the server process of `dovetail run`, from its start to its end.
 
-It is a process of its own, so that its log stays out of the conversation and Ctrl-C out of it.
-Knows of it only its address and its log file.
+It is a separate process, so that its log does not appear in the conversation and Ctrl-C does not
+reach it. Knows of it only its address and its log file.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _spawn(fields: dict[str, Any], handle: int) -> Child:
 
 
 class _StatusLine:
-    """What the server does while it loads, on one line that goes again. Nothing off a terminal."""
+    """A status line of what the server does while it loads, erased at the end. Only on a
+    terminal."""
 
     def __init__(self, model: str, log: Path) -> None:
         self._model = model

@@ -62,8 +62,8 @@ class Config:
     """Everything that was asked for.
 
     `origins` says where each given field came from, `notes` which deprecated names were translated,
-    `warnings` what was set under a name that nobody knows. `is_checked` says that
-    `rules.checks.checked` found no fault in it; a copy with other fields is unchecked again.
+    `warnings` what was set under an unknown name. `is_checked` says that `rules.checks.checked`
+    found no fault in it; a copy with other fields is unchecked again.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 def keep_to(processors: Collection[int]) -> None:
     """Keep the calling thread, and those it starts from now on, to these processors.
 
-    None of them means all. Mutates: the calling thread's affinity
+    An empty set means all of them. Mutates: the calling thread's affinity
     """
     if not processors or sys.platform != "linux":
         return

@@ -45,7 +45,8 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What a step brought. `is_stalled`: nothing could run, so calling again at once is in vain."""
+    """The results of a step. `is_stalled`: nothing could run, so calling again at once is
+    useless."""
 
     updates: list[RequestUpdate]
     stats: StepStats | None = None
@@ -99,7 +100,7 @@ class EngineCore:
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
 
-        Raises: ConfigError when the spec asks for something that cannot be.
+        Raises: ConfigError when the spec asks for something that is not possible.
         """
         self.spec = spec
         self.num_steps = 0
@@ -147,7 +148,7 @@ class EngineCore:
         return self._scheduler.counts()
 
     def add(self, message: EngineRequest) -> None:
-        """Queue a request. One that cannot run ends with an error, told by the next step.
+        """Queue a request. One that cannot run ends with an error, which the next step reports.
 
         A request that has a constraint waits until the constraint is loaded; others pass it.
         """
@@ -257,11 +258,11 @@ class EngineCore:
         self._executor.check()
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told, from any thread, when a worker dies on its own."""
+        """Register a callback, called from any thread, for a worker that dies unexpectedly."""
         self._executor.on_death(callback)
 
     def shutdown(self) -> None:
-        """Give workers and memory back. May be called twice."""
+        """End the workers and release the memory. May be called twice."""
         self._pending_steps.clear()
         self._executor.shutdown()
 

@@ -80,7 +80,7 @@ class _PendingCall:
 
 
 def run(spec: EngineSpec, end: EngineEnd) -> int:
-    """Start an engine and serve until it is told to stop; return the exit status.
+    """Start an engine and serve until a signal says to stop; return the exit status.
 
     Does not raise for a fault of the engine: the clients are informed.
     """
@@ -143,7 +143,8 @@ def _reason(error: Exception) -> str:
 
 
 def _return(call: _PendingCall) -> Return:
-    """Return what tells a client of a call that is done. Raises: what is not for the caller."""
+    """Return the message to a client whose call is done. Raises: errors that are not the
+    caller's."""
     error = call.done.exception()
     if error is None:
         return Return(call.call_id, call.done.result())
@@ -278,7 +279,7 @@ class EngineLoop:
                 self._pending_calls.append(call)
 
     def _tell_sleep(self) -> None:
-        """Tell every client what sleeps, with the engine's numbers, when that has changed."""
+        """Tell every client the sleep status, with the engine's numbers, when it has changed."""
         asleep = self._core.sleep_mode.asleep
         if asleep == self._told_asleep:
             return

@@ -48,7 +48,7 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one request gained in a step. `logprobs` pairs up with `token_ids`.
+    """The news of one request in a step. `logprobs` pairs up with `token_ids`.
 
     `finish_reason` is "stop", "length", "abort" or "error"; with "error" come the text, and the
     HTTP status it should become. `prompt_logprobs` comes once, with the first token.
@@ -91,7 +91,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Operation(msgspec.Struct, Generic[Result], frozen=True):
-    """Something that an engine can be called to do; its fields are the arguments.
+    """An operation that an engine can be called for; its fields are the arguments.
 
     `Result` is what a call of it returns. A new one is a struct here, named in `AnyOperation` (and
     its result in `AnyResult`), and an arm of `EngineLoop._perform`.
@@ -107,7 +107,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status
 
 
 class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):
-    """What of the engine sleeps: nothing while it is awake."""
+    """Which parts of the engine sleep: none while it is awake."""
 
     asleep: tuple[str, ...] = ()
 
@@ -135,7 +135,7 @@ class WakeUp(Operation[None], frozen=True, tag="wake_up"):
 
 
 class GetSleepStatus(Operation[SleepStatus], frozen=True, tag="get_sleep_status"):
-    """Tell what sleeps."""
+    """Ask for the sleep status."""
 
 
 AnyOperation = Ping | ResetPrefixCache | Sleep | WakeUp | GetSleepStatus

@@ -20,7 +20,7 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a request gained since it was last asked. `logprobs` pairs up with `token_ids`.
+    """The news of a request since they were last taken. `logprobs` pairs up with `token_ids`.
 
     `prompt_logprobs` is None until every prompt position is known, then comes exactly once.
     """
@@ -211,7 +211,7 @@ class Request:
             self.stop_reason = detail
 
     def take_progress(self) -> Progress:
-        """Return what is new since the last call. Mutates: the request forgets that it is new."""
+        """Return the news since the last call. Mutates: self"""
         progress = Progress(
             token_ids=tuple(self._new_token_ids),
             logprobs=tuple(self._new_logprobs),

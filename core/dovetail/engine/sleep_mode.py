@@ -133,5 +133,5 @@ class SleepMode:
 
 
 def asleep_error(what: str = "is asleep") -> EngineAsleep:
-    """Return what a request is refused with."""
+    """Return the error for requests to a sleeping engine."""
     return EngineAsleep(f"the engine {what}.", fix=WAKE_FIX, code=EngineAsleep.kind)

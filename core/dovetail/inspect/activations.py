@@ -1,4 +1,4 @@
-"""What products on this machine make of a layer's activations, in words.
+"""The type that a layer's activations take in products on this machine, in words.
 
 The rule is `layers.rounding.taken`; the words say what kernels do by it. Imports no torch.
 """
@@ -8,20 +8,19 @@ from __future__ import annotations
 from dovetail.inspect.how import How
 from dovetail.interfaces.headers import StorageEstimate
 from dovetail.layers.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
+from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 
 INT8_GROUP = 32
 """Inputs that share a scale where activations become int8 on a CPU; fewer where the weight's own
 groups are smaller."""
 WORDS_ISA = "avx2"
 """The instruction set that multiplies 16-bit integers by 8-bit weights as fast as bytes."""
-BFLOAT16_ISAS = ("avx512bf16", "amx")
-"""The instruction sets that multiply pairs of bfloat16 at a higher rate; values in groups by the
-first alone."""
 NOT_TOLD = "not known from the method"
 
 
 def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
-    """Return the words for a layer's product. `told` None: a matrix in full precision."""
+    """Return the words for a layer's product. `told` is the method's estimate; None: a matrix in
+    full precision."""
     takes = (BFLOAT16 if matrix_dtype == BFLOAT16 else FLOAT) if told is None else told.takes
     if not takes:
         return NOT_TOLD
@@ -38,7 +37,7 @@ def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
 
 
 def int8_words(how: How) -> str:
-    """Return what int8 activations are that no checkpoint asks for."""
+    """Return the words for int8 activations that no checkpoint asks for."""
     if how.is_cpu:
         more = "; 16-bit integers with 8-bit weights" if how.isa == WORDS_ISA else ""
         return f"int8 in groups of {INT8_GROUP} inputs{more}"

@@ -48,7 +48,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
 
 @dataclass(kw_only=True)
 class Parts:
-    """What is known of the engine that would start: all of `spec`, or pieces of it."""
+    """The parts known of the engine that would start: all of `spec`, or pieces of it."""
 
     model: ModelSpec
     platform: Platform
@@ -66,8 +66,8 @@ class Parts:
 
 
 def inspect(config: Config) -> Inspected:
-    """Return what a checkpoint holds and would take. Raises: ConfigError where there is no
-    checkpoint, or nothing is known of it."""
+    """Return a checkpoint's contents and the memory that it would take. Raises: ConfigError where
+    there is no checkpoint, or nothing is known of it."""
     with listening() as told:
         parts = _parts(config)
         headers = _headers(config, parts)
@@ -165,7 +165,7 @@ def _parts(config: Config) -> Parts:
 
 
 def _pieces(config: Config) -> Parts:
-    """Return what can be found out without a whole engine. Raises: ConfigError"""
+    """Return the facts that need no whole engine. Raises: ConfigError"""
     _, platform = select_platform(config)
     hub = Hub(cache=config.load.download_dir, token=config.model.hf_token)
     path = find_model(

@@ -78,7 +78,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What the model takes on `device`. `tables_bytes` are rotary tables, beside the weights.
+    """The memory that the model takes on `device`. `tables_bytes` are rotary tables, beside the
+    weights.
 
     `free_bytes` is the device's memory now; `longest_tokens` the longest context that it holds
     beside the weights, at most the checkpoint's. `cache_bytes`, `served_tokens` and `most_requests`

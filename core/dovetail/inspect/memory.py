@@ -20,7 +20,7 @@ BLOCK_TOKENS, STEP_TOKENS = 16, 256
 
 
 def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
-    """Return what a model takes on its device, and what fits beside it."""
+    """Return the memory that a model takes on its device, and what fits beside it."""
     spec, model, kv_dtype = parts.spec, parts.model, parts.kv_dtype
     served = spec.schedule.max_model_tokens if spec else checkpoint_tokens(model)
     step = spec.schedule.max_step_tokens if spec else STEP_TOKENS

@@ -109,7 +109,7 @@ def _forms(forms: Mapping[str, int]) -> list[str]:
 
 
 def _activations(found: Inspected) -> list[str]:
-    """Return what products make of the activations that they are given, a line a group."""
+    """Return the types that activations take in products, one line per group."""
     told = [group for group in found.groups if group.activations]
     lines = [line for one in told for line in _line(one.name, "; ".join(_forms(one.activations)))]
     return ["activations in products", *lines] if lines else []

@@ -20,7 +20,7 @@ READ_BYTES = 1 << 16
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial ended with: the parts of an error, or nothing."""
+    """The outcome of a trial: the parts of an error, or nothing."""
 
     what: str = ""
     where: str | None = None
@@ -34,7 +34,7 @@ def refusal(run: RunSpec) -> ConfigError | None:
 
 
 def tried(run: RunSpec) -> Refusal:
-    """Return what a trial in this process ends with."""
+    """Return the outcome of a trial in this process."""
     from dovetail.runner.trial import try_out
 
     try:
@@ -45,7 +45,7 @@ def tried(run: RunSpec) -> Refusal:
 
 
 def tried_in_child(run: RunSpec) -> Refusal:
-    """Return what a trial in a child process ends with."""
+    """Return the outcome of a trial in a child process."""
     child = process.spawn(
         "dovetail.inspect.trial_child", run, stderr=subprocess.DEVNULL, has_channel=True
     )

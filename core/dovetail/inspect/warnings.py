@@ -22,7 +22,7 @@ _SHOWN = 3
 def of_checkpoint(
     model: ModelSpec, layers: Sequence[StoredLayer], groups: Sequence[Group], how: How
 ) -> list[str]:
-    """Return what tensors and settings say against each other."""
+    """Return warnings where tensors and settings contradict each other."""
     if not layers:
         return []
     said = []
@@ -59,7 +59,7 @@ def _dtypes(model: ModelSpec, groups: Sequence[Group]) -> list[str]:
 
 
 def of_folder(path: Path, files: Sequence[WeightFile]) -> list[str]:
-    """Return what files beside the weights call for, or what is missing."""
+    """Return warnings about the files beside the weights, and about those that are missing."""
     if path.is_file():
         return []
     said = []
@@ -110,7 +110,7 @@ def of_memory(memory: Memory | None) -> list[str]:
 
 
 def of_text(model: ModelSpec, text: TextFacts | None) -> list[str]:
-    """Return what is missing for chats."""
+    """Return warnings about what chats need and the checkpoint lacks."""
     if text is None:
         return ["no tokenizer that can be used: requests would have to carry token ids."]
     said = []

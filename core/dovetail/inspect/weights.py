@@ -153,7 +153,7 @@ def _is_plain_table(purpose: str, how: How) -> bool:
 
 
 def _told(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
-    """Return what the quantization method says; a table that is the head too goes by that name.
+    """Return the quantization method's estimate; a table that is the head too goes by that name.
 
     A method that stumbles over tensors that are not its own tells nothing.
     """

@@ -1,7 +1,7 @@
 """AnswerReader: what reads one answer, where its parser does so itself.
 
-Most parsers say their markers, and core finds the regions. A parser whose syntax is told by token
-ids, or that was written for another engine, reads every token instead.
+Most parsers say their markers, and core finds the regions. A parser whose syntax is recognized by
+token ids, or that was written for another engine, reads every token instead.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ yet, and can still be content. Longer ones are passed on while they are written.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerQuery:
-    """What is known of an answer before its first token. `request()` is the client's request as
-    JSON values, `tail` the end of the rendered prompt, behind the last turn of another role."""
+    """The facts of an answer before its first token. `request()` is the client's request as JSON
+    values, `tail` the end of the rendered prompt, behind the last turn of another role."""
 
     tools: Sequence[Tool]
     tail: str
@@ -29,11 +29,11 @@ class AnswerQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is new in an answer: `reasoning`, then `content`, then `calls`.
+    """The news of an answer: `reasoning`, then `content`, then `calls`.
 
     `calls` are all calls so far, or none if none is new: names never change, arguments only grow;
-    but those that are not a JSON object yet and shorter than HELD_ARGUMENTS_CHARS may change, as
-    nobody has been told of them.
+    but those that are not a JSON object yet and shorter than HELD_ARGUMENTS_CHARS may change, since
+    they were not passed on yet.
     """
 
     reasoning: str = ""
@@ -46,10 +46,10 @@ class AnswerReader(Protocol):
     must not depend on how many tokens come at once."""
 
     def read(self, text: str, token_ids: Sequence[int]) -> Reading:
-        """Return what is new with these tokens and the text they brought. Mutates: self"""
+        """Return the news that these tokens and their text bring. Mutates: self"""
 
     def finish(self, *, is_cut: bool) -> Reading:
-        """Return what was held back; `is_cut`: the text did not end by itself. Mutates: self"""
+        """Return what was held back. `is_cut`: the answer was cut off by a limit. Mutates: self"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

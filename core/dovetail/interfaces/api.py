@@ -1,7 +1,7 @@
 """Api: a family of HTTP endpoints: its routes, what switches them on, what it keeps, its errors.
 
 An API sees requests; how they are authenticated, counted, bounded and logged is the server's.
-Imports no web framework: an endpoint is a function as FastAPI takes it, in a module of its own.
+Imports no web framework: an endpoint is a function as FastAPI takes it, in a separate module.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Api(Plugin):
     """A family of endpoints, declared once.
 
     `task` is what the model must be able to do ("generate", "embed", ...); None: the endpoints ask
-    nothing of it. Where the model cannot, every route of the family answers 404 and says so.
+    nothing of it. Where the model cannot, every route of the family answers 404 and says so. In a
+    family with a task, an endpoint whose route has a `body` is cancelled when the client leaves
+    before the response starts.
     """
 
     interface_version: ClassVar[int] = 1

@@ -30,7 +30,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
-    """What is asked of a backend before one is chosen."""
+    """The question to a backend before one is chosen."""
 
     device: str
     dtype: str
@@ -45,11 +45,11 @@ class AttentionQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """One attention layer. `scale` multiplies q.k; `window_tokens` w lets a query at position p
-    see keys at p - w + 1 .. p; `soft_cap` c turns scores s into c * tanh(s / c) before the
-    softmax; `is_causal` False lets every query see all keys of its own row. A cache of 8-bit floats
-    holds keys divided by `k_scale` and values by `v_scale`, what is beyond its range as its largest
-    number; other caches have no such scales, they are 1."""
+    """One attention layer. `scale` multiplies q.k; `window_tokens` w lets a query at position p see
+    keys at p - w + 1 .. p; `soft_cap` c turns scores s into c * tanh(s / c) before the softmax;
+    `is_causal` False lets every query see all keys of its row. A cache of 8-bit floats holds keys
+    divided by `k_scale` and values by `v_scale`, what is beyond its range as its largest number;
+    other caches have no such scales, they are 1."""
 
     num_heads: int
     num_kv_heads: int
@@ -115,7 +115,8 @@ class AttentionBackend(Plugin):
 
     @classmethod
     def lacks(cls, query: AttentionQuery) -> list[str]:
-        """Return what a query uses that is not among the capabilities: reasons for `why_not`."""
+        """Return the features of a query that are not among the capabilities: reasons for
+        `why_not`."""
         used = {
             "window": query.uses_window,
             "soft_cap": query.uses_soft_cap,
@@ -139,7 +140,7 @@ class AttentionBackend(Plugin):
 
     @abstractmethod
     def prepare(self, layout: BatchLayout) -> Any:
-        """Return what `forward` needs of a layout. Called once per step and KV group."""
+        """Return a layout prepared for `forward`. Called once per step and KV group."""
 
     @abstractmethod
     def forward(

@@ -15,7 +15,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetQuery:
-    """What a measurement asks for. None: the dataset decides.
+    """The prompts that a measurement asks for. None: the dataset decides.
 
     `range_ratio` r lets lengths vary from (1 - r) to (1 + r) times what was asked. `prefix_tokens`
     stand in front of every prompt, the same ones in a share of `prefix_share` of the prompts.

@@ -60,7 +60,7 @@ class Executor(Plugin):
         return refused
 
     def sleep(self, level: int) -> None:
-        """Let every rank give its memory back (see Worker.sleep). Raises: RequestError.
+        """Let every rank release its memory (see Worker.sleep). Raises: RequestError.
 
         The default: this executor does not pass that on.
         """
@@ -75,7 +75,7 @@ class Executor(Plugin):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End all workers and give their memory back. May be called twice."""
+        """End all workers and release their memory. May be called twice."""
 
     def check(self) -> None:
         """Raise EngineDead when a worker is gone. Cheap; called while idle."""

@@ -46,7 +46,7 @@ class StoredLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageEstimate:
-    """What a layer's matrix takes in memory: `num_values` weights in `num_bytes` altogether.
+    """The memory that a layer's matrix takes: `num_values` weights in `num_bytes` altogether.
 
     `format` is a word for people ("int4, groups of 128"). `outputs` are its rows, which packed
     matrices fill up; 0 where the headers do not tell. `shared_bytes` of the bytes are there once

@@ -38,7 +38,7 @@ class HostUse(Protocol):
 
 
 class KVAccounting(KVCache, Protocol):
-    """What an engine asks of the accounting beside what its scheduler does.
+    """The methods of the accounting that an engine calls, beside its scheduler's.
 
     Counts since the start: tokens of first allocations and those of them found in the prefix index,
     requests that went to host blocks, and tokens that came back from there.

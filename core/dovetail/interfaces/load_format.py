@@ -65,7 +65,7 @@ class LoadFormat(Plugin):
         """
 
     def headers(self, checkpoint: Checkpoint) -> Iterable[TensorHeader] | None:
-        """Return what `tensors` would yield, by the files' heads alone and without torch.
+        """Return the headers of the tensors that `tensors` would yield, read without torch.
 
         None: the files have no such heads. Raises: ConfigError as `tensors` does.
         """

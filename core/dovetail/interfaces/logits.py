@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTokens:
-    """What a processor may know of one row. `output_ids` is a live view that grows."""
+    """The tokens of one row, as far as a processor may know them. `output_ids` is a live view that
+    grows."""
 
     row: int
     params: SamplingParams

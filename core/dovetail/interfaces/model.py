@@ -35,9 +35,9 @@ class RowView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """What a model's constructor may use. `quant` gives every linear layer its weights;
-    `max_tokens` is the longest row that will be served (None: all the checkpoint allows);
-    without `uses_fused_ops` layers run the framework's own operators where they have a choice."""
+    """The arguments of a model's constructor. `quant` gives every linear layer its weights;
+    `max_tokens` is the longest row that will be served (None: all the checkpoint allows); without
+    `uses_fused_ops` layers run the framework's own operators where they have a choice."""
 
     model: ModelSpec
     quant: QuantMethod

@@ -2,7 +2,7 @@
 
 A model family declares them beside its model: an entry point of the kind `model_type` whose name is
 the "model_type" of config.json and whose value is a ModelFacts. The module that holds it imports no
-torch, since configs are resolved without. A type that nobody declares has rotary positions and
+torch, since configs are resolved without. A type that no plugin declares has rotary positions and
 nothing unusual.
 """
 
@@ -42,8 +42,7 @@ class ModelFacts:
 class ModelFactsTable:
     """Facts of many types: those that one model plugin runs under an architecture's own name.
 
-    Asked after the types that have an entry of their own, so a family that somebody adds needs
-    nothing removed here.
+    Consulted after the types that have their own entry, so adding a family removes nothing here.
     """
 
     types: Mapping[str, ModelFacts]

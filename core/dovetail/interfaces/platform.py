@@ -1,7 +1,7 @@
 """Platform: a type of device, asked in the parent before anything is resolved, without torch.
 
-It says whether its device is there, what an engine on it takes where nobody says otherwise, and
-what it cannot take. The worker that it names does the computing.
+It says whether its device is there, which defaults an engine on it has, and its limits. The worker
+that it names does the computing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AUTO_DTYPE = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformDefaults:
-    """What is taken where no flag says otherwise. Counts of tokens and requests.
+    """The defaults where no flag says otherwise. Counts of tokens and requests.
 
     Plugins are named as on the command line: a name, name@distribution or module:Class. None leaves
     the choice to dovetail; for attention that is "auto". Steps of up to `recorded_rows` requests
@@ -40,7 +40,7 @@ class PlatformDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformLimits:
-    """What the device takes at most, or at all. None and () allow anything.
+    """The limits of the device. None and () allow anything.
 
     `dtypes` are those weights may be asked for in, `kv_dtypes` those of the KV cache,
     `quantizations` names of methods.
@@ -80,10 +80,10 @@ class Platform(Plugin):
 
     @abstractmethod
     def defaults(self) -> PlatformDefaults:
-        """Return what an engine on this device takes by itself."""
+        """Return the defaults of an engine on this device."""
 
     def limits(self) -> PlatformLimits:
-        """Return what the device cannot go beyond. The default: nothing."""
+        """Return the limits of the device. The default: none."""
         return PlatformLimits()
 
     def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:

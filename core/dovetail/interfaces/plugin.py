@@ -17,7 +17,7 @@ from dovetail.errors import with_fix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
-    """What `dovetail plugins show` prints of a plugin.
+    """The facts of a plugin that `dovetail plugins show` prints.
 
     `requires` lists importable module names, `extra` the dovetail extra that installs them,
     `devices` the device types it can run on (empty: any).

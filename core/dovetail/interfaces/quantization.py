@@ -176,8 +176,8 @@ class LinearMethod(ABC):
 class QuantMethod(Plugin):
     """A way weights are stored. `why_not(ModelSpec)` says which checkpoints it cannot read.
 
-    `ignored` are endings of the names of tensors that a checkpoint may hold and nobody needs,
-    `stored_as` the names that checkpoints of the method give it in their config.
+    `ignored` are endings of the names of tensors that a checkpoint may hold and that are not
+    needed, `stored_as` the names that checkpoints of the method give it in their config.
     """
 
     interface_version: ClassVar[int] = 1
@@ -206,9 +206,9 @@ class QuantMethod(Plugin):
         """Return the method for one linear layer (an unquantized one for layers left alone)."""
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of the checkpoint takes in memory, as headers say and without
-        torch; None: what it is in the files. `packs`: products read packed weights (4 bits are 4
-        bits then, and a byte elsewhere)."""
+        """Return the memory that a layer of the checkpoint takes, from headers and without torch;
+        None: as much as in the files. `packs`: products read packed weights (4 bits are 4 bits
+        then, and a byte elsewhere)."""
         return None
 
     def table(self, spec: LinearSpec) -> LinearMethod | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeTask:
-    """What is to be quantized: the model, and how many inputs share a scale (`group`, which means
+    """The task of a quantizer: the model, and how many inputs share a scale (`group`, which means
     something to "grouped" quantizers only)."""
 
     model: ModelSpec
@@ -40,7 +40,7 @@ class Inputs:
     num_tokens: int
 
     def scaled(self, factors: torch.Tensor) -> Inputs:
-        """Return what they are after every input is multiplied. Shapes: factors [I], positive"""
+        """Return these inputs, each multiplied by its factor. Shapes: factors [I], positive"""
         return replace(
             self,
             gram=self.gram * factors * factors.unsqueeze(1),

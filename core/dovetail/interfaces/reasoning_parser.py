@@ -37,7 +37,7 @@ class ReasoningParser(Plugin):
 
     def reads(self, query: AnswerQuery) -> ReadingPlan | None:
         """Return how the parser reads a request's answers itself, or None (the default): core reads
-        them by the markers. `markers` without texts then say that nobody knows any."""
+        them by the markers. `markers` without texts then say that none are known."""
         return None
 
     def starts_inside(self, prompt: str) -> bool:

@@ -96,17 +96,16 @@ class KVCache(Protocol):
         become findable by other requests."""
 
     def free(self, request: RequestState, *, forget: bool = False) -> None:
-        """Give all blocks of the request back, host blocks too; one that owns none is ignored.
-        `forget` also removes them from the prefix index, shared ones too (their content is
-        suspect)."""
+        """Free all blocks of the request, host blocks too; one that owns none is ignored. `forget`
+        also removes them from the prefix index, shared ones too (their content is suspect)."""
 
     def swap_out(
         self, request: RequestState, num_tokens: int
     ) -> tuple[tuple[int, int], ...] | None:
-        """Give the request's blocks back and keep what its first `num_tokens` tokens have cached in
-        host blocks: return the copies for StepPlan.swapped_out, or None (and change nothing) when
-        too few host blocks are free or it is not worth it. The copies belong into the next plan
-        that has rows."""
+        """Free the request's blocks and keep what its first `num_tokens` tokens have cached in host
+        blocks: return the copies for StepPlan.swapped_out, or None (and change nothing) when too
+        few host blocks are free or it is not worth it. The copies belong into the next plan that
+        has rows."""
 
     def find_swapped(self, request: RequestState) -> int:
         """Return how many leading tokens the request's host blocks hold, at most num_tokens - 1;

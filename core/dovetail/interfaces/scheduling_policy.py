@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class RequestView(Protocol):
-    """What a policy may know of a request. Times are seconds of one monotonic clock."""
+    """A request, as far as a policy may know it. Times are seconds of one monotonic clock."""
 
     @property
     def request_id(self) -> str: ...

@@ -191,7 +191,8 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation: who guesses, and how many tokens ahead at most.
 
-    Nobody is asked while more than `pause_above_requests` requests run or wait (None: always).
+    No tokens are drafted while more than `pause_above_requests` requests run or wait (None: no
+    limit).
     """
 
     drafter: Selection
@@ -202,12 +203,12 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, resolved: shipped whole to the engine process.
 
-    Requests without a seed get theirs from `request_seed` (None: from chance).
-    A request may name the logits processors that `processor_pattern` matches (None: all).
-    An engine in a step longer than `step_timeout_s` counts as dead; `reply_timeout_s` is how long
-    an API process waits for an answer that needs no step. The socket lies in `socket_dir`.
-    `times_steps` adds up what each request's steps have cost. `can_sleep` says that the engine may
-    be told to give its memory back while it runs.
+    Requests without a seed get theirs from `request_seed` (None: from chance). A request may name
+    the logits processors that `processor_pattern` matches (None: all). An engine in a step longer
+    than `step_timeout_s` counts as dead; `reply_timeout_s` is how long an API process waits for an
+    answer that needs no step. The socket lies in `socket_dir`. `times_steps` adds up what each
+    request's steps have cost. `can_sleep` says that sleep mode is on: the engine can release its
+    memory while it runs.
     """
 
     run: RunSpec

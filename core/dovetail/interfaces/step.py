@@ -35,7 +35,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one row does in this step.
+    """One row's part in a step.
 
     Computes the tokens at positions `start .. start + num_tokens - 1`. When `samples` is true the
     last of them is the row's last known token, and one token is drawn after it.
@@ -88,7 +88,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one row of the plan brought. Exactly one RowResult per RowStep, in the same order.
+    """The result of one row of the plan. Exactly one RowResult per RowStep, in the same order.
 
     `token_ids` holds the drawn tokens: none while a prompt is still being computed, one, or with
     drafts one more than came true; behind it tokens that needed no draw because the row's
@@ -121,7 +121,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attention layer caches. `window_tokens` None: everything back to the start."""
+    """The cache of one attention layer. `window_tokens` None: all tokens from the start."""
 
     name: str
     num_kv_heads: int

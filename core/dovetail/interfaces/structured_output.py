@@ -169,7 +169,8 @@ class StructuredOutputBackend(Plugin):
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> bytes:
-        """Return what `load` needs. State changes made here are lost: it runs in a forked child.
+        """Return the artifact that `load` needs. State changes made here are lost: it runs in a
+        forked child.
 
         May take long: it is killed at a limit. Raises: InvalidConstraint
         """

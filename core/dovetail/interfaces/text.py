@@ -10,11 +10,11 @@ from typing import Any
 class Markers:
     """The text that opens and closes a region. `end` empty: the region ends with the text.
 
-    `opens_answer`: it counts only where an answer begins, as for syntaxes that have no tag of
-    their own. `is_body`: the opening text belongs to the region's body (the "[" of a list, say).
-    `may_reopen`: thinking may also open behind content, as its opening text is not a word of
-    content. `stays`: the opening text of a region is content as well (the end of thinking, say).
-    `ends_with_call`: thinking that is never closed ends where a call opens.
+    `opens_answer`: it counts only where an answer begins, as for syntaxes without a tag. `is_body`:
+    the opening text belongs to the region's body (the "[" of a list, say). `may_reopen`: thinking
+    may also open behind content, as its opening text is not a word of content. `stays`: the opening
+    text of a region is content as well (the end of thinking, say). `ends_with_call`: thinking that
+    is never closed ends where a call opens.
     """
 
     start: str

@@ -68,8 +68,8 @@ class ToolParser(Plugin):
         return None
 
     def for_forced_calls(self) -> ToolParser:
-        """Return the parser of calls that must be made, where these have a syntax of their own that
-        the model is held to. The default: itself."""
+        """Return the parser of calls that must be made, where these have a separate syntax that the
+        model is constrained to. The default: itself."""
         return self
 
     @abstractmethod
@@ -97,8 +97,8 @@ class ToolParser(Plugin):
         raise MalformedToolCall("the region is not whole")
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of these tools that an answer is which has no marker, and is nothing but
-        calls. The default knows none.
+        """Return the calls of these tools in an answer that has no marker and consists of calls
+        alone. The default knows none.
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text is the beginning of such.
         """

@@ -71,7 +71,7 @@ class Worker(Plugin):
         raise RequestError("this worker does not support structured outputs.")
 
     def sleep(self, level: int) -> None:
-        """Give the memory of the KV cache and of the weights back; no request is under way.
+        """Release the memory of the KV cache and of the weights; no request is under way.
 
         Level 1 keeps the weights in host memory or a file, level 2 forgets them. What the cache
         held is lost. Raises: RequestError. The default: this worker cannot sleep.
@@ -87,4 +87,4 @@ class Worker(Plugin):
         raise RequestError("this worker does not support sleep mode.")
 
     def shutdown(self) -> None:
-        """Give memory and threads back. May be called twice."""
+        """Release memory and threads. May be called twice."""

@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self._opaque = Opaque(self._attend)
 
     def kv_layer(self, dtype: str) -> KVLayer:
-        """Return what this layer caches when the cache holds `dtype`."""
+        """Return this layer's cache when the cache holds `dtype`."""
         return KVLayer(
             name=self.name,
             num_kv_heads=self.spec.num_kv_heads,

@@ -78,7 +78,7 @@ class DecoderConfig:
 
 
 def usual_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
-    """Return what a config.json says in its usual fields, with `changes` applied."""
+    """Return the DecoderConfig of a config.json with the usual fields, with `changes` applied."""
     config = model.hf_config
     has_bias = bool(config.get("attention_bias", False))
     fields: dict[str, Any] = {
@@ -141,7 +141,7 @@ class DecoderAttention(nn.Module):
         return config.norm(context, context.model.head_size, eps=config.norm_eps)
 
     def attention_spec(self, model: ModelSpec, config: DecoderConfig, layer: int) -> AttentionSpec:
-        """Return what this layer's attention is: this rank's heads, scale, window, soft cap."""
+        """Return the spec of this layer's attention: this rank's heads, scale, window, soft cap."""
         is_sliding = config.layer_types[layer] == SLIDING
         return AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
@@ -234,7 +234,7 @@ class DecoderModel(nn.Module):
         return nn.ModuleDict({layer_type: rotary for layer_type in sorted(layer_types)})
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return what the first layer sees. Shapes: token_ids, positions [T] -> [T, E]"""
+        """Return the input of the first layer. Shapes: token_ids, positions [T] -> [T, E]"""
         return self.embed_tokens(token_ids)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ def fused_parts(name: str) -> tuple[str, ...]:
 def one_for_parts(
     name: str, look_up: Callable[[str], Found], default: Found, *, where: str
 ) -> Found:
-    """Return what a config says of a layer, which must be the same for all its parts.
+    """Return a config's setting for a layer, which must be the same for all its parts.
 
     A config may name the parts or, where the checkpoint itself is fused, the layer.
     Raises: ConfigError when parts differ: they are one matrix here.

@@ -27,7 +27,7 @@ from dovetail.parallel.groups import Group, tensor_group
 
 
 class Linear(WeightHolder):
-    """What all linear layers share. `name` is the layer's dotted path in the checkpoint."""
+    """The base of all linear layers. `name` is the layer's dotted path in the checkpoint."""
 
     def __init__(
         self,

@@ -203,7 +203,7 @@ class Experts(WeightHolder):
         vars(own).update(vars(parameter))
         is_down = self._stored[name][0] == "down_proj"
         parts = self.down if is_down else self.gate_up
-        found = place_parts(name, own, parts, wanted, self.input if is_down else None) or []
+        placements = place_parts(name, own, parts, wanted, self.input if is_down else None) or []
         return [
             replace(
                 placement,
@@ -213,7 +213,7 @@ class Experts(WeightHolder):
                 if is_whole
                 else placement.cuts,
             )
-            for placement in found
+            for placement in placements
         ]
 
     def pieces(self, leaf: str) -> set[str]:

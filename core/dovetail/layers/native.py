@@ -38,14 +38,14 @@ def use_ops(ops: Mapping[str, str]) -> None:
             "attention backend's.",
         )
     for name in OPS:
-        found = import_target(ops[name]) if name in ops else None
-        if not isinstance(found, Implementation | None):
+        implementation = import_target(ops[name]) if name in ops else None
+        if not isinstance(implementation, Implementation | None):
             raise BrokenPlugin(
-                f"{ops[name]} is {type(found).__name__}, not an Implementation.",
+                f"{ops[name]} is {type(implementation).__name__}, not an Implementation.",
                 where=f"op {name} of the platform",
                 fix="see dovetail_kernels.op.",
             )
-        load_op(name).preferred = found
+        load_op(name).preferred = implementation
 
 
 def _preferred(op: Op, context: BuildContext) -> Callable[..., Any] | None:
@@ -58,8 +58,8 @@ def _preferred(op: Op, context: BuildContext) -> Callable[..., Any] | None:
 
 
 def runs_natively(op: Op, context: BuildContext) -> bool:
-    """Return whether the op's native implementation takes this model's activations, and no device
-    has one of its own."""
+    """Return whether the op's native implementation takes this model's activations, and the device
+    does not have its own."""
     if _preferred(op, context) is not None:
         return False
     return op.runs(NATIVE, torch.device(context.device).type, dtype_of(context.model.dtype))

@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
         self._kernel = self._kernel_of(context, size)
 
     def _kernel_of(self, context: BuildContext, size: int) -> Callable[..., torch.Tensor] | None:
-        """Return what computes rows at once, or None where torch does."""
+        """Return the kernel that computes rows at once, or None where torch does it."""
         if runs_natively(rms_norm.OP, context):
             return native_rms_norm.RmsNorm(size, eps=self.eps, offset=self.offset)
         run = fused_kernel(rms_norm.OP, context)

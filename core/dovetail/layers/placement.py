@@ -177,7 +177,7 @@ def stored_parameter(stored: StoredTensor, spec: LinearSpec, *, experts: int = 0
 
 
 def axes_of(parameter: nn.Parameter) -> tuple[int | None, int | None]:
-    """Return (output axis, input axis); (None, None) for a parameter nobody marked."""
+    """Return (output axis, input axis); (None, None) for a parameter without marks."""
     marks = vars(parameter)
     return cast("int | None", marks.get("output_axis")), cast("int | None", marks.get("input_axis"))
 

@@ -104,19 +104,19 @@ def _rule(name: str, found: Mapping[str, str]) -> Rule:
 
 def rope_values(config: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
     """Return the rope numbers of a config as one flat dict, whichever spelling it uses."""
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if kind is not None and isinstance(found.get(kind), Mapping):
-        found = dict(found[kind])
+    values = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if kind is not None and isinstance(values.get(kind), Mapping):
+        values = dict(values[kind])
     for key in ("rope_theta", "partial_rotary_factor"):
-        if found.get(key) is None and config.get(key) is not None:
-            found[key] = config[key]
+        if values.get(key) is None and config.get(key) is not None:
+            values[key] = config[key]
     # Phi-3 keeps the length it was trained on outside the rope settings, and that one counts.
     trained = config.get("original_max_position_embeddings")
     if trained is not None:
-        found["original_max_position_embeddings"] = trained
-    found.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    found.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
-    return found
+        values["original_max_position_embeddings"] = trained
+    values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    values.setdefault("max_position_embeddings", config.get("max_position_embeddings"))
+    return values
 
 
 def default(settings: RopeSettings) -> Frequencies:
@@ -236,7 +236,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", (angles.sin() * scale).to(device), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> Rope:
-        """Return what the step's layers turn by. Shapes: positions [T]"""
+        """Return the rotations of a step's tokens. Shapes: positions [T]"""
         return Rope(positions.contiguous(), self.get_buffer("cos"), self.get_buffer("sin"))
 
 
@@ -279,7 +279,8 @@ class HeadRotary:
     def _turn_of(
         self, context: BuildContext, num_heads: int, num_kv_heads: int
     ) -> Callable[..., None] | None:
-        """Return what norms and turns all heads in one call, or None where torch does."""
+        """Return the kernel that norms and rotates all heads in one call, or None where torch does
+        it."""
         q_norm, k_norm = self._norms
         known = q_norm or k_norm
         assert q_norm is None or k_norm is None or q_norm.eps == k_norm.eps

@@ -1,4 +1,4 @@
-"""What products make of their activations: the option `activations`, and what it comes to.
+"""The types that activations take in products: the option `activations` and its effect.
 
 Imports no torch. Knows the words for matrices (`takes`), no format of kernels and no layer. "float"
 rounds nothing, on any device. Otherwise a matrix decides what its activations may become: integers
@@ -42,13 +42,14 @@ class ActivationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntegerOptions(ActivationOptions):
-    """The same of methods with integer weights."""
+    """The same option for methods with integer weights."""
 
     activations: str = field(default=AUTO, metadata=INTEGERS)
 
 
 def asked_of(options: object) -> str:
-    """Return what a method's options ask for; methods without the option ask for nothing."""
+    """Return the activations that a method's options ask for; "auto" where there is no such
+    option."""
     return options.activations if isinstance(options, ActivationOptions) else AUTO
 
 

@@ -74,7 +74,7 @@ class Several(Matrix):
         self._all_packed = packed if len(packed) == len(matrices) else None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what the matrices keep in memory, by name."""
+        """Return the tensors that the matrices keep, by name."""
         return {
             f"{number}_{name}": tensor
             for number, matrix in enumerate(self._matrices)
@@ -115,7 +115,7 @@ def part_of(
     number: int,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of one of the fused parts."""
-    found = {}
+    parts = {}
     for one in stored:
         held = range(len(spec.out_sizes)) if one.parts is None else one.parts
         if number not in held:
@@ -129,5 +129,5 @@ def part_of(
             start = size * sum(sizes[:place]) // sum(sizes)
             length = size * sizes[place] // sum(sizes)
             tensor = tensor.narrow(one.output_axis, start, length)
-        found[one.name] = tensor
-    return found
+        parts[one.name] = tensor
+    return parts

@@ -32,7 +32,7 @@ def own_finish(holder: WeightHolder) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class LoadReport:
-    """What became of the checkpoint's tensors. `missing` and `misfits` are empty after success."""
+    """How the checkpoint's tensors were used. `missing` and `misfits` are empty after success."""
 
     num_filled: int = 0
     ignored: list[str] = field(default_factory=list)
@@ -64,10 +64,9 @@ def load_weights(
     """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
     So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of names
-    that nobody needs. Without `repacks` the parameters stay as they were filled. `finish` is called
-    with each layer in place of its own finish.
-    Mutates: module
-    Raises: ConfigError that lists missing, unexpected and misfitting names.
+    that are not needed. Without `repacks` the parameters stay as they were filled. `finish` is
+    called with each layer instead of the layer's own finish. Mutates: module Raises: ConfigError
+    that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
     filled: dict[str, set[str]] = defaultdict(set)

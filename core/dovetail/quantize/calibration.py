@@ -84,7 +84,7 @@ class Calibration:
         return float((after - before).norm() / before.norm())
 
     def _run(self, number: int) -> torch.Tensor:
-        """Return what a block makes of the text. Shapes: -> [S, L, E]"""
+        """Return the output of a block for the text. Shapes: -> [S, L, E]"""
         starts = range(0, len(self.hidden), BATCH_WINDOWS)
         return torch.cat([self._part(number, slice(s, s + BATCH_WINDOWS)) for s in starts])
 
@@ -104,7 +104,7 @@ class Calibration:
 
     def _stored_names(self, number: int) -> dict[str, str]:
         """Raises: ConfigError where the checkpoint lacks a parameter."""
-        found = {}
+        stored_as = {}
         for own, _ in self._blocks[number].named_parameters():
             full = f"{self.names[number]}.{own}"
             stored = self._name_of(full)
@@ -115,8 +115,8 @@ class Calibration:
                     where="--calibration",
                     fix=NO_TEXT,
                 )
-            found[own] = stored
-        return found
+            stored_as[own] = stored
+        return stored_as
 
 
 class Recorder:
@@ -247,8 +247,8 @@ def _first_states(
     inside = {id(parameter) for parameter in blocks.parameters()}
     wanted = {names[id(p)] for p in trunk.parameters() if id(p) not in inside}
     stored = {name_of(own): own for own in wanted}
-    found = source.those(lambda name: name in stored)
-    outer = {stored[name]: tensor.float() for name, tensor in found.items()}
+    tensors = source.those(lambda name: name in stored)
+    outer = {stored[name]: tensor.float() for name, tensor in tensors.items()}
     if outer.keys() != wanted:
         raise _unfit(model, f"{sorted(wanted - outer.keys())[0]} is not in the checkpoint")
     causal.load_state_dict(outer, strict=False, assign=True)

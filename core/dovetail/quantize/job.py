@@ -39,7 +39,7 @@ nearest."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What was written: bytes of weights, inputs per scale (None: no groups), errors per matrix,
+    """The result of a job: bytes of weights, inputs per scale (None: no groups), errors per matrix,
     and the matrices that stayed as they are, with the reasons. A calibrated method rounded layers
     to nearest that fewer than `least_tokens` came to (0: no text was asked for)."""
 
@@ -196,8 +196,8 @@ class Job:
     def _copy_settings(self, out: Path) -> None:
         """Copy all other files; config.json says what the weights became."""
         source = Path(self._run.model.path)
-        found = {file for pattern in SETTINGS for file in source.glob(pattern) if file.is_file()}
-        for file in found:
+        files = {file for pattern in SETTINGS for file in source.glob(pattern) if file.is_file()}
+        for file in files:
             if not file.name.endswith(".index.json") and file.name != CONFIG:
                 shutil.copyfile(file, out / file.name)
         config: dict[str, Any] = json.loads((source / CONFIG).read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ MIXTURE, SPARSE_BLOCK = ".mlp.", ".block_sparse_moe."
 
 
 class Names:
-    """What a checkpoint calls the parameters of transformers' model. `base` is the name of the
+    """The checkpoint's names of the parameters of transformers' model. `base` is the name of the
     model under its head, which some checkpoints leave out."""
 
     def __init__(self, stored: Collection[str], base: str) -> None:
@@ -65,8 +65,8 @@ class Experts(nn.Module):
                 continue
             own = hidden_states[tokens]
             both = torch.cat([expert.gate_proj(own), expert.up_proj(own)], dim=-1)  # type: ignore[operator]
-            made = expert.down_proj(self._gated(both))  # type: ignore[operator]
-            out.index_add_(0, tokens, made * top_k_weights[tokens, places, None].to(made.dtype))
+            output = expert.down_proj(self._gated(both))  # type: ignore[operator]
+            out.index_add_(0, tokens, output * top_k_weights[tokens, places, None].to(output.dtype))
         return out
 
 

@@ -41,7 +41,7 @@ class Plan:
 
 
 def plan_of(shapes: Shapes, quantizer: Quantizer) -> Plan:
-    """Return what is done with which matrix. Raises: ConfigError when nothing can be quantized."""
+    """Return what happens to each matrix. Raises: ConfigError when nothing can be quantized."""
     takes_tables = "tables" in quantizer.capabilities
     quantized, whole = [], {HEAD: USUAL}
     for tensor, shape in shapes.items():
@@ -113,7 +113,7 @@ def _unfit(sizes: Mapping[str, int], group: int) -> list[str]:
 
 
 def block_name(tensor: str) -> str:
-    """Return what a tensor is reported under: up to the first number, or its own layer."""
+    """Return the name that a tensor is reported under: up to the first number, or its layer."""
     words = tensor.split(".")
     numbers = [place for place, word in enumerate(words) if word.isdecimal()]
     return ".".join(words[: numbers[0] + 1]) if numbers else tensor.removesuffix(WEIGHT)

@@ -1,4 +1,4 @@
-"""Report: how far every matrix is from what it was, and what its layer computes with it."""
+"""Report: the error of every quantized matrix, and the error of its layer's output."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def lines(errors: Sequence[LayerError]) -> list[str]:
     has_outputs = any(one.outputs is not None for one in errors)
     width = max(len(name) for name in blocks)
     head = "error of weights" + (", of outputs" if has_outputs else "")
-    made = [f"{'':{width}}  {head} (worst matrix)"]
+    report_lines = [f"{'':{width}}  {head} (worst matrix)"]
     for name, members in blocks.items():
         weights = _mean([one.weights for one in members])
         outputs = [one.outputs for one in members if one.outputs is not None]
@@ -69,8 +69,8 @@ def lines(errors: Sequence[LayerError]) -> list[str]:
         own = worst.name.removeprefix(name).strip(".")
         text = f"{name:{width}}  {weights:16.3%}"
         text += f"  {_mean(outputs):10.3%}" if outputs else ""
-        made.append(f"{text}  {f'({own})' if own else ''}".rstrip())
-    return made
+        report_lines.append(f"{text}  {f'({own})' if own else ''}".rstrip())
+    return report_lines
 
 
 def by_reason(whole: Mapping[str, str]) -> dict[str, list[str]]:

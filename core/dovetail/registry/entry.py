@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Whether an entry can be selected. `reason` is empty when the word is "ok"."""
+    """An entry's state: whether it can be selected. `reason` is empty when the word is "ok"."""
 
     word: Literal["ok", "unavailable", "broken"]
     reason: str = ""

@@ -25,7 +25,7 @@ ImporterOf = Callable[[set[str]], Importer | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What one `@register(kind, name)` said. `module` is the module it stands in."""
+    """One registration by `@register(kind, name)`. `module` is the module it stands in."""
 
     kind: str
     name: str
@@ -46,9 +46,9 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     def note(plugin: Registered) -> Registered:
         module = getattr(plugin, "__module__", "")
         attribute = getattr(plugin, "__qualname__", "")
-        made = Registration(kind=kind, name=name, module=module, attribute=attribute)
-        if made not in registrations:
-            registrations.append(made)
+        registration = Registration(kind=kind, name=name, module=module, attribute=attribute)
+        if registration not in registrations:
+            registrations.append(registration)
         return plugin
 
     return note

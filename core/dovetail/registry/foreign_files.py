@@ -36,11 +36,12 @@ def _modules(node: ast.AST) -> Iterator[str]:
 
 def package_advice(roots: set[str]) -> str | None:
     """Return what to install for files that import these modules, or None."""
-    found = sorted(roots & set(PACKAGES))
-    if not found:
+    packages = sorted(roots & set(PACKAGES))
+    if not packages:
         return None
-    package = PACKAGES[found[0]]
+    package = PACKAGES[packages[0]]
     return (
-        f'files that import "{found[0]}" need the package {package}: run `pip install {package}` '
+        f'files that import "{packages[0]}" need the package {package}: '
+        f"run `pip install {package}` "
         f"(in a checkout `pip install ./contrib/{package.removeprefix('dovetail-')}`)."
     )

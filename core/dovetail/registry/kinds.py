@@ -20,11 +20,11 @@ VALUE = "dovetail.interfaces.plugin:Value"
 class Kind:
     """One thing that can be chosen by name.
 
-    `interface` is the "module:Class" every plugin of the kind derives from. `default` is the
-    choice where none is made (None: no plugin). `auto` says in words how "auto" decides among
-    all entries; empty where "auto" is no choice, or is an entry of its own. `is_open` says that
-    other words than registered names have a meaning to core (a folder, say). `has_named_options`
-    says that several plugins of the kind are used at once, so that options stand under their names.
+    `interface` is the "module:Class" every plugin of the kind derives from. `default` is the choice
+    where none is made (None: no plugin). `auto` says in words how "auto" decides among all entries;
+    empty where "auto" is not a choice, or is an entry itself. `is_open` says that other words than
+    registered names have a meaning to core (a folder, say). `has_named_options` says that several
+    plugins of the kind are used at once, so that options stand under their names.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Kind:
 
     @property
     def where(self) -> str:
-        """Return what an error calls the place of the choice."""
+        """Return the name of the choice in errors."""
         return self.flags[0] if self.flags else self.name
 
 

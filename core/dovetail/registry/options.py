@@ -89,7 +89,7 @@ def given_options(
 
 
 def as_text(options: Any) -> dict[str, str]:
-    """Return every option as the text that `options_for` turns back into it."""
+    """Return every option as text that `options_for` can read."""
     plain = _plain({f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
     return {
         name: value if isinstance(value, str) else json.dumps(value)
@@ -115,7 +115,7 @@ def describe_options(cls: type[Plugin]) -> list[dict[str, Any]]:
 
 
 def _values_text(field: dataclasses.Field[Any], wanted: Any) -> str:
-    """Return what a field takes, in words."""
+    """Return the values that a field takes, in words."""
     choices = field.metadata.get("choices")
     return wanted_text(wanted) if choices is None else f"one of {_listed(choices)}"
 

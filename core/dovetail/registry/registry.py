@@ -74,7 +74,7 @@ class Registry:
     def find_used(self, kind: str, spec: str, *, where: str | None = None) -> Entry:
         """Return the entry for a name as `find` does, or dovetail's own for a default's name.
 
-        Nobody need have chosen a default: a package that offers its name too changes nothing.
+        A default is not chosen by the user: a package that offers its name too changes nothing.
         Whoever writes the name goes through `find` first, which says that there are two.
         """
         if spec == kind_named(kind).default and ":" not in spec:
@@ -86,7 +86,7 @@ class Registry:
         return self.find(kind, spec, where=where)
 
     def own(self, kind: str, name: str) -> str:
-        """Return how to write the plugin of this name that dovetail itself falls back on."""
+        """Return the spelling that selects dovetail's own plugin of this name."""
         offers = [entry for entry in self.entries(kind) if entry.name == name]
         is_shared = len(offers) > 1 and any(e.distribution == BUILT_IN for e in offers)
         return f"{name}@{BUILT_IN}" if is_shared else name
@@ -239,18 +239,18 @@ class Registry:
         """
         file = Path(path).expanduser().resolve()
         module = files.import_file(file, self._importer_of).__name__
-        made = [
+        entries = [
             Entry(
-                kind=kind_named(found.kind).name,
-                name=found.name,
+                kind=kind_named(registration.kind).name,
+                name=registration.name,
                 distribution=file.name,
-                target=f"{file}:{found.attribute}",
+                target=f"{file}:{registration.attribute}",
                 origin="file",
             )
-            for found in files.registrations
-            if found.module == module
+            for registration in files.registrations
+            if registration.module == module
         ]
-        if not made:
+        if not entries:
             raise ConfigError(
                 "the file registers no plugin.",
                 where=str(path),
@@ -258,8 +258,8 @@ class Registry:
                 or 'write @register("<kind>", "<name>") above its class.',
             )
         known = {(entry.kind, entry.id) for entry in self._added}
-        self._added += [entry for entry in made if (entry.kind, entry.id) not in known]
-        return made
+        self._added += [entry for entry in entries if (entry.kind, entry.id) not in known]
+        return entries
 
     def block(self, hidden: Iterable[str]) -> list[str]:
         """Hide plugins: each name is a distribution, name, name@distribution or kind:name.
@@ -280,7 +280,7 @@ class Registry:
         What files and blocks add meanwhile is forgotten at the end as well.
         """
         before = self._added, self._shows_discovered, self._blocked
-        made = [
+        entries = [
             Entry(
                 kind=kind if kind == HOOKS else kind_named(kind).name,
                 name=name.partition("@")[0],
@@ -291,7 +291,7 @@ class Registry:
             for kind, names in added.items()
             for name, target in names.items()
         ]
-        self._added = made if only else [*self._added, *made]
+        self._added = entries if only else [*self._added, *entries]
         self._shows_discovered = self._shows_discovered and not only
         try:
             yield
@@ -315,7 +315,7 @@ class Registry:
         return facts | _describe_plugin(self.load_target(entry.kind, entry.target))
 
     def _importer_of(self, roots: set[str]) -> Importer | None:
-        """Return what runs files that import these modules. Raises: as `load_entry`"""
+        """Return the importer of files that import these modules. Raises: as `load_entry`"""
         for entry in self.entries("file_importer"):
             if entry.name in roots:
                 importer: Importer = self.load_entry(entry).value
@@ -398,7 +398,7 @@ def selection_of(entry: Entry, options: dict[str, Any]) -> Selection:
 
 
 def describe_metadata(entry: Entry) -> dict[str, Any]:
-    """Return what the metadata says of an entry, as plain data; imports nothing."""
+    """Return an entry's metadata as plain data; imports nothing."""
     return {
         "kind": entry.kind,
         "name": entry.name,

@@ -19,7 +19,7 @@ _HOPS = 6
 
 
 def summary_of(entry: Entry) -> str:
-    """Return what the entry's source says of itself, or nothing. Imports nothing."""
+    """Return the summary in the entry's source, or nothing. Imports nothing."""
     return _stated(entry.module, entry.attribute, _HOPS)
 
 

@@ -37,13 +37,12 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
 
 
 def why_unsupported(kind: str, name: str) -> str | None:
-    """Return why a known name cannot be chosen, or None for a name that nobody knows."""
+    """Return why a known name cannot be chosen, or None for an unknown name."""
     feature = UNSUPPORTED_NAMES.get(kind, {}).get(name)
     return None if feature is None else what(feature)
 
 
 def instead_of(kind: str, name: str) -> str:
-    """Return what to do in place of a known name that cannot be chosen; nothing where it is not
-    known."""
+    """Return what to do instead of choosing an unsupported name; nothing for an unknown name."""
     feature = UNSUPPORTED_NAMES.get(kind, {}).get(name)
     return "" if feature is None else FEATURES[feature].fix

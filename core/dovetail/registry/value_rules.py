@@ -19,7 +19,7 @@ _CACHED = (*_COMPUTED, "float8_e4m3fn", "float8_e5m2", "int8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRule:
-    """What a kind's values are, in words and as a test of one."""
+    """The rule for a kind's values, in words and as a test."""
 
     words: str
     fits: Callable[[Any], bool]

@@ -150,9 +150,9 @@ def _order_faults(
 ) -> Iterator[str]:
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     wanted = [p.name for p in theirs if p.kind is positional]
-    found = [p.name for p in ours if p.kind is positional][: len(wanted)]
-    if found != wanted:
-        yield f"{name}() takes ({', '.join(found)}) by position; the interface says {shown}"
+    names = [p.name for p in ours if p.kind is positional][: len(wanted)]
+    if names != wanted:
+        yield f"{name}() takes ({', '.join(names)}) by position; the interface says {shown}"
     named = {p.name for p in theirs if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for parameter in ours:
         if parameter.name in named and parameter.kind is inspect.Parameter.POSITIONAL_ONLY:

@@ -194,7 +194,7 @@ class Batch:
         return LiveTokens(self, row, int(self.num_prompt[row]), None)
 
     def views(self, inputs: StepInputs) -> Sequence[StepRow]:
-        """Return what models may see of the step's rows, made when looked at."""
+        """Return the step's rows as models may see them, computed on first use."""
         return StepRows(self, inputs)
 
 

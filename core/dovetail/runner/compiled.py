@@ -111,7 +111,7 @@ class CompiledForward:
         return self._made(token_ids, positions)
 
     def _compile(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Return what runs a graph. Called by torch. Mutates: self"""
+        """Return the function that runs a graph. Called by torch. Mutates: self"""
         from torch._inductor.compile_fx import compile_fx
 
         self.num_graphs += 1
@@ -128,7 +128,7 @@ class CompiledForward:
         return statistics.median(one / other for one, other in pairs)
 
     def _timer(self, run: Pass, is_captured: bool, is_made: bool) -> Callable[[], float]:
-        """Return what runs one of the two passes and tells its seconds."""
+        """Return the function that runs one of the two passes and returns its seconds."""
 
         def timed(function: Callable[[], object]) -> float:
             before = self._calls.mark()

@@ -31,7 +31,7 @@ SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What was written."""
+    """The result of a conversion."""
 
     num_bytes: int
     num_settings: int

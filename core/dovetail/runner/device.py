@@ -38,8 +38,8 @@ class Graph(Protocol):
 
 
 class DeviceCalls(Protocol):
-    """What a runner asks of its device beyond torch's operators. `runs_ahead`: calls return before
-    their work is done."""
+    """The calls to a device beyond torch's operators. `runs_ahead`: calls return before their work
+    is done."""
 
     runs_ahead: bool
 
@@ -128,7 +128,7 @@ class GraphMemory:
         self._graphs.add(graph)
 
     def drop(self) -> None:
-        """Let the next graph begin with memory of its own, after a capture that failed."""
+        """Let the next graph begin with fresh memory, after a capture that failed."""
         self._handle = None
 
 

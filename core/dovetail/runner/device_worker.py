@@ -43,8 +43,8 @@ class DeviceWorker(Worker):
         """Return the device of this rank, made current. Raises: ConfigError"""
 
     def _device_calls(self) -> DeviceCalls | None:
-        """Return what a runner asks of this device beyond torch's operators; None: as torch's
-        device of the same type does (see runner.device)."""
+        """Return the calls to this device beyond torch's operators; None: as torch's device of the
+        same type does (see runner.device)."""
         return None
 
     def _set_threads(self) -> None:
@@ -109,7 +109,7 @@ class DeviceWorker(Worker):
         give_memory_back()
 
     def sleep(self, level: int) -> None:
-        """Give the memory of the cache and of the weights back. Raises: RequestError"""
+        """Release the memory of the cache and of the weights. Raises: RequestError"""
         assert self._sleep is not None, "allocate() comes first, and nothing after shutdown()"
         self._sleep.sleep(level)
 
@@ -122,7 +122,7 @@ class DeviceWorker(Worker):
             self._sleep.wake_up_cache()
 
     def shutdown(self) -> None:
-        """Give the model and the cache back. May be called twice."""
+        """Release the model and the cache. May be called twice."""
         if self._sleep is not None:
             self._sleep.close()
         self._runner = None

@@ -1,9 +1,9 @@
 """GraphManager: steps in which every row computes one token, captured by size and run again.
 
 A captured step reads its inputs at fixed places on the device, so a step of 13 rows runs the graph
-of 16: the rows that pad it have one token of the null block, and nobody reads what becomes of them.
-Graphs differ in the longest context too, as attention's launches grow with it. Knows no request and
-no sampling; the primitive that captures is the device's (`runner.device`).
+of 16: the rows that pad it have one token of the null block, and their results are not read. Graphs
+differ in the longest context too, as attention's launches grow with it. Knows no request and no
+sampling; the primitive that captures is the device's (`runner.device`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def contexts(max_model_tokens: int) -> tuple[int, ...]:
 
 
 def captured_keys(sizes: Sequence[int], max_model_tokens: int) -> list[Key]:
-    """Return what is captured, largest first: every size for the shortest context, for longer ones
-    the powers of two and the largest."""
+    """Return the steps to capture, largest first: every size for the shortest context, for longer
+    ones the powers of two and the largest."""
     shortest, *longer = contexts(max_model_tokens)
     coarse = [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
     keys = [(size, shortest) for size in sizes]
@@ -130,10 +130,10 @@ class GraphManager:
         count = len(inputs.rows)
         if not self._graphs or count != len(inputs.token_ids) or count > self._most_rows:
             return None
-        found = self._find(count, int(inputs.seq_lens.max()))
-        if found is None:
+        captured = self._find(count, int(inputs.seq_lens.max()))
+        if captured is None:
             return None
-        rows, graph = found
+        rows, graph = captured
         self._tensors.tables.refresh()
         uploaded = self._staging.upload(self._padded(inputs, rows))
         return graph.replay()[:count], uploaded[2][:count]

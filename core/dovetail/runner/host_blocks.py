@@ -1,4 +1,4 @@
-"""HostBlockStorage: host memory that takes KV blocks of preempted requests, and gives them back.
+"""HostBlockStorage: host memory that keeps KV blocks of preempted requests until they run again.
 
 A host block holds what one block id names in every KV tensor, tensor after tensor. Blocks are
 gathered on the device into a piece of at most `PIECE_BYTES` and copied from there, so that a copy
@@ -70,7 +70,7 @@ class HostBlockStorage:
                 tensor.index_copy_(0, index, staged[:, i].reshape(-1, *tensor.shape[1:]))
 
     def release(self) -> None:
-        """Give the host memory back; nothing is kept in it. Mutates: self"""
+        """Release the host memory; nothing is kept in it. Mutates: self"""
         self._slabs.clear()
 
     def _pieces(self, pairs: Pairs) -> Iterator[Pairs]:

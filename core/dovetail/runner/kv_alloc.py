@@ -48,8 +48,8 @@ def allocate_kv(
 def small_layout(
     layers: Sequence[KVLayer], backend: AttentionBackend, *, block_tokens: int, num_blocks: int
 ) -> KVLayout:
-    """Return a layout of few blocks in which every layer has a tensor of its own: a place to run
-    steps before it is known how many blocks there will be."""
+    """Return a layout of few blocks in which every layer has its own tensor: a place to run steps
+    before it is known how many blocks there will be."""
     kept = KVLayout(
         groups=(KVGroup(layers=tuple(layer.name for layer in layers)),) if layers else (),
         num_tensors=len(layers),

@@ -129,7 +129,7 @@ def give_memory_back() -> None:
 
 
 def trim_heap() -> None:
-    """Return what is free to the system; glibc would keep it for later."""
+    """Return free memory to the system; glibc would keep it for later."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 

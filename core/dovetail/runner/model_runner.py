@@ -58,7 +58,7 @@ from dovetail.structured_output.thinking import ReasoningBudget
 
 @dataclass(slots=True, kw_only=True)
 class _Computed:
-    """What the model made of a step. `drawn_after` picks the tokens after which is drawn (None:
+    """The model's outputs of a step. `drawn_after` picks the tokens after which is drawn (None:
     all); `drawn_rows` are their rows, told where there are steps ahead.
 
     Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
@@ -153,7 +153,7 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
 
     def _recorder(self) -> RecordedForward | None:
-        """Return what runs small steps as one call, where the run allows it."""
+        """Return the recorder that runs small steps as one call, where the run allows it."""
         if self.run.is_eager or self.run.ops or self.device.type != "cpu":
             return None
 
@@ -163,7 +163,7 @@ class ModelRunner:
         return RecordedForward(own, self._batch.tables, self.run.max_rows, self.run.graph_sizes)
 
     def _graph_manager(self, tensors: DeviceTensors) -> GraphManager:
-        """Return what captures small steps; it says why where nothing is to be captured."""
+        """Return the manager of captured steps; it logs why where nothing is captured."""
         run, reason = self.run, None
         if run.is_eager or not run.graph_sizes:
             reason = "graphs are switched off"
@@ -288,17 +288,17 @@ class ModelRunner:
         if self._masks is not None:
             self._masks.begin(inputs.rows[inputs.samples].tolist())
         sampling = np.flatnonzero(inputs.samples)
-        made = self._forward(inputs, sampling)
+        computed = self._forward(inputs, sampling)
         step = BegunStep(
             step_id=plan.step_id, inputs=inputs, begun=begun, computed=self._calls.mark()
         )
         step.prompt = self._prompt_logprobs.begin(
-            self._batch, inputs, made.hidden, self._model.logits
+            self._batch, inputs, computed.hidden, self._model.logits
         )
         if inputs.drafted and sampling.size:
-            step.rows = self._verified(step, made, sampling)
+            step.rows = self._verified(step, computed, sampling)
         elif sampling.size:
-            pending = self._draw(made, inputs.rows[sampling])
+            pending = self._draw(computed, inputs.rows[sampling])
             step.drawn = (sampling, pending, self._batch.expect(inputs.rows[sampling]))
         step.ended = self._calls.mark()
         return step
@@ -336,9 +336,9 @@ class ModelRunner:
                     drawn_after=None if after is None else torch.from_numpy(after),
                 )
         if self._graphs is not None and len(sampling) == len(inputs.steps):
-            found = self._graphs.run(inputs)
-            if found is not None:
-                return _Computed(hidden=found[0], drawn_rows=found[1])
+            outputs = self._graphs.run(inputs)
+            if outputs is not None:
+                return _Computed(hidden=outputs[0], drawn_rows=outputs[1])
         placed = self._tensors.place(inputs, verify.drawn_after(inputs, sampling))
         hidden = self._forward_eagerly(
             placed.token_ids, placed.positions, placed.layouts, self._batch.views(inputs)

@@ -108,14 +108,15 @@ class Visitor:
             self.next.fetch()
 
     def leave(self, block: nn.Module, args: object, out: object) -> None:
-        """Give the memory back after the block has run, to work that is queued later."""
+        """Release the memory after the block has run, for work that is queued later."""
         self.is_there = False
         for storage, _, _ in self.pieces:
             storage.resize_(0)
 
 
 class Offload:
-    """What of one model stays in host memory: blocks of `max_bytes` together, or one more."""
+    """The part of one model that stays in host memory: blocks of `max_bytes` together, or one
+    more."""
 
     def __init__(self, max_bytes: int, num_blocks: int, device: torch.device) -> None:
         self._max_bytes = max_bytes
@@ -194,7 +195,8 @@ class Offload:
             visitor.pieces.append((storage, size, start))
 
     def attach(self, model: nn.Module) -> None:
-        """Have blocks fetch their weights before they run and give them back. Mutates: model"""
+        """Let blocks fetch their weights before they run and release them afterwards. Mutates:
+        model"""
         blocks = self._blocks(model)
         for place, (block, visitor) in enumerate(blocks):
             visitor.next = blocks[(place + 1) % len(blocks)][1] if len(blocks) > 1 else None

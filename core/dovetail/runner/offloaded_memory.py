@@ -41,7 +41,7 @@ class OffloadedMemory(ABC):
         """
 
     def forget(self) -> None:
-        """Drop what is kept: the memory will not come back. May be called twice."""
+        """Drop what is kept: the memory will not be restored. May be called twice."""
 
 
 def offload(tensors: Iterable[torch.Tensor], *, keeps: bool) -> OffloadedMemory:
@@ -66,7 +66,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
 
 
 class OffloadedPages(OffloadedMemory):
-    """Whole pages of host memory, given back to the system."""
+    """Whole pages of host memory, returned to the system."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], *, keeps: bool) -> None:
         self._storages = storages  # their addresses must stay theirs
@@ -116,7 +116,7 @@ def _bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def _release(address: int, size: int) -> bool:
-    """Return whether the system took pages back. It keeps those that are locked, say."""
+    """Return whether the system took the pages. It keeps those that are locked, say."""
     if not size:
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -31,7 +31,7 @@ RowFinish = Callable[[], list[TokenLogprobs] | None]
 
 
 def nothing_told() -> Told:
-    """Return that no row asked."""
+    """Return an empty result: no row asked for prompt logprobs."""
     return {}, {}
 
 

@@ -82,7 +82,7 @@ class RecordedForward:
         return program.run() if count in self._proven else self._prove(program, count)
 
     def _prove(self, program: Program, count: int) -> torch.Tensor | None:
-        """Return what the program makes of its first new inputs if it is what the model makes."""
+        """Return the program's output for its first new inputs, if it equals the model's."""
         token_ids, positions = self._inputs(count)
         wanted = self._forward(token_ids, positions, self._layouts(count)).clone()
         output = program.run()

@@ -1,4 +1,4 @@
-"""Trial steps: forward passes of any number of tokens that touch nobody's cache.
+"""Timing passes: forward passes of any number of tokens that leave every request's cache alone.
 
 All of their tokens are written to the null block and read from there. Pure functions; know no
 model and no request.
@@ -41,7 +41,7 @@ def timing_passes(
 def _pass(
     forward: Forward, tables: Sequence[BlockTable], device: torch.device, counts: list[int]
 ) -> Callable[[], torch.Tensor]:
-    """Return the pass of rows of so many tokens each, all of them in the null block."""
+    """Return a pass of rows with these numbers of tokens, all of them in the null block."""
     num_tokens, most = sum(counts), max(counts)
     starts = torch.tensor([0, *counts]).cumsum(0)
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)

@@ -56,7 +56,7 @@ def _forget_values(module: nn.Module) -> None:
 
 
 def _headers(run: RunSpec) -> Iterable[TensorHeader] | None:
-    """Return what the files say of their tensors, None where the format does not tell."""
+    """Return the headers of the files' tensors, None where the format has none."""
     ignored = tuple(run.load_options.get("ignore_patterns", ()))
     load_format = registry.make(run.load_format)
     found: Iterable[TensorHeader] | None = load_format.headers(

@@ -22,7 +22,7 @@ from dovetail.sampling.sampler import Draws, Sampler
 
 @dataclass(slots=True, kw_only=True)
 class RowDraws:
-    """What one row drew, or the fault of its first draw."""
+    """One row's draws, or the fault of its first draw."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -68,7 +68,7 @@ def verify_drafts(
     sampling: np.ndarray,
     logits_of: Callable[[], torch.Tensor],
 ) -> list[RowDraws]:
-    """Return what each of the rows `sampling` drew: one token more than drafts came true.
+    """Return the draws of each of the rows `sampling`: one token more than drafts were accepted.
 
     `logits_of` computes the logits at `drawn_positions`, again if a processor asks for it. A fault
     after the first draw ends the row's draws without a word: it comes up again in the next step,

@@ -45,9 +45,9 @@ def token_logprobs(
     is_short = max(sizes, default=0) <= MAX_TOP
     if uses_kernels and is_short and can_sample(logits) and library() is not None:
         tokens = np.array(token_ids, dtype=np.int64)
-        made = logprobs_of(logits, tokens, np.array(sizes, dtype=np.int64))
-        found = listed(made, range(len(sizes)), token_ids, sizes)
-        return _with_logits(found, logits) if tells_logits else found
+        logprobs = logprobs_of(logits, tokens, np.array(sizes, dtype=np.int64))
+        entries = listed(logprobs, range(len(sizes)), token_ids, sizes)
+        return _with_logits(entries, logits) if tells_logits else entries
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device)
     told = tell(logits, ids, num_top)
     return read(told, told.numbers.cpu().numpy(), token_ids, tells_logits=tells_logits)
@@ -56,7 +56,7 @@ def token_logprobs(
 def listed(
     found: Logprobs, indices: Sequence[int], token_ids: Sequence[int], sizes: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Return what kernels wrote into the rows `indices`, one entry each with its first n tokens.
+    """Return the results of kernels for the rows `indices`, one entry each with its first n tokens.
 
     Shapes: indices rising, token_ids and sizes as long
     """
@@ -146,8 +146,8 @@ def read(
             norm = np.log(total * 2.0**-WEIGHT_UNITS) + best
             logprob = np.clip(chosen - norm, FLOOR, 0.0)
             top_logprobs = np.clip(values - norm[:, None], FLOOR, 0.0)
-    found = Logprobs(logprob=logprob, rank=rank, top_ids=ids, top_logprobs=top_logprobs)
-    return listed(found, range(len(token_ids)), token_ids, told.sizes)
+    logprobs = Logprobs(logprob=logprob, rank=rank, top_ids=ids, top_logprobs=top_logprobs)
+    return listed(logprobs, range(len(token_ids)), token_ids, told.sizes)
 
 
 def best_of(numbers: np.ndarray) -> np.ndarray:
@@ -166,5 +166,5 @@ def _sizes(num_top: Sequence[int], vocab: int) -> list[int]:
 
 @cache
 def _kernel(device_type: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """Return what computes the numbers on a device."""
+    """Return the kernel that computes the numbers on a device."""
     return OP.pick(device_type, dtype)

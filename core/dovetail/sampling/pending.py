@@ -27,7 +27,7 @@ class PendingDraws(ABC):
 
     @abstractmethod
     def collect(self) -> Draws:
-        """Return what was drawn once it is there."""
+        """Wait for the draws and return them."""
 
 
 class DoneDraws(PendingDraws):
@@ -43,7 +43,7 @@ class DoneDraws(PendingDraws):
         return torch.tensor(self._draws.token_ids, dtype=torch.int64, device=self._device)
 
     def collect(self) -> Draws:
-        """Return what was drawn."""
+        """Return the draws."""
         return self._draws
 
 

@@ -1,6 +1,6 @@
 """ProcessorChain: the logits processors of a runner, called only for the rows that want them.
 
-A processor that raises costs the row it raised for, nobody else.
+A processor that raises ends the row it raised for, and no other.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RowParams:
 
 
 def inverse_temperature(params: SamplingParams) -> float:
-    """Return what logits are multiplied by; 0 for greedy rows."""
+    """Return the factor of the logits; 0 for greedy rows."""
     return 1.0 / max(params.temperature, MIN_TEMPERATURE) if params.temperature > 0.0 else 0.0
 
 

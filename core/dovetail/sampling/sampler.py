@@ -232,8 +232,8 @@ class Sampler:
         if told is not None:
             indices = _wants(step).tolist()
             own = [draws.token_ids[i] for i in indices]
-            found = read(told, arrays[-1], own, tells_logits=self._tells_logits)
-            self._take_logprobs(draws, indices, found)
+            entries = read(told, arrays[-1], own, tells_logits=self._tells_logits)
+            self._take_logprobs(draws, indices, entries)
         return draws
 
     def _run(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> Draws:
@@ -312,16 +312,16 @@ class Sampler:
             if top > work.shape[1]:
                 top = work.shape[1]
                 np.minimum(tables.num_top, top, out=tables.num_top)
-        found = native(work, step.rows, step.positions, logprobs_top=top)
+        drawn = native(work, step.rows, step.positions, logprobs_top=top)
         count = len(step.row_list)
         if not np.isfinite(native.best[:count]).all():
             self._blame(step, native.best[:count].tolist(), native.raw_best[:count].tolist())
         draws = self._finish(step, native.tokens[:count].tolist())
-        if found is not None:
+        if drawn is not None:
             wants = _wants(step)
             indices, sizes = wants.tolist(), tables.num_top[step.rows[wants]].tolist()
             ids = [draws.token_ids[i] for i in indices]
-            self._take_logprobs(draws, indices, listed(found, indices, ids, sizes))
+            self._take_logprobs(draws, indices, listed(drawn, indices, ids, sizes))
         return draws
 
     def _blame(self, step: DrawStep, best: list[float], raw_best: list[float]) -> None:
@@ -362,7 +362,7 @@ class Sampler:
         """Fill in the logprobs of rows that want them, from their logits. Mutates: draws"""
         wants = _wants(step)
         indices = wants.tolist()
-        found = token_logprobs(
+        entries = token_logprobs(
             told,
             [draws.token_ids[i] for i in indices],
             self._params.num_logprobs[step.rows[wants]].tolist(),
@@ -372,8 +372,8 @@ class Sampler:
         for i, index in enumerate(indices):
             named = self._params.named.get(step.row_list[index])
             if named is not None:
-                found[i] = with_named(found[i], told[i], named, tells_logits=self._tells_logits)
-        self._take_logprobs(draws, indices, found)
+                entries[i] = with_named(entries[i], told[i], named, tells_logits=self._tells_logits)
+        self._take_logprobs(draws, indices, entries)
 
     @staticmethod
     def _take_logprobs(draws: Draws, indices: list[int], found: list[TokenLogprobs]) -> None:

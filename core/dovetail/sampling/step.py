@@ -16,7 +16,7 @@ BROKEN = "a logits processor left logits that are not finite (NaN or infinity)"
 
 @dataclass(slots=True, kw_only=True)
 class Draws:
-    """What a step drew. `token_ids` has one entry per row (0 for a faulty one); `logprobs` and
+    """The draws of a step. `token_ids` has one entry per row (0 for a faulty one); `logprobs` and
     `faults` are keyed by index into the step's rows."""
 
     token_ids: list[int]

@@ -23,9 +23,9 @@ from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.observability import metrics
 from dovetail.registry import hooks
 from dovetail.server.api.families import ServedApi, flags_by_path, states_of
+from dovetail.server.generate.body_route import BodyRoute
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.ignored_fields import HEADER
-from dovetail.server.generate.large_bodies import LargeBodyRoute
 from dovetail.server.generate.server_state import Parsers, build_server
 from dovetail.server.generate.streaming import ClientDisconnected
 from dovetail.server.generate.template.chat import ChatRenderer
@@ -67,7 +67,7 @@ def build_app(
         redoc_url="/redoc" if has_docs else None,
         openapi_url="/openapi.json" if has_docs else None,
     )
-    app.router.route_class = LargeBodyRoute
+    app.router.route_class = BodyRoute
     app.state.server = build_server(
         engine,
         frontend,
@@ -78,6 +78,7 @@ def build_app(
     app.state.open_requests = OpenRequests()
     app.state.open_endpoints = set[Callable[..., Any]]()
     app.state.bounded_endpoints = set[Callable[..., Any]]()
+    app.state.watched_endpoints = set[Callable[..., Any]]()
     app.state.api_states = states_of(apis)
     app.state.flags_by_path = flags_by_path(served.api for served in apis)
     for served in apis:
@@ -100,6 +101,8 @@ def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
         app.add_api_route(route.path, endpoint, methods=[route.method], response_model=None)
         if api.task == GENERATE and not route.takes_any_length:
             app.state.bounded_endpoints.add(endpoint)
+        if api.task is not None and route.body is not None:
+            app.state.watched_endpoints.add(endpoint)
         if route.is_open:
             open_route(app, endpoint)
 

@@ -14,7 +14,6 @@ import os
 import resource
 import select
 import signal
-import struct
 import time
 from typing import BinaryIO, NoReturn
 
@@ -30,7 +29,6 @@ from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
 from dovetail.structured_output.rewriting.pipeline import original_pointer
 
-LENGTH = struct.Struct("<I")
 PIECE_BYTES = 1 << 20
 WALL_FACTOR = 6.0
 """How many times its limit of processor time a constraint may take by the clock: other processes
@@ -58,20 +56,10 @@ class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
     is_starved: bool = False
 
 
-def write(stream: BinaryIO, message: msgspec.Struct) -> None:
-    """Write one message."""
-    data = msgspec.msgpack.encode(message)
-    stream.write(LENGTH.pack(len(data)) + data)
+def _write(stream: BinaryIO, message: CompileResult) -> None:
+    """Write one result."""
+    stream.write(process.framed(message))
     stream.flush()
-
-
-def read(stream: BinaryIO) -> bytes | None:
-    """Return the next message's bytes, or None at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (size,) = LENGTH.unpack(head)
-    return stream.read(size)
 
 
 def main() -> int:
@@ -81,13 +69,13 @@ def main() -> int:
     incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
     cache = ConstraintCache(spec)
     probe = FirstTokenProbe(cache.vocabulary)
-    write(outgoing, CompileResult(artifact=str(cache.vocabulary.size).encode()))
-    while (data := read(incoming)) is not None:
+    _write(outgoing, CompileResult(artifact=str(cache.vocabulary.size).encode()))
+    while (data := process.read_message(incoming)) is not None:
         job = msgspec.msgpack.decode(data, type=Job)
         if job.constraint:
-            write(outgoing, _in_child(cache, probe, job))
+            _write(outgoing, _in_child(cache, probe, job))
         else:
-            write(outgoing, _load_backend(cache, job.backend))
+            _write(outgoing, _load_backend(cache, job.backend))
     return 0
 
 

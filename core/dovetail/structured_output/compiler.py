@@ -9,27 +9,25 @@ bytes; equal constraints that arrive together are compiled once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-import msgspec
-
+from dovetail.child_channel import ChildChannel
 from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.constraint import Constraint, Literal, encode_constraint
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredConstraints
-from dovetail.process import Child, spawn
 from dovetail.structured_output.cache import constraint_key
-from dovetail.structured_output.compile_worker import LENGTH, WALL_FACTOR, CompileResult, Job
+from dovetail.structured_output.compile_worker import WALL_FACTOR, CompileResult, Job
 from dovetail.structured_output.select_backend import first_backend, prepared, select_backends
 
 logger = logging.getLogger(__name__)
 
+WORKER = "dovetail.structured_output.compile_worker"
 START_LIMIT_S = 600.0
 """A large vocabulary on a busy machine may take minutes, and no request is to blame."""
 SLACK_S = 10.0
@@ -51,7 +49,7 @@ class ConstraintCompiler:
 
     def __init__(self, spec: StructuredOutputSpec) -> None:
         self.spec = spec
-        self._process: _Worker | None = None
+        self._process: ChildChannel | None = None
         self._ready: set[str] = set()
         self._turn = asyncio.Lock()
         self._task: asyncio.Future[bytes] | None = None
@@ -148,11 +146,11 @@ class ConstraintCompiler:
         data = _written(constraint, where)
         if data not in self._rewritten:
             loop = asyncio.get_running_loop()
-            made = await loop.run_in_executor(None, prepared, constraint, where)
-            self._rewritten[data] = made
+            rewritten = await loop.run_in_executor(None, prepared, constraint, where)
+            self._rewritten[data] = rewritten
             while len(self._rewritten) > MAX_REWRITTEN:
                 self._rewritten.popitem(last=False)
-            return made
+            return rewritten
         self._rewritten.move_to_end(data)
         return self._rewritten[data]
 
@@ -244,7 +242,7 @@ class ConstraintCompiler:
         process = await self._started(job.backend)
         try:
             limit_s = WALL_FACTOR * self.spec.compile_limit_s + SLACK_S
-            result = await asyncio.wait_for(process.compile(job), limit_s)
+            result = await asyncio.wait_for(_run(process, job), limit_s)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self._kill()
             what = "the process that compiles constraints ended or does not respond."
@@ -257,7 +255,7 @@ class ConstraintCompiler:
         self._remember((job.backend, job.constraint), refusal)
         raise refusal
 
-    async def _started(self, backend: str) -> _Worker:
+    async def _started(self, backend: str) -> ChildChannel:
         """Return the process with this backend ready, started if there is none. Only by who has
         the turn.
 
@@ -266,10 +264,11 @@ class ConstraintCompiler:
         if self._process is not None and self._process.has_ended:
             await self._kill()
         if self._process is None:
-            self._process = await _Worker.start(self.spec)
-            await self._until_ready(self._process.result())  # it has read the vocabulary
+            self._process = await ChildChannel.open(WORKER, self.spec)
+            vocabulary_read = self._process.receive(CompileResult)
+            await self._until_ready(vocabulary_read)
         if backend not in self._ready:
-            await self._until_ready(self._process.compile(Job(backend=backend, constraint=b"")))
+            await self._until_ready(_run(self._process, Job(backend=backend, constraint=b"")))
             self._ready.add(backend)
         return self._process
 
@@ -288,7 +287,7 @@ class ConstraintCompiler:
         worker, self._process = self._process, None
         self._ready.clear()
         if worker is not None:
-            await worker.kill()
+            await worker.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,55 +298,14 @@ class _Refusal:
     until_s: float
 
 
-class _Worker:
-    """The process that compiles, and the channel to it."""
-
-    def __init__(
-        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._child = child
-        self._reader = reader
-        self._writer = writer
-        self.pid = child.pid
-
-    @classmethod
-    async def start(cls, spec: StructuredOutputSpec) -> Self:
-        """Return a started process. Its first result comes when it has read the vocabulary."""
-        child = spawn("dovetail.structured_output.compile_worker", spec, has_channel=True)
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=child.channel)
-        except BaseException:
-            child.end(0.0)
-            raise
-        return cls(child, reader, writer)
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether the process has ended."""
-        return self._child.status is not None
-
-    async def compile(self, job: Job) -> CompileResult:
-        """Send a job and return its result."""
-        data = msgspec.msgpack.encode(job)
-        self._writer.write(LENGTH.pack(len(data)) + data)
-        await self._writer.drain()
-        return await self.result()
-
-    async def result(self) -> CompileResult:
-        """Return the next result. Raises: IncompleteReadError, OSError when the process ends"""
-        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        return msgspec.msgpack.decode(await self._reader.readexactly(size), type=CompileResult)
-
-    async def kill(self) -> None:
-        """End the process, whatever it is doing."""
-        self._writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
-        await asyncio.get_running_loop().run_in_executor(None, self._child.end, 0.0)
+async def _run(worker: ChildChannel, job: Job) -> CompileResult:
+    """Return a job's result. Raises: IncompleteReadError, OSError when the process ends"""
+    await worker.send(job)
+    return await worker.receive(CompileResult)
 
 
 def _refusal(result: CompileResult, where: str) -> RequestError:
-    """Return why a constraint was not compiled, for whoever sent it."""
+    """Return the error of a constraint that was not compiled, for its sender."""
     assert result.fault is not None
     if result.is_too_complex:
         return RequestError(

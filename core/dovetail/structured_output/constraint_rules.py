@@ -64,8 +64,8 @@ class _Maker:
             case Regex(regex):
                 return whole(regex)
             case JsonSchema(schema, whitespace):
-                made = JsonGrammar(schema, whitespace, self._depth).rules
-                return self._added(made)
+                rules = JsonGrammar(schema, whitespace, self._depth).rules
+                return self._added(rules)
             case FreeText(without):
                 if self._depth is not None:
                     raise InvalidConstraint("free text is not supported")

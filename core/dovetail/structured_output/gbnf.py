@@ -105,14 +105,14 @@ def _flat(parts: tuple[Node, ...]) -> list[Node]:
 
 def _joined(texts: list[str]) -> list[str]:
     """Return texts of which those in quotation marks that follow each other are one."""
-    made: list[str] = []
+    written: list[str] = []
     for text in texts:
-        is_both = _is_quoted(text) and made and _is_quoted(made[-1])
+        is_both = _is_quoted(text) and written and _is_quoted(written[-1])
         if is_both:
-            made[-1] = made[-1][:-1] + text[1:]
+            written[-1] = written[-1][:-1] + text[1:]
         else:
-            made.append(text)
-    return made
+            written.append(text)
+    return written
 
 
 def _is_quoted(text: str) -> bool:

@@ -137,16 +137,16 @@ class _Reader:
 
     def rules(self) -> dict[str, Node]:
         """Return all rules by name. Raises: InvalidConstraint"""
-        found: dict[str, Node] = {}
+        definitions: dict[str, Node] = {}
         while self._at < len(self._tokens):
             kind, name, at = self._peek()
             if kind != "rule":
                 raise self._fault(f"has {name[:32]!r} where a rule must begin", at)
-            if name in found:
+            if name in definitions:
                 raise self._fault(f'defines "{name}" twice', at)
             self._at += 2  # the name and "::="
-            found[name] = self._alternatives()
-        return found
+            definitions[name] = self._alternatives()
+        return definitions
 
     def _alternatives(self) -> Node:
         self._depth += 1
@@ -227,18 +227,18 @@ class _Reader:
         # A "-" between two characters is a range; an escaped one stands for itself.
         pieces = re.findall(r"\\U.{8}|\\u.{4}|\\x..|\\.|.", body[is_negative:], re.DOTALL)
         letters = ["".join(self._letters(piece, at)) for piece in pieces]
-        found, n = [], 0
+        ranges, n = [], 0
         while n < len(pieces):
             is_range = pieces[n + 1 : n + 2] == ["-"] and n + 2 < len(pieces)
             last = letters[n + 2] if is_range else letters[n]
             if last < letters[n]:
                 raise self._fault("has a range that ends before it begins", at)
-            found.append((ord(letters[n]), ord(last)))
+            ranges.append((ord(letters[n]), ord(last)))
             n += 3 if is_range else 1
-        made = outside(union(found)) if is_negative else outside(outside(union(found)))
-        if not made:
+        characters = outside(union(ranges)) if is_negative else outside(outside(union(ranges)))
+        if not characters:
             raise self._fault("has an empty set", at)
-        return Chars(made)
+        return Chars(characters)
 
 
 def _names(node: Node) -> Iterator[str]:
@@ -290,9 +290,9 @@ def regular(rules: Mapping[str, Node], node: Node) -> Node | None:
             case Rule(name):
                 return None if name in within else put(rules[name], within | {name})
             case Cat(parts) | Or(parts):
-                made = [put(part, within) for part in parts]
-                kept = tuple(part for part in made if part is not None)
-                return type(node)(kept) if len(kept) == len(made) else None
+                nodes = [put(part, within) for part in parts]
+                kept = tuple(part for part in nodes if part is not None)
+                return type(node)(kept) if len(kept) == len(nodes) else None
             case Many(part, least, most):
                 inner = put(part, within)
                 return None if inner is None else Many(inner, least, most)

@@ -3,11 +3,10 @@
 Every text that one matches is valid by the format's RFC; rare spellings are left out: leap seconds,
 years before 1000, quoted mail addresses and local parts of more than 32 letters, labels of hosts of
 more than 31 letters or with two hyphens in a row, Unicode in host names but lower-case letters of
-Western Europe, regular expressions with anything unusual. Libraries have patterns of their own;
-these replace them, so that a format means the same in every backend.
-OpenAPI's formats of integers are bounds.
-Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs); the
-format registry of OpenAPI (integers); 3987 (IRIs), 6570 (templates), 6901 (JSON Pointers).
+Western Europe, regular expressions with anything unusual. Libraries have their own patterns; these
+replace them, so that a format means the same in every backend. OpenAPI's formats of integers are
+bounds. Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs);
+the format registry of OpenAPI (integers); 3987 (IRIs), 6570 (templates), 6901 (JSON Pointers).
 """
 
 from __future__ import annotations

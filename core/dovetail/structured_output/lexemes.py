@@ -22,14 +22,14 @@ _Positions = frozenset[int]
 
 
 def with_lexemes(rules: Mapping[str, Node]) -> tuple[dict[str, Node], frozenset[Node]]:
-    """Return the same rules with some runs of parts put together, and those that are terminals."""
+    """Return the rules with some runs of parts put together, and the nodes that are terminals."""
     banned: set[Node] = set()
     for _ in range(MAX_ROUNDS):
         finder = _Finder(rules, banned)
-        made = {name: finder.marked(node) for name, node in rules.items()}
-        clashing = _clashing(made, finder.found)
+        marked = {name: finder.marked(node) for name, node in rules.items()}
+        clashing = _clashing(marked, finder.found)
         if not clashing:
-            return made, frozenset(finder.found)
+            return marked, frozenset(finder.found)
         banned |= clashing
     return dict(rules), frozenset()
 
@@ -70,10 +70,10 @@ class _Finder:
         plain: list[Node] = []
         for part in parts:
             # A rule is its own: elsewhere it stands in other company.
-            found = None if isinstance(part, Rule) else regular(self._rules, part)
-            if found is None:
+            node = None if isinstance(part, Rule) else regular(self._rules, part)
+            if node is None:
                 break
-            plain.append(found)
+            plain.append(node)
             run = Cat(tuple(plain))
             is_new = len(plain) > 1 and run not in self._banned
             if is_new and _is_unbounded(run) and is_prefix_free(run):
@@ -150,10 +150,10 @@ class _Automaton:
                 only = frozenset({len(self.sets) - 1})
                 return only, only, False
             case Or(parts):
-                made = [self.add(part) for part in parts]
-                firsts: _Positions = frozenset().union(*(first for first, _, _ in made))
-                lasts: _Positions = frozenset().union(*(last for _, last, _ in made))
-                return firsts, lasts, any(may_be_empty for _, _, may_be_empty in made)
+                positions = [self.add(part) for part in parts]
+                firsts: _Positions = frozenset().union(*(first for first, _, _ in positions))
+                lasts: _Positions = frozenset().union(*(last for _, last, _ in positions))
+                return firsts, lasts, any(may_be_empty for _, _, may_be_empty in positions)
             case Cat(parts):
                 return self._in_order(parts)
             case Many(part, least, most):

@@ -1,8 +1,8 @@
 """ConstraintProcessor: the logits processor that allows each constrained row only the tokens that
 its constraint allows.
 
-A row's matcher follows the sampled tokens. Masks are filled in a thread of their own during the
-forward pass, so a mask costs nothing as long as it takes less time than the pass.
+A row's matcher follows the sampled tokens. Masks are filled in a separate thread during the forward
+pass, so a mask costs nothing as long as it takes less time than the pass.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class ConstraintProcessor(LogitsProcessor):
         Mutates: self
         """
         self._wait()
-        found = {}
+        forced_ids = {}
         for row in rows:
             state = self._rows.get(row)
             if state is None:
@@ -269,8 +269,8 @@ class ConstraintProcessor(LogitsProcessor):
                 state.fail(error)
             else:
                 if token_ids:
-                    found[row] = token_ids
-        return found
+                    forced_ids[row] = token_ids
+        return forced_ids
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Mask the tokens that constraints forbid. Raises: what a backend raised for a row

@@ -62,8 +62,8 @@ def integer_range(low: int | None, high: int | None) -> Node | None:
         parts.append(_natural(max(low or 0, 0), high))
     if low is None or low < 0:
         least = 1 if high is None else max(1, -high)
-        found = _natural(least, None if low is None else -low)
-        parts.append(found and Cat((MINUS, found)))
+        digits = _natural(least, None if low is None else -low)
+        parts.append(digits and Cat((MINUS, digits)))
     return _either(parts)
 
 
@@ -96,8 +96,8 @@ def _natural(low: int, high: int | None) -> Node | None:
         # Up to the same number of digits by range, then anything longer, within what is exact.
         size = len(str(low))
         longer = Cat((Chars(_ABOVE_ZERO), Many(Chars(DIGITS), size, max(17, size))))
-        found = _natural(low, 10**size - 1)
-        return Or((found, longer)) if found is not None else longer
+        digits = _natural(low, 10**size - 1)
+        return Or((digits, longer)) if digits is not None else longer
     if low > high:
         return None
     parts: list[Node] = []

@@ -61,7 +61,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a rule of this name says; only in grammars."""
+    """A reference to the rule of this name; only in grammars."""
 
     name: str
 
@@ -313,7 +313,7 @@ class _Parser:
     def bracket(self) -> Ranges:
         """Return the set that a bracket holds; the opening one was read."""
         is_negative = self.take("^")
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         is_first, start = True, self.at
         while is_first or self.peek() != "]":
             is_first = False
@@ -326,16 +326,16 @@ class _Parser:
                 low = ((low[0][0], high[0][0]),)
                 if low[0][0] > low[0][1]:
                     raise self.fault("has a range that ends before it begins")
-            found += low
+            ranges += low
         body = self.text[start : self.at]
         self.at += 1
         if not is_negative and r"\s" in body and r"\S" in body:
             return ANY
-        whole = self.folded(union(found)) if self.is_folded else union(found)
-        made = outside(whole) if is_negative else outside(outside(whole))
-        if not made:
+        whole = self.folded(union(ranges)) if self.is_folded else union(ranges)
+        characters = outside(whole) if is_negative else outside(outside(whole))
+        if not characters:
             raise self.fault("has an empty set")
-        return made
+        return characters
 
     def bracket_item(self, is_negative: bool) -> Ranges:
         character = self.next()

@@ -16,25 +16,11 @@ from dovetail.interfaces.structured_output import (
 )
 from dovetail.structured_output.json_formats import FORMATS, bounded, is_bound
 from dovetail.structured_output.rewriting.spelling import RIGHT
-from dovetail.structured_output.rewriting.tree import VALIDATING, escaped
+from dovetail.structured_output.rewriting.tree import VALIDATING, escaped, subschemas
 
 MAX_DEPTH = 64
 _READ = VALIDATING | {"$defs", "definitions"}
 """Keywords that are not annotations."""
-_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OF_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_OF_ONE = (
-    "items",
-    "additionalProperties",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "contains",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
-)
 
 
 def unsupported_keywords(
@@ -95,16 +81,8 @@ def nodes(schema: Any, pointer: str = "") -> Iterator[tuple[str, Mapping[str, An
         for keyword, value in reversed(list(node.items())):
             if keyword == "$ref":
                 pending.append((f"{at}/$ref", resolved(schema, value)))
-            pending += reversed(list(_children(f"{at}/{escaped(keyword)}", keyword, value)))
-
-
-def _children(at: str, keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if keyword in _OF_SCHEMAS and isinstance(value, Mapping):
-        yield from ((f"{at}/{escaped(name)}", inner) for name, inner in value.items())
-    elif keyword in _OF_LISTS and isinstance(value, list):
-        yield from ((f"{at}/{index}", inner) for index, inner in enumerate(value))
-    elif keyword in _OF_ONE:
-        yield at, value
+            below = [(at + step, inner) for step, inner in subschemas(keyword, value)]
+            pending += reversed(below)
 
 
 def resolved(schema: Any, reference: Any) -> Any:

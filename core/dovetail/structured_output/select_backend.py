@@ -64,19 +64,19 @@ def select_backends(
     preferred = requested or spec.backend
     check_backend(spec, preferred, where)
     if preferred != "auto":
-        found = _unsupported(classes[preferred], constraints)
+        unsupported = _unsupported(classes[preferred], constraints)
         is_final = bool(requested) or not spec.falls_back
-        if found and is_final:
-            raise _refused(preferred, found, where)
+        if unsupported and is_final:
+            raise _refused(preferred, unsupported, where)
         if is_final:
             yield preferred
             return
     ranked = ranked_backends(spec, preferred)
     answers = {}
     for name in ranked:
-        found = _unsupported(classes[name], constraints)
-        if found:
-            answers[name] = found
+        unsupported = _unsupported(classes[name], constraints)
+        if unsupported:
+            answers[name] = unsupported
         else:
             yield name
     if len(answers) == len(ranked):

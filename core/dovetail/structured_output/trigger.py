@@ -25,10 +25,10 @@ class Trigger:
     def _extending(self, may_be_blank: bool) -> dict[int, np.ndarray]:
         """Return the ids of tokens that extend beyond the trigger's end, by the number of its bytes
         that they contain."""
-        found: dict[int, list[int]] = {}
+        tokens: dict[int, list[int]] = {}
         for size in range(1, len(self.text) + 1):
             tail = self.text[-size:]
-            found[size] = [
+            tokens[size] = [
                 token_id
                 for token_id, written in enumerate(self._tokens)
                 if len(written) > size
@@ -41,8 +41,8 @@ class Trigger:
             if (at := written.find(self.text)) > 0
             and written[at + len(self.text) :].strip(BLANKS if may_be_blank else b"")
         ]
-        found[len(self.text)] += whole
-        return {size: np.array(ids, dtype=np.int64) for size, ids in found.items() if ids}
+        tokens[len(self.text)] += whole
+        return {size: np.array(ids, dtype=np.int64) for size, ids in tokens.items() if ids}
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes of a token; those of its text for a special token."""

@@ -77,11 +77,11 @@ def _runs() -> dict[str, tuple[tuple[int, int], ...]]:
     made: dict[str, list[tuple[int, int]]] = {}
     first, known = 0, unicodedata.category("\0")
     for code in range(1, sys.maxunicode + 2):
-        found = unicodedata.category(chr(code)) if code <= sys.maxunicode else ""
-        if found == known:
+        category = unicodedata.category(chr(code)) if code <= sys.maxunicode else ""
+        if category == known:
             continue
         groups = {known, known[0]} | ({"LC"} if known in ("Lu", "Ll", "Lt") else set())
         for group in groups - {"Cs"}:
             made.setdefault(group, []).append((first, code - 1))
-        first, known = code, found
+        first, known = code, category
     return {group: tuple(runs) for group, runs in made.items()}

@@ -56,12 +56,12 @@ class JsonCalls:
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
-        found = self._objects(text)
-        if found.fault or not found.places:
-            raise MalformedToolCall(found.fault or "no object")
-        calls = [self._call(text[start:end]) for start, end in found.places]
+        objects = self._objects(text)
+        if objects.fault or not objects.places:
+            raise MalformedToolCall(objects.fault or "no object")
+        calls = [self._call(text[start:end]) for start, end in objects.places]
         is_list = text.lstrip(BLANKS).startswith("[")
-        over = found.end if is_list else found.places[-1][1]
+        over = objects.end if is_list else objects.places[-1][1]
         if over is None or text[over:].strip(BLANKS + ("" if is_list else self.dividers or "")):
             raise MalformedToolCall("the list is not closed, or text follows the calls")
         return calls
@@ -71,10 +71,10 @@ class JsonCalls:
 
         Raises: MalformedToolCall when it can become no call.
         """
-        found = self._objects(text)
+        objects = self._objects(text)
         calls: list[ToolCall] = []
         try:
-            for start, end in found.places:
+            for start, end in objects.places:
                 call = self._begun(text[start:end])
                 if call is None and end is not None:
                     call = self._call(text[start:end])
@@ -84,8 +84,8 @@ class JsonCalls:
         except MalformedToolCall:
             if not calls:
                 raise
-        if found.end is not None and not calls:
-            raise MalformedToolCall(found.fault or "no object")
+        if objects.end is not None and not calls:
+            raise MalformedToolCall(objects.fault or "no object")
         return calls
 
     def end(self, text: str) -> int | None:
@@ -111,11 +111,11 @@ class JsonCalls:
     def _in_a_row(self, text: str, at: int) -> _Objects:
         places: list[tuple[int, int | None]] = []
         while True:
-            found = check(text, at)
-            if found.fault is not None:
-                return _broken(places, at, found.fault)
-            places.append((at, found.end))
-            if (end := found.end) is None:
+            checked = check(text, at)
+            if checked.fault is not None:
+                return _broken(places, at, checked.fault)
+            places.append((at, checked.end))
+            if (end := checked.end) is None:
                 return _Objects(places)
             if self.dividers is None:
                 return _Objects(places, end)
@@ -212,15 +212,15 @@ def object_at(text: str, at: int = 0) -> str:
 
 def _arguments(text: str, member: Member) -> str:
     """Return the arguments' own text; a string that holds an object stands for that object."""
-    found = text[member.start : member.end]
-    value = loads(found)
+    written = text[member.start : member.end]
+    value = loads(written)
     if isinstance(value, str):
         return _unquoted(value or EMPTY, member.key)
     if value is None:
         return EMPTY
     if not isinstance(value, dict):
         raise MalformedToolCall(f'"{member.key}" is not an object')
-    return found
+    return written
 
 
 def _unquoted(text: str, key: str) -> str:
@@ -241,13 +241,13 @@ def _listed(text: str, at: int) -> _Objects:
     while at < len(text) and text[at] != "]":
         if text[at] != "{":
             return _Objects(places, at, "an item is not an object")
-        found = check(text, at)
-        if found.fault is not None:
-            return _broken(places, at, found.fault)
-        places.append((at, found.end))
-        if found.end is None:
+        checked = check(text, at)
+        if checked.fault is not None:
+            return _broken(places, at, checked.fault)
+        places.append((at, checked.end))
+        if checked.end is None:
             return _Objects(places)
-        at = skip_blanks(text, found.end)
+        at = skip_blanks(text, checked.end)
         if at < len(text) and text[at] == ",":
             at = skip_blanks(text, at + 1)
         elif at < len(text) and text[at] != "]":

@@ -46,8 +46,8 @@ def string_end(text: str, at: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a text holds where a value should begin. `end`: the place behind the whole value.
-    `fault`: the place of the first character that no JSON has there. Neither: the text is cut."""
+    """The result of checking a text for a value. `end`: the place behind the whole value. `fault`:
+    the place of the first character that no JSON has there. Neither: the text is cut."""
 
     end: int | None = None
     fault: int | None = None
@@ -144,9 +144,9 @@ def _common(text: str, at: int, word: str) -> int:
 
 
 def _checked_string_end(text: str, at: int) -> int:
-    found = _STRING_BODY.match(text, at + 1)
-    assert found is not None
-    at = found.end()
+    body = _STRING_BODY.match(text, at + 1)
+    assert body is not None
+    at = body.end()
     if text[at] == '"':
         return at + 1
     part = _PART_OF_ESCAPE.match(text, at)

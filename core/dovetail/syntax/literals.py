@@ -80,13 +80,13 @@ class Literals:
 
     def _strings(self, text: str, at: int) -> tuple[str, int]:
         """Read a string, in Python also several in a row: they are one."""
-        made = ""
+        joined = ""
         while True:
             part, at = self._string(text, at)
-            made += part
+            joined += part
             following = skip_blanks(text, at)
             if self.mark or _OPENING.match(text, following) is None:
-                return json.dumps(_paired(made), ensure_ascii=False), at
+                return json.dumps(_paired(joined), ensure_ascii=False), at
             at = following
 
     def _string(self, text: str, at: int) -> tuple[str, int]:
@@ -174,10 +174,10 @@ def _closing_quote(text: str, at: int, quote: str) -> int:
     """
     first, begin = -1, at
     for _ in range(MAX_QUOTES):
-        found = _INSIDE[quote].match(text, begin)
-        if found is None:
+        inside = _INSIDE[quote].match(text, begin)
+        if inside is None:
             raise UnfinishedToolCall("a string is not closed")
-        begin = found.end()
+        begin = inside.end()
         first = first if first >= 0 else begin - len(quote)
         following = skip_blanks(text, begin)
         is_over = following >= len(text) or text[following] in _BEHIND_VALUE
@@ -187,20 +187,20 @@ def _closing_quote(text: str, at: int, quote: str) -> int:
 
 
 def _scalar(text: str, at: int) -> tuple[str, int]:
-    found = _NUMBER.match(text, at) or _WORD.match(text, at)
-    if found is None:
+    word = _NUMBER.match(text, at) or _WORD.match(text, at)
+    if word is None:
         if text[at:] in ("-", "+"):
             raise CutLiteral("a sign without a number")
         raise MalformedToolCall(f"no literal at character {at + 1}")
-    if len(found[0]) > MAX_NUMBER_CHARS:
+    if len(word[0]) > MAX_NUMBER_CHARS:
         raise MalformedToolCall("a number too long")
-    if text[found.end() :] in ("", "-", "+"):
+    if text[word.end() :] in ("", "-", "+"):
         raise CutLiteral("a word or number that may go on")
-    if found[0] in _WORDS:
-        return _WORDS[found[0]], found.end()
-    if _JSON_NUMBER.fullmatch(found[0]):
-        return found[0], found.end()
-    return _odd_number(found[0]), found.end()
+    if word[0] in _WORDS:
+        return _WORDS[word[0]], word.end()
+    if _JSON_NUMBER.fullmatch(word[0]):
+        return word[0], word.end()
+    return _odd_number(word[0]), word.end()
 
 
 def _odd_number(text: str) -> str:

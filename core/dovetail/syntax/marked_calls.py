@@ -97,20 +97,20 @@ class MarkedCalls:
         return concat(f"{parameter.name}:", value)
 
     def _read(self, text: str) -> _Read:
-        found = _Read()
+        read = _Read()
         head = re.compile(rf"\s*{re.escape(self.head)}({_NAME.pattern})\s*{{").match(text)
         if head is None:
-            return found
-        found.name = head[1]
+            return read
+        read.name = head[1]
         try:
-            self._read_arguments(text, head.end(), found)
+            self._read_arguments(text, head.end(), read)
         except UnfinishedToolCall:
-            found.is_cut_in_string = True
+            read.is_cut_in_string = True
         except CutLiteral:
-            found.is_cut = True
+            read.is_cut = True
         except MalformedToolCall as error:
-            found.fault = str(error)
-        return found
+            read.fault = str(error)
+        return read
 
     def _read_arguments(self, text: str, at: int, found: _Read) -> None:
         """Read whole arguments to the closing brace. Mutates: found"""

@@ -55,7 +55,7 @@ class _Node:
         return "{" + inside + "}"
 
     def inner_schema(self, name: str) -> Mapping[str, Any]:
-        """Return what is declared of a tag within."""
+        """Return the schema of a tag within."""
         schema = with_json_types(self.schema)
         found = schema.get("items") if name == ITEM and _may_be(schema, "array") else None
         if not isinstance(found, dict):
@@ -66,7 +66,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a text: calls that are over, and the one that is open."""
+    """The calls read from a text: those that are over, and the one that is open."""
 
     calls: list[ToolCall] = field(default_factory=list)
     name: str = ""

@@ -76,7 +76,7 @@ def is_open(tool: Tool) -> bool:
 
 
 def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) -> dict[str, Any]:
-    """Return what a call's parameter is declared as, in JSON's types; {} where nothing is said."""
+    """Return the schema of a call's parameter, in JSON's types; {} where none is declared."""
     tool = tools.get(tool_name)
     declared = tool.parameters.get("properties") if tool else None
     found = declared.get(name) if isinstance(declared, dict) else None
@@ -137,12 +137,12 @@ def kinds(schema: Mapping[str, Any]) -> frozenset[str] | None:
         return frozenset(kind_of(value) for value in values)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            found = [kinds(part) if isinstance(part, dict) else None for part in schema[key]]
-            some = [kind for kind in found if kind is not None]
-            return frozenset().union(*some) if len(some) == len(found) else None
+            part_kinds = [kinds(part) if isinstance(part, dict) else None for part in schema[key]]
+            some = [kind for kind in part_kinds if kind is not None]
+            return frozenset().union(*some) if len(some) == len(part_kinds) else None
     parts = schema.get("allOf")
-    found = [kinds(part) for part in parts if isinstance(part, dict)] if parts else []
-    return next((kind for kind in found if kind is not None), None)
+    part_kinds = [kinds(part) for part in parts if isinstance(part, dict)] if parts else []
+    return next((kind for kind in part_kinds if kind is not None), None)
 
 
 def _if_nullable(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -186,13 +186,13 @@ def as_json(text: str, schema: Mapping[str, Any]) -> str:
     written = text.strip()
     if allowed == TEXT:
         return quoted(text)
-    for made in (written, CONSTANTS.get(written.lower()), _from_python(written)):
-        if made is not None and _fits(made, allowed):
-            return made
+    for candidates in (written, CONSTANTS.get(written.lower()), _from_python(written)):
+        if candidates is not None and _fits(candidates, allowed):
+            return candidates
     if allowed is not None and "string" not in allowed:
-        made = _unescaped(written)
-        if made is not None and _fits(made, allowed):
-            return made
+        candidates = _unescaped(written)
+        if candidates is not None and _fits(candidates, allowed):
+            return candidates
     return quoted(text)
 
 
@@ -204,7 +204,7 @@ def _fits(text: str, allowed: frozenset[str] | None) -> bool:
 
 
 def _unescaped(text: str) -> str | None:
-    """Return what a text stands for that is written like a JSON string or its inside."""
+    """Return the value of a text that is written like a JSON string or its inside."""
     try:
         made = loads(text if text[:1] == '"' else f'"{text}"')
     except MalformedToolCall:

@@ -52,8 +52,8 @@ class _Call:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a text. `begin`: where the last call does. `end`: where the calls are over.
-    `fault`: why reading stopped, if not because the text did."""
+    """The calls read from a text. `begin`: where the last call does. `end`: where the calls are
+    over. `fault`: why reading stopped, if not because the text did."""
 
     calls: list[_Call] = field(default_factory=list)
     num_parts: int = 0
@@ -79,24 +79,24 @@ class PythonCalls:
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
-        found = _reading(self, text)
-        if found.is_cut_in_string:
+        reading = _reading(self, text)
+        if reading.is_cut_in_string:
             raise UnfinishedToolCall("a string is not closed")
-        over = found.end if self.is_list else found.at
-        is_whole = bool(found.calls) and all(call.is_closed for call in found.calls)
-        if found.is_cut or not is_whole or over is None or text[over:].strip():
-            raise MalformedToolCall(found.fault or "no calls, or one that is cut")
-        return [call.made() for call in found.calls]
+        over = reading.end if self.is_list else reading.at
+        is_whole = bool(reading.calls) and all(call.is_closed for call in reading.calls)
+        if reading.is_cut or not is_whole or over is None or text[over:].strip():
+            raise MalformedToolCall(reading.fault or "no calls, or one that is cut")
+        return [call.made() for call in reading.calls]
 
     def so_far(self, text: str) -> list[ToolCall]:
         """Return the calls that a beginning of such a text is sure to hold.
 
         Raises: MalformedToolCall when it can become no call.
         """
-        found = _reading(self, text)
-        sure = [call.made() for call in found.calls if call.is_sure]
-        if found.fault and not sure:
-            raise MalformedToolCall(found.fault)
+        reading = _reading(self, text)
+        sure = [call.made() for call in reading.calls if call.is_sure]
+        if reading.fault and not sure:
+            raise MalformedToolCall(reading.fault)
         return sure
 
     def end(self, text: str) -> int | None:
@@ -124,7 +124,7 @@ class PythonCalls:
         return concat("[", separated(call, ", ", most), "]")
 
     def read(self, text: str) -> _Read:
-        """Return what a text holds, as far as it goes."""
+        """Return the calls of a text, as far as it goes."""
         found = _Read(at=skip_blanks(text))
         try:
             if self.is_list:

@@ -53,13 +53,13 @@ class TaggedCalls:
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a string.
         """
-        found = self._read(text)
-        for call in found.calls:
+        reading = self._read(text)
+        for call in reading.calls:
             if not call.text:
                 object_at(call.arguments)
-        if found.fault or not found.is_over or all(call.text for call in found.calls):
-            raise MalformedToolCall(found.fault or "no call, or one that is cut")
-        return found.calls
+        if reading.fault or not reading.is_over or all(call.text for call in reading.calls):
+            raise MalformedToolCall(reading.fault or "no call, or one that is cut")
+        return reading.calls
 
     def so_far(self, text: str) -> list[ToolCall]:
         """Return the calls that a beginning of such a text is sure to hold.
@@ -141,8 +141,8 @@ class TaggedCalls:
         if bound >= 0:
             behind = self._behind(text, bound)
             written = text[found.at : behind]
-            made = call or ToolCall(name="", arguments="")
-            found.calls.append(replace(made, text=written))
+            broken_call = call or ToolCall(name="", arguments="")
+            found.calls.append(replace(broken_call, text=written))
             found.go_on(text, behind)
         elif call is not None:
             found.calls.append(call)

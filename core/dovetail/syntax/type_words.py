@@ -54,7 +54,7 @@ def _united(words: list[str]) -> frozenset[str] | None:
 
 
 def _outside(text: str) -> str:
-    """Return what of a text stands outside of brackets."""
+    """Return the part of a text outside of brackets."""
     depth, made = 0, ""
     for letter in text:
         depth += letter == "["
@@ -77,24 +77,24 @@ def _split(text: str, by: str) -> list[str]:
 
 def with_json_types(schema: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """Return the schema with the JSON types that its type words mean, in all its parts."""
-    made = dict(schema)
+    converted = dict(schema)
     if depth > MAX_DEPTH:
-        return made
-    named = made.get("type")
+        return converted
+    named = converted.get("type")
     if isinstance(named, str) and named not in JSON_TYPES:
-        _put_types(made, json_types(named))
+        _put_types(converted, json_types(named))
     elif isinstance(named, list) and not JSON_TYPES.issuperset(map(str, named)):
-        _put_types(made, _united([str(word) for word in named]))
+        _put_types(converted, _united([str(word) for word in named]))
     for key in _MAPS:
-        if isinstance(made.get(key), dict):
-            made[key] = {name: _part(part, depth) for name, part in made[key].items()}
+        if isinstance(converted.get(key), dict):
+            converted[key] = {name: _part(part, depth) for name, part in converted[key].items()}
     for key in _LISTS:
-        if isinstance(made.get(key), list):
-            made[key] = [_part(part, depth) for part in made[key]]
+        if isinstance(converted.get(key), list):
+            converted[key] = [_part(part, depth) for part in converted[key]]
     for key in _ONES:
-        if key in made:
-            made[key] = _part(made[key], depth)
-    return made
+        if key in converted:
+            converted[key] = _part(converted[key], depth)
+    return converted
 
 
 def _part(part: Any, depth: int) -> Any:

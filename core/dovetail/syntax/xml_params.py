@@ -88,7 +88,7 @@ class XmlCalls(XmlTags):
         return concat(key, value, self.gap) if value else None
 
     def _type(self, parameter: Parameter) -> str:
-        """Return what is written of a parameter's type."""
+        """Return the type that is written of a parameter."""
         if is_text(parameter.schema):
             return self.text_type
         return self.other_type or min(kinds(parameter.schema) or {"object"})

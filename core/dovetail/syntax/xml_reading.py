@@ -101,9 +101,9 @@ class Reading:
         self.at = head.end()
         self.is_closed = False
         key = pattern(tags.key)
-        while (found := key.match(self.text, self.at)) is not None:
-            schema = self._schema(head[NAME], found)
-            if not self._read_value(found, schema, call):
+        while (match := key.match(self.text, self.at)) is not None:
+            schema = self._schema(head[NAME], match)
+            if not self._read_value(match, schema, call):
                 self.calls.append(call.made("}" if self.is_closed else ""))
                 return True
         self._read_tail()
@@ -112,7 +112,7 @@ class Reading:
         return True
 
     def _schema(self, name: str, key: re.Match[str]) -> Mapping[str, Any]:
-        """Return what a parameter is declared as, or else what the model says that it is."""
+        """Return a parameter's declared schema, or else the type that the model writes."""
         declared = schema_of_parameter(self.by_name, name, key[NAME])
         said = key.groupdict().get(TYPE)
         if declared or said is None:
@@ -126,14 +126,14 @@ class Reading:
 
     def _read_tail(self) -> None:
         tags = self.tags
-        found = (
+        match = (
             pattern(tags.tail, after=tags.after).match(self.text, self.at) if tags.tail else None
         )
-        if found is not None:
-            self.at = found.end()
+        if match is not None:
+            self.at = match.end()
         has_next = tags.tail and pattern(tags.head, tags.before).match(self.text, self.at)
         is_end = self.is_whole and not self.text[self.at :].strip()
-        self.is_closed = found is not None or bool(has_next) or is_end
+        self.is_closed = match is not None or bool(has_next) or is_end
 
     def _break_off(self, call: _Open) -> bool:
         """Leave a call in which other text stands, where it is over or the next one begins; return
@@ -143,7 +143,7 @@ class Reading:
         words = [tag.partition(NAME)[0] for tag in (tags.key, tags.tail, tags.head, tags.before)]
         if not tags.tail or any(w and (rest.startswith(w) or w.startswith(rest)) for w in words):
             return False
-        found = [
+        places = [
             place
             for place in (
                 pattern(tags.tail, after=tags.after).search(self.text, self.at),
@@ -151,9 +151,9 @@ class Reading:
             )
             if place is not None
         ]
-        if not found:
+        if not places:
             return False
-        first = min(found, key=lambda place: place.start())
+        first = min(places, key=lambda place: place.start())
         self.at = first.end() if first.re is pattern(tags.tail, after=tags.after) else first.start()
         self.calls.append(call.made("", self.text[call.begin : self.at]))
         self.is_closed = True
@@ -192,8 +192,8 @@ class Reading:
         begins that the tool declares and the call has nowhere else, or where another call does."""
         stop = len(self.text) if end is None else end
         is_bare, num_seen = not self.tags.is_wrapped, 0
-        for found in inner(self.tags).finditer(self.text, start, stop):
-            name, head = found[NAME], found[HEAD]
+        for match in inner(self.tags).finditer(self.text, start, stop):
+            name, head = match[NAME], match[HEAD]
             if head is None and (name == own or not call.lacks(name)):
                 continue
             num_seen += 1
@@ -202,14 +202,14 @@ class Reading:
             is_meant = (
                 self._is_call(head, name)
                 if head is not None
-                else self._is_apart(found, start, stop) or (is_bare and call.needs(name))
+                else self._is_apart(match, start, stop) or (is_bare and call.needs(name))
             )
-            if not is_meant or not self._is_outside(start, found.start(), schema):
+            if not is_meant or not self._is_outside(start, match.start(), schema):
                 continue
             if head is not None:
-                return _Missed(found.start(), True, found.start(CALL))
+                return _Missed(match.start(), True, match.start(CALL))
             if not self.is_whole or name not in self._names_behind(end):
-                return _Missed(found.start(), False, found.start())
+                return _Missed(match.start(), False, match.start())
         return None
 
     def _is_call(self, head: str, name: str) -> bool:

@@ -24,7 +24,7 @@ class XmlTags:
     NAME stands for the function's or parameter's name, a blank for any blanks or none. `before` and
     `after` may be missing. `tail` empty: the region's end is the call's. `is_wrapped`: a line end
     on either side of a value is not the value's. `gap` is written between the tags. `region` are
-    the tags around a call that has a region of its own. TYPE, in a parameter's tag, stands for what
+    the tags around a call that has a separate region. TYPE, in a parameter's tag, stands for what
     the model says of the value: `text_type` if it is a string, else `other_type`, or its JSON type
     where that is empty. `wrapper` are texts around a value that may hold any tag.
     """
@@ -88,8 +88,8 @@ def _num_begun(text: str, tags: tuple[str, ...]) -> int:
 
 @cache
 def inner(tags: XmlTags) -> re.Pattern[str]:
-    """Return what matches, in a value, the tag of a parameter; or the end of the call, the
-    beginning of another one, CALL, and its first parameter."""
+    """Return the pattern that matches, in a value, the tag of a parameter; or the end of the call,
+    the beginning of another one, CALL, and its first parameter."""
     line, key = rf"(?P<{LINE}>\n[ \t]*)?", worded(tags.key, typed=False)
     tail = "".join(rf"\s*(?:{re.escape(tag)})?" for tag in (tags.tail, tags.after) if tag)
     region = tags.region
@@ -104,13 +104,13 @@ def inner(tags: XmlTags) -> re.Pattern[str]:
 
 @cache
 def closers(tag: str) -> re.Pattern[str]:
-    """Return what matches a closing tag, none, or the same one several times."""
+    """Return the pattern of a closing tag, none, or the same one several times."""
     return re.compile(rf"(?:{re.escape(tag)}(?:\s*{re.escape(tag)})*+)?")
 
 
 @cache
 def pattern(tag: str, before: str = "", after: str = "") -> re.Pattern[str]:
-    """Return what matches a tag: blanks before it, NAME a name, a blank any blanks or none."""
+    """Return the pattern of a tag: blanks before it, NAME a name, a blank any blanks or none."""
     optional_before = rf"(?:{re.escape(before)}\s*)?" if before else ""
     optional_after = rf"(?:\s*{re.escape(after)})?" if after else ""
     return re.compile(r"\s*" + optional_before + worded(tag) + optional_after)

@@ -30,7 +30,7 @@ HEAD_SIZE, BLOCK_TOKENS = 32, 16
 
 
 def query_of(case: Case, arguments: dict[str, Any]) -> AttentionQuery:
-    """Return what a case asks of a backend."""
+    """Return the query of a case."""
     name = str(case.dtype).removeprefix("torch.")
     return AttentionQuery(
         device=arguments["q"].device.type,

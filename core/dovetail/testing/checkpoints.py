@@ -73,20 +73,20 @@ WRITERS: dict[str, Callable[[Path, Tensors], None]] = {
 
 def readable_folders(plugin: type[LoadFormat], root: Path, tensors: Tensors) -> dict[str, Path]:
     """Return a folder for each layout that the format says it reads, its own among them."""
-    found = {}
+    folders = {}
     for name, write in WRITERS.items():
         folder = root / name
         folder.mkdir()
         write(folder, tensors)
         if not plugin.why_not(Checkpoint(path=str(folder))):
-            found[name] = folder
+            folders[name] = folder
     own = root / "own"
     own.mkdir()
     try:
         plugin.write_sample(str(own), tensors)
     except NotImplementedError:
-        return found
-    return found | {"own": own}
+        return folders
+    return folders | {"own": own}
 
 
 def weight_file(folder: Path) -> Path:

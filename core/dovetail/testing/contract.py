@@ -83,9 +83,9 @@ def device_of(plugin: type[Plugin]) -> str:
             platform: type[Platform] = registry.load_entry(entry)
         except PluginError:
             continue  # no such device is here
-        found = platform.torch_type or platform.device_type
-        if platform.device_type in devices and (found != "cuda" or torch.cuda.is_available()):
-            return found
+        device = platform.torch_type or platform.device_type
+        if platform.device_type in devices and (device != "cuda" or torch.cuda.is_available()):
+            return device
     pytest.skip(f"not run here: needs {' or '.join(devices)}")
 
 

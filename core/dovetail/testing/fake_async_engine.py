@@ -112,7 +112,8 @@ class FakeTokenizer(Tokenizer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What the engine says. `raises` comes after the pieces; `step_s` is the pause before each."""
+    """The script of a fake engine. `raises` comes after the pieces; `step_s` is the pause before
+    each."""
 
     pieces: Sequence[str] = ("Hello", ", world")
     finish_reason: str = "stop"

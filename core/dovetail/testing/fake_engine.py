@@ -127,7 +127,7 @@ class ByteTokenizer(Tokenizer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeOptions:
-    """What the fake model does. Prompts may carry orders too, see `FakeExecutor`."""
+    """Options of the fake model. Prompts may carry orders too, see `FakeExecutor`."""
 
     script: str = field(default="", metadata={"help": "text every request gets, then the end"})
     delay_s: float = field(default=0.0, metadata={"help": "sleep in every step"})
@@ -206,7 +206,7 @@ class FakeExecutor(Executor):
         self.sleep_calls.append((name, *args))
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Run the step now; the answer (or the death) is told by result()."""
+        """Run the step now; the answer (or the death) is given by result()."""
         if plan.step_id == self._options.exits_at_step:
             os._exit(9)
         result = self._run(plan)

@@ -292,7 +292,7 @@ def _tokenizer_facts(
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    """Return what config.json and tokenizer.json of a folder tell of the vocabulary."""
+    """Return the vocabulary's facts from config.json and tokenizer.json of a folder."""
     facts: dict[str, Any] = {}
     tokenizer = read_json(folder / "tokenizer.json", is_required=False)
     added = {t["content"]: t["id"] for t in tokenizer.get("added_tokens", ())}

@@ -86,12 +86,12 @@ def _is_chosen(item: pytest.Item, clauses: frozenset[str]) -> bool:
 @cache
 def chosen(words: Sequence[str]) -> list[Entry]:
     """Return the entries that KIND and KIND:NAME words name (none: all), each target once."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for word in words or list(registry.KINDS):
         kind, _, spec = word.partition(":")
-        found += [registry.find(kind, spec)] if spec else registry.entries(kind)
+        entries += [registry.find(kind, spec)] if spec else registry.entries(kind)
     first: dict[tuple[str, str], Entry] = {}
-    for entry in found:
+    for entry in entries:
         first.setdefault((entry.kind, entry.target), entry)
     return list(first.values())
 

@@ -86,12 +86,12 @@ class Wanderer:
         self._special = {i: word.encode() for word, i in vocabulary.special.items()}
 
     def written(self, token_ids: Sequence[int]) -> bytes:
-        """Return what tokens write."""
+        """Return the text of tokens."""
         tokens = self.vocabulary.tokens
         return b"".join(self._special.get(i) or tokens[i] for i in token_ids)
 
     def walk(self, matcher: Matcher, chance: random.Random, *, most: int = 400) -> Walk:
-        """Return a walk of at most so many tokens from where the matcher is. Mutates: matcher"""
+        """Return a walk of at most that many tokens from where the matcher is. Mutates: matcher"""
         taken: list[int] = []
         wandering = chance.choice((0, 4, 12, 40))
         is_even = chance.random() < 0.5

@@ -29,7 +29,7 @@ class DriveRequest:
 
 @dataclass(slots=True, kw_only=True)
 class DriveOutput:
-    """What a request got."""
+    """The output of a request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Collector:
 
 
 def collect(pairs: Iterable[tuple[StepPlan, StepResult]]) -> dict[str, DriveOutput]:
-    """Return what each request got."""
+    """Return each request's output."""
     collector = Collector()
     for plan, result in pairs:
         collector.add(plan, result)

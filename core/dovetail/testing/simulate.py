@@ -110,9 +110,10 @@ class SimSettings:
 
 @dataclass(slots=True, kw_only=True)
 class SimReport:
-    """What happened. `finished` counts finish reasons; `max_idle_steps` is the longest time any
-    request waited between two steps that served it, in steps. `num_swaps` preemptions were to the
-    host, which gave `num_swapped_in_tokens` back; `num_recomputed_tokens` were computed before."""
+    """The report of a simulation. `finished` counts finish reasons; `max_idle_steps` is the longest
+    time any request waited between two steps that served it, in steps. `num_swaps` preemptions were
+    to the host, which gave `num_swapped_in_tokens` back; `num_recomputed_tokens` were computed
+    before."""
 
     num_steps: int = 0
     num_arrived: int = 0

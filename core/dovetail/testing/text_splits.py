@@ -17,7 +17,7 @@ ODD_LETTERS = ('"', "\\", "{", "}", "[", "]", ",", ":", "<", ">", ";", "\n", "\N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """What an answer came to."""
+    """The result of reading an answer."""
 
     content: str
     reasoning: str
@@ -34,7 +34,7 @@ def parse_in_pieces(
     layout: tuple[str, ...] = (),
     is_cut: bool = False,
 ) -> Parsed:
-    """Return what the server's pipeline makes of a text that comes in these pieces.
+    """Return the server pipeline's result for a text that comes in these pieces.
 
     `layout` is a reasoning parser's; the tool parser's own is known. `is_cut`: the text was cut
     off.
@@ -59,7 +59,7 @@ def parse_in_pieces(
 
 
 def expected(sample: Sample) -> Parsed:
-    """Return what a sample says its text comes to."""
+    """Return the result that a sample declares for its text."""
     return Parsed(content=sample.content, reasoning=sample.reasoning, calls=sample.calls)
 
 
@@ -86,13 +86,15 @@ def damaged(text: str, *, seed: int, num: int) -> Iterator[str]:
     """Yield the text `num` times with parts deleted, doubled, exchanged, or odd letters put in."""
     chance = random.Random(seed)
     for _ in range(num):
-        made = text
+        damaged_text = text
         for _ in range(chance.randint(1, 3)):
-            a, b = sorted(chance.randrange(len(made) + 1) for _ in range(2))
+            a, b = sorted(chance.randrange(len(damaged_text) + 1) for _ in range(2))
             b = min(b, a + chance.choice((1, 3, 30)))
-            kept = chance.choice(("", made[a:b] * 2, chance.choice(ODD_LETTERS), made[a:b][::-1]))
-            made = made[:a] + kept + made[b:]
-        yield made
+            kept = chance.choice(
+                ("", damaged_text[a:b] * 2, chance.choice(ODD_LETTERS), damaged_text[a:b][::-1])
+            )
+            damaged_text = damaged_text[:a] + kept + damaged_text[b:]
+        yield damaged_text
 
 
 def letters(text: str, layout: tuple[str, ...] = ()) -> str:

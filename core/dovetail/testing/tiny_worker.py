@@ -29,7 +29,7 @@ class TinyWorker(Worker):
         self._runner.load()
 
     def kv_layers(self) -> Sequence[KVLayer]:
-        """Return what the model caches."""
+        """Return the caches of the model's layers."""
         return self._runner.kv_layers()
 
     def free_bytes(self) -> int:

@@ -48,5 +48,5 @@ def _int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _bytes_of(x: torch.Tensor) -> torch.Tensor:
-    """Return the same bytes in a type that torch can move about."""
+    """Return the bytes in a type that torch can move about."""
     return x.view(torch.uint8) if x.dtype in FLOAT8 else x

@@ -1,7 +1,7 @@
 """Blocks: memory for packed weights, one after the other on large pages.
 
 A matrix of a small model is smaller than a large page, or a few of them and a part of one. Where it
-has memory of its own, what does not fill a large page lies on small ones, and a stream through it
+has separate memory, what does not fill a large page lies on small ones, and a stream through it
 waits for more address translations. In a block weights share pages. Untouched pages cost nothing.
 """
 

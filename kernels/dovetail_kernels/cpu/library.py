@@ -107,7 +107,7 @@ class Library:
         return call
 
     def program_runner(self) -> Callable[[Any, int], int]:
-        """Return what runs recorded calls (see program.py)."""
+        """Return the function that runs recorded calls (see program.py)."""
         runner = self._handle.dt_program_run
         runner.restype = ctypes.c_int64
         runner.argtypes = [ctypes.c_void_p, ctypes.c_int64]
@@ -149,7 +149,7 @@ class Library:
 
 
 class _State:
-    """What became of the one attempt to load."""
+    """The result of the one attempt to load."""
 
     library: Library | None = None
     reason: str | None = None
@@ -204,5 +204,5 @@ def library() -> Library | None:
 
 
 def missing_reason() -> str | None:
-    """Return why there is no native library; None when there is one."""
+    """Return the reason why there is no native library; None when there is one."""
     return _attempt().reason

@@ -45,6 +45,9 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {"neon": ["-march=armv8.2-a+fp16+dotprod"]},
 }
+BFLOAT16_ISAS = ("avx512bf16", "amx")
+"""The sets that multiply pairs of bfloat16 faster than floats; values in groups are made such pairs
+by the first alone."""
 ADDS = {"avx512bf16": "__AVX512BF16__", "amx": "__AMX_BF16__"}
 """Sets that only matter to sources with this word; the others serve it by the set before."""
 NEEDS = {
@@ -77,7 +80,7 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """Return what it is called among the objects."""
+        """Return the name of its object files."""
         return f"{self.source.parent.name}.{self.source.stem}.{self.isa}"
 
 
@@ -114,7 +117,7 @@ def usable_sets() -> tuple[str, ...]:
 
 
 def units(machine: str, chosen: Sequence[str] | None = None) -> list[Unit]:
-    """Return what is compiled for a machine type, set by set: the `chosen` ones, or all."""
+    """Return the units to compile for a machine type, set by set: the `chosen` ones, or all."""
     known = all_sets(machine)
     sets = {isa: flags for isa, flags in known.items() if chosen is None or isa in chosen}
     lowest = next(iter(known))
@@ -198,11 +201,17 @@ def _make(
                 )
             group.sort(key=lambda unit: -unit.source.stat().st_size)
             list(pool.map(lambda unit: _compile(unit, command, objects / names[unit]), group))
-    made = objects / library.name
+    output = objects / library.name
     _run(
-        [*command, *(str(objects / name) for name in names.values()), *LINK_FLAGS, "-o", str(made)]
+        [
+            *command,
+            *(str(objects / name) for name in names.values()),
+            *LINK_FLAGS,
+            "-o",
+            str(output),
+        ]
     )
-    made.replace(library)
+    output.replace(library)
 
 
 def max_jobs(asked: str) -> int:
@@ -245,16 +254,16 @@ def _unit_digest(unit: Unit, base: str) -> str:
 
 def _sources(source: Path) -> list[Path]:
     """Return a source and all of our headers that it includes, directly or not."""
-    found: list[Path] = []
+    sources: list[Path] = []
     waiting = [source]
     while waiting:
         path = waiting.pop()
-        if path in found:
+        if path in sources:
             continue
-        found.append(path)
+        sources.append(path)
         for name in INCLUDE.findall(path.read_text()):
             waiting += [folder / name for folder in INCLUDES if (folder / name).is_file()]
-    return found
+    return sources
 
 
 def _digest(parts: Iterable[str]) -> str:

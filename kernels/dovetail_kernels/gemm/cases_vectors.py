@@ -20,7 +20,7 @@ class VectorKind:
 
     @property
     def label(self) -> str:
-        """Return what a case calls it."""
+        """Return its name in a case."""
         return f"{self.size}x{self.code_bits}{'f' * self.books}"
 
 

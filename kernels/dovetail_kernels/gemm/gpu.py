@@ -116,7 +116,7 @@ class GpuPacked:
         return sum(t.nbytes for t in self.tensors().values())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what is kept in memory, by name."""
+        """Return the tensors that are kept, by name."""
         kept = {name: getattr(self, name) for name in KEPT}
         return {name: t for name, t in kept.items() if t is not None}
 
@@ -156,7 +156,7 @@ class GpuPacked:
         return tiles(rows, self.work(x), x.device)
 
     def work(self, x: torch.Tensor) -> Work:
-        """Return what tiles depend on for rows like those of x."""
+        """Return the work that tiles are chosen by, for rows like those of x."""
         low, high = PLANES.get(self.kind, (8 * self.values.itemsize // CODES, 0))
         itemsize = x.itemsize if self.activations == "float" else 1
         dot = self._dot(x.dtype)

@@ -22,8 +22,8 @@ SIGNS = "0x80808080"
 
 
 def instructions(kind: str, dot_type: str) -> tuple[str, str]:
-    """Return what unpacks a kind of codes as "int8", "bf16" or "fp16", and where its results and
-    arguments lie: all in registers."""
+    """Return the instructions that unpack a kind of codes as "int8", "bf16" or "fp16", and where
+    its results and arguments lie: all in registers."""
     if kind == "e2m1":
         return e2m1_instructions(dot_type), _places(4, 1)
     low, high = PLANES[kind]
@@ -38,7 +38,7 @@ def _places(results: int, arguments: int) -> str:
 
 
 def float_instructions(low: int, high: int, kind: str) -> str:
-    """Return what makes four words four times two pairs of a 16-bit type.
+    """Return the instructions that turn four words into four times two pairs of a 16-bit type.
 
     Results $0 to $7: two pairs of code 0, of code 1, and so on. Arguments: the words, what lies
     apart, for one bit by how much that is shifted (four times), and for each code two pairs that
@@ -67,8 +67,9 @@ def float_instructions(low: int, high: int, kind: str) -> str:
 
 
 def byte_instructions(low: int, high: int) -> str:
-    """Return what makes four words four times four int8, results $0 to $3. Arguments as before, but
-    four bytes for each code to be subtracted. (With the sign's bit set, nothing is borrowed.)"""
+    """Return the instructions that turn four words into four times four int8, results $0 to $3.
+    Arguments as before, but four bytes for each code to be subtracted. (With the sign's bit set,
+    nothing is borrowed.)"""
     lines = [".reg .b32 l, h, c, p, q;"]
     words, at = ("$4",) * 4, 5
     if low == 4:
@@ -96,7 +97,7 @@ def _apart(lines: list[str], high: int, at: int) -> tuple[str, int]:
 
 
 def _spread(name: str, source: str) -> list[str]:
-    """Return what makes four bytes two pairs of 16 bits."""
+    """Return the instructions that turn four bytes into two pairs of 16 bits."""
     return [f"prmt.b32 {name}0, {source}, 0, 0x4140;", f"prmt.b32 {name}1, {source}, 0, 0x4342;"]
 
 

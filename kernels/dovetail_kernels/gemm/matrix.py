@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from dovetail_kernels.cpu.library import library
+from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm import OP, native
 from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack, stack
 from dovetail_kernels.gemm.native import Packed
@@ -18,10 +19,6 @@ from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.reference import reference
 from dovetail_kernels.gemm.weight import FLOATS, Weight, spelled_out
 from dovetail_kernels.gpu import TRITON
-
-BFLOAT16_ISAS = ("avx512bf16", "amx")
-"""The sets that multiply pairs of bfloat16 faster than floats; values in groups are made such pairs
-by the first alone."""
 
 
 def runs_natively(device: str, dtype: torch.dtype) -> bool:
@@ -90,7 +87,7 @@ class Matrix:
         self._is_gated = is_gated
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what the matrix keeps in memory, by name."""
+        """Return the tensors that the matrix keeps, by name."""
         if self._packed is not None:
             return self._packed.tensors()
         assert self._weight is not None

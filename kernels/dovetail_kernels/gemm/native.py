@@ -257,11 +257,11 @@ class Packed:
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """Return what two weights have in common that one call can multiply."""
+        """Return the kind of a weight: those of one kind can be multiplied in one call."""
         return self.format, self.rounds_activations
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what is kept in memory, by name. Points of int8 are a type's own: one table for
+        """Return the tensors that are kept, by name. Points of int8 are a type's own: one table for
         all of its weights."""
         is_own = self.points is not None and self.points.is_floating_point()
         kept = {
@@ -335,7 +335,7 @@ def multiply_groups(
 
 
 def _prefix(weight: Weight) -> str:
-    """Return what the names of the functions begin with that pack a weight and read it back."""
+    """Return the prefix of the functions that pack a weight and unpack it."""
     return "vectors" if is_of_vectors(weight) else "gemm"
 
 

@@ -34,8 +34,8 @@ def is_of_vectors(weight: Weight) -> bool:
 
 
 def vector_args(weight: Weight) -> VectorArgs | None:
-    """Return what the library needs to know of a weight's points, which must live as long as it;
-    None for other formats."""
+    """Return the library's arguments for a weight's points, which must live as long as it; None for
+    other formats."""
     if not is_of_vectors(weight):
         return None
     assert weight.group % (POINTS_GROUP if weight.steps is None else POINTS_GROUP // 2) == 0

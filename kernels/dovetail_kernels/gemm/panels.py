@@ -50,7 +50,7 @@ def moved(weight: Weight, device: torch.device | str | None) -> Weight:
 
 
 def kind_of(weight: Weight) -> tuple[str, Weight]:
-    """Return what a weight's codes are, and the weight: a multiple of e2m1's table becomes that
+    """Return the kind of a weight's codes, and the weight: a multiple of e2m1's table becomes that
     table, and the factor a scale of the outputs."""
     kind = KINDS.get(weight.format, "float")
     if kind != "table4":

@@ -48,9 +48,9 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a product's tile depends on beside its shape: the kind of codes, the type that is
-    multiplied, whether a word's codes have sums of their own; bytes of an output's words in a
-    step, and of a row's inputs."""
+    """The facts that a product's tile depends on beside its shape: the kind of codes, the type that
+    is multiplied, whether a word's codes have separate sums; bytes of an output's words in a step,
+    and of a row's inputs."""
 
     kind: str
     dot_type: str
@@ -67,7 +67,7 @@ def tiles(rows: int, work: Work, device: torch.device) -> Tiles:
 
 
 def key_of(rows: int, work: Work) -> str:
-    """Return what the table calls a product: by codes, multiplied type and rows up to a bound."""
+    """Return the table's key of a product: by codes, multiplied type and rows up to a bound."""
     bound = next((str(n) for n in (16, 32, MAX_SPLIT_ROWS) if rows <= n), "more")
     return f"{work.kind} {work.dot_type} {bound}"
 
@@ -109,7 +109,8 @@ def _fitting(tile: Tiles, work: Work, shared_bytes: int) -> Tiles:
 
 
 def choices(device: str) -> Sequence[Choice]:
-    """Return what may be tuned: products of 4096 x 4096 in bfloat16, few rows and many."""
+    """Return the products that may be tuned: products of 4096 x 4096 in bfloat16, few rows and
+    many."""
     from dovetail_kernels.gemm.cases import make_weight
     from dovetail_kernels.gemm.gpu import pack
 

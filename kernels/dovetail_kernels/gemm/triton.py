@@ -63,7 +63,7 @@ def _wide(v, NIBBLE: tl.constexpr):
 @triton.jit
 def _factor(base, steps, stored, inside, group, count, STORED, RUN: tl.constexpr,
             NIBBLE: tl.constexpr = -1):  # fmt: skip
-    """Return what the inputs of one group share. Shapes: stored [BN] -> [BN] float32"""
+    """Return the factor of a group's inputs. Shapes: stored [BN] -> [BN] float32"""
     there = inside & (group < count)
     found = _wide(tl.load(base + group * STORED + stored, mask=there, other=0), NIBBLE)
     if steps is not None:
@@ -95,7 +95,7 @@ def _factors(base, steps, stored, inside, k, count, STORED, RUN: tl.constexpr, G
 @triton.jit
 def _center(zeros, stored, inside, group, count, STORED, RUN: tl.constexpr, CENTER: tl.constexpr,
             IS_CENTERED: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Return what unpacking subtracts. Shapes: -> [BN, 1] float32"""
+    """Return the value that unpacking subtracts. Shapes: -> [BN, 1] float32"""
     if zeros is not None and IS_CENTERED:
         found = _factor(zeros, None, stored, inside, group, count, STORED, RUN)
     else:

@@ -13,7 +13,7 @@ E2M1_FACTOR = tl.constexpr(2.0**126)
 
 @triton.jit
 def decode(codes, table, KIND: tl.constexpr, CENTER: tl.constexpr, dot_type: tl.constexpr):
-    """Return what codes mean: integers as int8, others as float32. Shapes: as given"""
+    """Return the values of codes: integers as int8, others as float32. Shapes: as given"""
     if KIND == "e2m1":  # sign, exponent and one bit lie where float32 has them
         bits = codes.to(tl.int32)
         bits = ((bits & 7) << 22) | ((bits & 8) << 28)

@@ -156,7 +156,8 @@ class Weight:
         return (wide - usual_zero(self.format)) * scales
 
     def _spread(self, scales: torch.Tensor, steps: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what groups share as every input's own. Shapes: [N, K / G] -> [N, K] float32"""
+        """Return the values that groups share, repeated for every input. Shapes: [N, K / G] -> [N,
+        K] float32"""
         inputs = self.shape[1]
         if steps is not None:
             own = steps.float().repeat_interleave(self.run // self.group, dim=1)
@@ -195,22 +196,22 @@ def is_trits(format: str) -> bool:
 
 
 def pointed(weight: Weight) -> torch.Tensor:
-    """Return what the codes of vectors stand for. Shapes: [N, K] float32"""
+    """Return the values of the codes of vectors. Shapes: [N, K] float32"""
     points = weight.points
     assert points is not None
     books = len(points)
     codes = (weight.values.int() & 0xFFFF).unflatten(1, (-1, books))
-    found = sum(points[book].float()[codes[..., book]] for book in range(books))
-    assert isinstance(found, torch.Tensor)
+    values = sum(points[book].float()[codes[..., book]] for book in range(books))
+    assert isinstance(values, torch.Tensor)
     if weight.signs is None:
-        return found.flatten(1)
+        return values.flatten(1)
     places = torch.arange(8, dtype=torch.uint8, device=weight.signs.device)
     signs = 1 - 2 * (weight.signs.unsqueeze(-1) >> places & 1).float()
-    return found.flatten(1) * signs.flatten(1)
+    return values.flatten(1) * signs.flatten(1)
 
 
 def usual_zero(format: str) -> int:
-    """Return the zero point where a weight has none of its own: the middle of unsigned values."""
+    """Return the zero point where a weight stores none: the middle of unsigned values."""
     if is_trits(format):
         return 1
     bits = narrow_bits(format)
@@ -274,7 +275,7 @@ def join(weights: Sequence[Weight]) -> Weight | None:
 
 
 def _kind(weight: Weight) -> tuple[Any, ...]:
-    """Return what matrices must have in common to be one."""
+    """Return the facts that matrices must share to be stacked."""
     there = (getattr(weight, name) is not None for name in _PER_OUTPUT)
     rounding = (weight.has_float8_activations, weight.has_token_scales)
     return (weight.format, weight.group, weight.run, *rounding, *there)
@@ -320,10 +321,10 @@ def quantize_int8_groups(weight: torch.Tensor, group: int) -> Weight:
     scales = torch.empty(outputs, -(-inputs // group), device=weight.device)
     for part in _parts(weight):
         wide = torch.nn.functional.pad(weight[part].float(), (0, -inputs % group))
-        made = quantize_int8(wide.view(-1, group))
-        assert made.scales is not None
-        values[part] = made.values.view(len(wide), -1)[:, :inputs]
-        scales[part] = made.scales.view(len(wide), -1)
+        quantized = quantize_int8(wide.view(-1, group))
+        assert quantized.scales is not None
+        values[part] = quantized.values.view(len(wide), -1)[:, :inputs]
+        scales[part] = quantized.scales.view(len(wide), -1)
     return Weight(format="int8_float32", values=values, scales=scales, group=group)
 
 

@@ -27,7 +27,7 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """Return what a class of devices is called in the table of tiles."""
+        """Return the name of a class of devices in the table of tiles."""
         return f"{self.capability / 10} x {self.processors}"
 
 

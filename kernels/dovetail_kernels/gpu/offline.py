@@ -47,7 +47,8 @@ class Compiled:
 
 
 class AbsentGpu:
-    """What Triton asks of a driver, answered for one compute capability (90 is an H100 or H200)."""
+    """A stand-in for a driver, which answers Triton for one compute capability (90 is an H100 or
+    H200)."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -58,7 +59,7 @@ class AbsentGpu:
         self._num_warps = 0
 
     def get_current_target(self) -> Any:
-        """Return what kernels are compiled for."""
+        """Return the target that kernels are compiled for."""
         return self._target
 
     def get_current_device(self) -> int:
@@ -71,11 +72,11 @@ class AbsentGpu:
         return 0
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Return what Triton holds a kernel against before it is launched."""
+        """Return the limits that Triton compares a kernel with before it is launched."""
         return {"max_shared_mem": KNOWN[self._target.arch].shared_bytes}
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        """Return what launches nothing."""
+        """Return a launcher that launches nothing."""
         self._num_warps = metadata.num_warps
         return lambda *arguments: None
 
@@ -124,20 +125,20 @@ def _use(binary: bytes) -> tuple[int, int, tuple[str, ...]]:
         file.flush()
         command = [str(tool), "--dump-resource-usage", "--dump-sass", file.name]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = USE.search(told)
-    assert found is not None, told
-    return int(found[1]), int(found[2]), tuple(sorted(set(MATRIX.findall(told))))
+    usage = USE.search(told)
+    assert usage is not None, told
+    return int(usage[1]), int(usage[2]), tuple(sorted(set(MATRIX.findall(told))))
 
 
 def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:
     """Return calls of an op's Triton implementation on CPU tensors, of up to `most` of its small
     cases, spread evenly; none where it has no such implementation."""
-    found = next((i for i in op.implementations if i.name == TRITON), None)
-    if found is None:
+    implementation = next((i for i in op.implementations if i.name == TRITON), None)
+    if implementation is None:
         return []
-    cases = [case for case in op.small_cases() if case.dtype in found.dtypes]
+    cases = [case for case in op.small_cases() if case.dtype in implementation.dtypes]
     return [
-        (f"{case.name} {case.dtype}", partial(_call, found, case))
+        (f"{case.name} {case.dtype}", partial(_call, implementation, case))
         for case in cases[:: -(-len(cases) // most)]
     ]
 

@@ -56,7 +56,8 @@ def fastest(op: str, choice: Choice, time: Timer) -> dict[str, int] | None:
 
 
 def timer() -> Timer:
-    """Return what tells the median milliseconds of a call on the device, caches emptied before."""
+    """Return the function that measures the median milliseconds of a call on the device, caches
+    emptied before."""
     from triton.testing import do_bench
 
     return lambda call: float(do_bench(call, return_mode="median"))

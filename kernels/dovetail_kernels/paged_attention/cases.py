@@ -62,7 +62,7 @@ by up to 2^-7 where all its terms agree. 8e-3 was seen, of values up to 4."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """What a case is made of: H and K heads of size D over blocks of P tokens."""
+    """The parts of a case: H and K heads of size D over blocks of P tokens."""
 
     rows: Rows
     heads: tuple[int, int] = (4, 2)

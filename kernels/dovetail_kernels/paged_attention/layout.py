@@ -69,6 +69,6 @@ def unpack(cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _raw(cache: torch.Tensor) -> torch.Tensor:
-    """Return the same bytes in a type that torch can move about."""
+    """Return the bytes in a type that torch can move about."""
     is_float8 = cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
     return cache.view(torch.int8) if is_float8 else cache

@@ -70,7 +70,7 @@ def decode_tile(dtype: torch.dtype, wide: int, group: int, device: torch.device)
 
 
 def choices(device: str) -> Sequence[Choice]:
-    """Return what may be tuned: prefills and decodes in bfloat16 by head size."""
+    """Return the steps that may be tuned: prefills and decodes in bfloat16 by head size."""
     tiles: dict[str, list[dict[str, int]]] = {
         kind: [
             {"keys": keys, "num_warps": warps, "num_stages": stages}

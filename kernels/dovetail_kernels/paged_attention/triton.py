@@ -40,8 +40,8 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What the host knows of a step. `max_query_tokens` and `max_seq_tokens` may be more than any
-    row has; `has_decodes` says whether a row may have one token."""
+    """The facts of a step that the host knows. `max_query_tokens` and `max_seq_tokens` may be more
+    than any row has; `has_decodes` says whether a row may have one token."""
 
     max_query_tokens: int
     max_seq_tokens: int
@@ -249,7 +249,7 @@ def most_splits(kv_heads: int) -> int:
 
 
 def _score_scales(rules: Rules) -> tuple[float, float]:
-    """Return what products are multiplied by, and the cap: scores are powers of 2 at the end."""
+    """Return the factor of products, and the cap: scores are powers of 2 at the end."""
     scale = rules.scale * rules.k_scale
     if rules.soft_cap is None:
         return scale * LOG2_E, 0.0

@@ -114,7 +114,7 @@ def _walk(
 def _sum_with_sinks(
     total, most, sinks, head, inside, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr
 ):
-    """Return what sums of weighted values are divided by; 1 where no key was seen."""
+    """Return the divisor of sums of weighted values; 1 where no key was seen."""
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=inside, other=0.0).to(tl.float32) * LOG2_E
         total = total + tl.exp2(sink - most)

@@ -25,8 +25,9 @@ FIELD_NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the rows of a step want. `params` [S, fields] float64 lie on the device (see `pack`);
-    `is_random`: some row has a temperature, `has_bounds`: a top-k or a top-p, `has_top_p`: a top-p.
+    """The sampling settings of a step's rows. `params` [S, fields] float64 lie on the device (see
+    `pack`); `is_random`: some row has a temperature, `has_bounds`: a top-k or a top-p, `has_top_p`:
+    a top-p.
 
     `seen` [slots, V] int32 says of each token of a row with penalties 0 where it was not seen, else
     1 more than how often it was drawn; None where no row has penalties.

@@ -74,7 +74,8 @@ class LogprobArgs(ctypes.Structure):
 
 
 class Tables:
-    """What each row number wants. A row that was never filled is greedy and wants nothing more.
+    """The sampling settings by row number. A row that was never filled is greedy without any
+    filter.
 
     `least` is the logarithm of min-p (-inf: off); `num_seen` -1 means no penalties, else
     `seen_ids` and `seen_counts` hold the addresses of int32 and float32 arrays with room for one

@@ -112,7 +112,7 @@ def _measure(
     HAS_PENALTIES: tl.constexpr, BY_WEIGHT: tl.constexpr, TILE: tl.constexpr,
     COUNTS: tl.constexpr,
 ):  # fmt: skip
-    """Return what tokens up to three keys number and weigh."""
+    """Return the counts and weights of the tokens up to three keys."""
     a = tl.zeros([TILE], tl.int64)
     b, c = a, a
     for start in tl.range(0, vocab, TILE, num_stages=3):

@@ -20,6 +20,6 @@ def reference(logits: torch.Tensor, masks: torch.Tensor, indices: torch.Tensor) 
 
 @cache
 def _addends(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return what each byte of a mask adds to eight logits. Shapes: [256, 8]"""
+    """Return the addends of each byte of a mask for eight logits. Shapes: [256, 8]"""
     bits = torch.arange(256).unsqueeze(1).bitwise_right_shift(torch.arange(8)) & 1
     return torch.zeros(256, 8).masked_fill_(bits == 0, float("-inf")).to(device, dtype)

@@ -22,7 +22,7 @@ class NativeStep:
 
 
 def prepare(layout: BatchLayout, *, may_round: bool) -> NativeStep:
-    """Return what the layers of one KV group need of a step.
+    """Return a step as the layers of one KV group need it.
 
     `may_round`: queries and weights to bfloat16, where keys are and the machine gains by it.
     """

@@ -29,7 +29,7 @@ class TritonStep:
 
 
 def prepare(layout: BatchLayout) -> TritonStep:
-    """Return what the layers of one KV group need of a step."""
+    """Return a step as the layers of one KV group need it."""
     starts = layout.query_start_host
     extent = Extent(
         max_query_tokens=layout.max_query_tokens,

@@ -103,7 +103,8 @@ class NativeCpu(AttentionBackend):
 
 
 def _missing() -> list[str]:
-    """Return why there is no native library; asked last, since it may have to be built."""
+    """Return the reason why there is no native library; asked last, since it may have to be
+    built."""
     from dovetail_kernels.cpu.library import missing_reason
 
     reason = missing_reason()

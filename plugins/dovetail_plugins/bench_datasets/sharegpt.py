@@ -70,14 +70,14 @@ class ShareGpt(BenchDataset):
 
 def _usable(pairs: list[tuple[str, str]], query: DatasetQuery) -> list[BenchPrompt]:
     """Return as many prompts as asked, or all there are; counts no further pair."""
-    found: list[BenchPrompt] = []
+    prompts: list[BenchPrompt] = []
     for pair in islice(_files.picked(pairs, query), len(pairs)):
         prompt = _prompt(*pair, query)
         if prompt is not None:
-            found.append(prompt)
-        if len(found) == query.num_prompts:
+            prompts.append(prompt)
+        if len(prompts) == query.num_prompts:
             break
-    return found
+    return prompts
 
 
 def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:

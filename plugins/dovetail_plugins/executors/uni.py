@@ -81,7 +81,7 @@ class UniExecutor(Executor):
         return _PendingStep(self, plan.step_id, self._guarded(plan.step_id, worker.begin, plan))
 
     def sleep(self, level: int) -> None:
-        """Let the worker give its memory back. Raises: RequestError"""
+        """Let the worker release its memory. Raises: RequestError"""
         worker = self.worker
         self._call(lambda: worker.sleep(level))
 
@@ -100,7 +100,7 @@ class UniExecutor(Executor):
             raise EngineDead(self._death)
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told when a step raises."""
+        """Register a callback for a step that raises."""
         self._callbacks.append(callback)
 
     def shutdown(self) -> None:

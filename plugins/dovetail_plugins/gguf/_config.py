@@ -61,15 +61,15 @@ def _check(settings: Settings, config: Mapping[str, Any]) -> None:
     }
     told = {"blocks": config["num_hidden_layers"], "token_embd.weight": config["hidden_size"]}
     table = settings.tensor("token_embd.weight")
-    found = {"blocks": len(blocks), "token_embd.weight": table.shape[1] if table else 0}
+    sizes = {"blocks": len(blocks), "token_embd.weight": table.shape[1] if table else 0}
     for name, size in rows.items():
         extent = settings.tensor(name)
         if extent is not None:
-            told[name], found[name] = size, extent.shape[0]
-    wrong = [name for name in told if told[name] != found[name]]
+            told[name], sizes[name] = size, extent.shape[0]
+    wrong = [name for name in told if told[name] != sizes[name]]
     if wrong:
         raise ConfigError(
-            f"{wrong[0]}: the file holds {found[wrong[0]]}, its settings say {told[wrong[0]]}.",
+            f"{wrong[0]}: the file holds {sizes[wrong[0]]}, its settings say {told[wrong[0]]}.",
             where=str(settings.model.path),
             fix="download the file again.",
         )
@@ -134,7 +134,7 @@ class Settings:
 
 
 def _common(settings: Settings) -> dict[str, Any]:
-    """Return what all families have."""
+    """Return the settings that all families have."""
     heads = settings.number(".attention.head_count")
     hidden = settings.number(".embedding_length")
     given = settings.find(".attention.head_count_kv", (int, list))
@@ -185,9 +185,9 @@ def _ends(settings: Settings) -> dict[str, Any]:
         for token_id, (text, kind) in enumerate(zip(texts, kinds, strict=False))
         if kind == _CONTROL and text in END_TEXTS
     ]
-    found = dict.fromkeys(one for one in (*ends, *known) if one is not None)
+    ids = dict.fromkeys(one for one in (*ends, *known) if one is not None)
     first = settings.find("tokenizer.ggml.bos_token_id", int)
-    return {"bos_token_id": first, "eos_token_id": list(found)}
+    return {"bos_token_id": first, "eos_token_id": list(ids)}
 
 
 def _rope(settings: Settings) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
 
 
 def _gated(settings: Settings, model_type: str, name: str, **more: Any) -> dict[str, Any]:
-    """Return what the families with rotary attention and a gated MLP have."""
+    """Return the settings of families with rotary attention and a gated MLP."""
     inner = settings.find(".feed_forward_length", (int, list))
     has_inner = inner not in (None, 0)
     return {

@@ -49,7 +49,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What stands in one file before the tensors' bytes."""
+    """The head of one file, before the tensors' bytes."""
 
     path: Path
     settings: Mapping[str, Any]

@@ -142,7 +142,7 @@ def place_of(layout: Layout, name: str) -> Place | None:
 def stored_types(model: Model, layout: Layout) -> dict[str, str]:
     """Return module -> type of all matrices of a file, nothing where none is quantized.
 
-    A token table goes by the head's name where there is no head of its own.
+    A token table goes by the head's name where there is no separate head.
     """
     table = TABLE if has_head(model.extents) else HEAD
     types = {}
@@ -155,7 +155,7 @@ def stored_types(model: Model, layout: Layout) -> dict[str, str]:
 
 
 def has_head(extents: Iterable[Extent]) -> bool:
-    """Return whether the head has a matrix of its own."""
+    """Return whether the head has a separate matrix."""
     return any(extent.name == "output.weight" for extent in extents)
 
 

@@ -51,7 +51,8 @@ _REAL = {
 
 
 def settings_of(model: ModelSpec) -> dict[str, Any]:
-    """Return what the model is, in GGUF's words. Raises: ConfigError for what they cannot say."""
+    """Return the model's settings, in GGUF's words. Raises: ConfigError for what they cannot
+    say."""
     prefix, config = ARCHITECTURES[model.architecture], model.hf_config
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise _unsaid(model, "layers without experts among those with")
@@ -129,7 +130,7 @@ def rope_tensors(model: ModelSpec) -> dict[str, list[float]]:
 
 
 def _llama3_divisor(rope: Mapping[str, Any], length: float) -> float:
-    """Return what the frequency of a wave of this length is divided by. Source: Llama 3.1."""
+    """Return the divisor of the frequency of a wave of this length. Source: Llama 3.1."""
     trained, factor = float(rope["original_max_position_embeddings"]), float(rope["factor"])
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     if length < trained / high:

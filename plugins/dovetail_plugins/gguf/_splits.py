@@ -85,9 +85,9 @@ _SIGNS = r"[\p{P}\$\+<=>\^~\|]+"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """`composes`: characters come in their composed form (NFC). `takes_whole`: a word that is a
-    token needs no merges. `begins`: a text begins with the first token unless told otherwise.
-    `ranks`: a file without merges means that tokens are made in the order of their numbers. `raw`:
-    tokens are text as SentencePiece writes it, not bytes in GPT-2's letters."""
+    token needs no merges. `begins`: a text begins with the first token unless the file says
+    otherwise. `ranks`: a file without merges means that tokens are made in the order of their
+    numbers. `raw`: tokens are text as SentencePiece writes it, not bytes in GPT-2's letters."""
 
     cuts: tuple[str, ...]
     composes: bool = False

@@ -39,7 +39,7 @@ class Vectors:
     signs: torch.Tensor | None = None
 
     def values(self) -> torch.Tensor:
-        """Return what codes and signs stand for. Shapes: [n, B] int8"""
+        """Return the values of codes and signs. Shapes: [n, B] int8"""
         found = self.points[self.index.int()].view(len(self.index), -1)
         if self.signs is None:
             return found
@@ -79,7 +79,8 @@ def _made(
 
 
 def _seven_bits(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what 32-bit numbers say: four times eight signs, and a scale in the topmost bits.
+    """Return the contents of 32-bit numbers: four times eight signs, and a scale in the topmost
+    bits.
 
     Shapes: [n, 4 S] uint8 -> [n, 4 S] uint8, [n, S] int8
     """

@@ -42,7 +42,8 @@ Json = dict[str, Any]
 
 
 def tokenizer_of(model: Model) -> tuple[str, Json]:
-    """Return what tokenizer.json and tokenizer_config.json would hold. Raises: ConfigError"""
+    """Return the contents that tokenizer.json and tokenizer_config.json would have. Raises:
+    ConfigError"""
     vocabulary = Vocabulary(model)
     content = vocabulary.content()
     return json.dumps(content, ensure_ascii=False), vocabulary.settings()
@@ -237,14 +238,14 @@ class Vocabulary:
         ]
 
     def _ends(self, *, begins: bool) -> Json | None:
-        """Return what puts the first and the last token around a text."""
+        """Return the post-processor that puts the first and the last token around a text."""
         told = self._find("add_bos_token", bool)
         first = self._named("bos_token_id") if (begins if told is None else told) else None
         last = self._named("eos_token_id") if self._find("add_eos_token", bool) else None
         return self._around(first, last)
 
     def _around(self, first: str | None, last: str | None) -> Json | None:
-        """Return what puts these tokens around a text, where there are any."""
+        """Return the post-processor that puts these tokens around a text, where there are any."""
         if first is None and last is None:
             return None
         named = {text: self.tokens.index(text) for text in (first, last) if text is not None}
@@ -288,7 +289,7 @@ class Vocabulary:
 
 
 def _cuts(kind: Kind) -> list[Json]:
-    """Return what cuts a text into words."""
+    """Return the pre-tokenizer that cuts a text into words."""
     return [
         {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
         for cut in kind.cuts
@@ -298,14 +299,14 @@ def _cuts(kind: Kind) -> list[Json]:
 def merges_of(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return all pairs of pieces that are a piece themselves, in the order they are merged in:
     the best score first, and among equal ones the longer pieces."""
-    found: list[tuple[float, int, int, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, int, int, str, str]] = []
     for piece, score in scores.items():
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocabulary and right in vocabulary:
                 number = vocabulary[piece]
-                found.append((-score, -len(left), -len(right), number, cut, left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+                merges.append((-score, -len(left), -len(right), number, cut, left, right))
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _template(first: str | None, texts: Sequence[str], last: str | None) -> list[Json]:
@@ -324,7 +325,8 @@ def _template(first: str | None, texts: Sequence[str], last: str | None) -> list
 
 
 def read_tokenizer(file: Path) -> tuple[str, Json]:
-    """Return what tokenizer.json and tokenizer_config.json would hold, of a GGUF file."""
+    """Return the contents that tokenizer.json and tokenizer_config.json would have, of a GGUF
+    file."""
     from dovetail_plugins.gguf._file import read_head
 
     head = read_head(file)

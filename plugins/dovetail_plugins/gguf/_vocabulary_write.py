@@ -59,13 +59,15 @@ def tokenizer_settings(folder: Path, vocab_size: int) -> dict[str, Any]:
         )
     config = _json(folder / "tokenizer_config.json")
     tokens, kinds = _tokens(content, config, vocab_size)
-    found = {"tokens": tokens, "token_type": kinds, **_ends(real, tokens, config)}
+    settings = {"tokens": tokens, "token_type": kinds, **_ends(real, tokens, config)}
     if content["model"].get("byte_fallback"):
-        found |= _pieces(content, tokens)
+        settings |= _pieces(content, tokens)
     else:
-        found |= {"model": "gpt2", "merges": [" ".join(pair) for pair in _merges(content)]}
-        found["pre"] = _kind_of(real, found)
-    return {f"{_PREFIX}{name}": value for name, value in found.items()} | _template(folder, config)
+        settings |= {"model": "gpt2", "merges": [" ".join(pair) for pair in _merges(content)]}
+        settings["pre"] = _kind_of(real, settings)
+    return {f"{_PREFIX}{name}": value for name, value in settings.items()} | _template(
+        folder, config
+    )
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -128,8 +130,8 @@ def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
     for name in _candidates(real):
         written = {f"{_PREFIX}{k}": v for k, v in settings.items()} | {f"{_PREFIX}pre": name}
         text, _ = tokenizer_of(Model(path=Path("new.gguf"), settings=written, extents=()))
-        found = Tokenizer.from_str(text).encode(PROBE, add_special_tokens=False).ids
-        wrong = 0 if found == wanted else 1 + abs(len(found) - len(wanted))
+        ids = Tokenizer.from_str(text).encode(PROBE, add_special_tokens=False).ids
+        wrong = 0 if ids == wanted else 1 + abs(len(ids) - len(wanted))
         if wrong < least:
             best, least = name, wrong
     if least:

@@ -66,7 +66,8 @@ def read_span(path: Path, start: int, num_bytes: int, stop: threading.Event) -> 
 
 
 def _is_cached(file: int, offset: int) -> bool:
-    """Return whether the bytes at `offset` come without a wait; False where nobody can tell."""
+    """Return whether the bytes at `offset` come without a wait; False where that cannot be found
+    out."""
     try:
         return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) >= 0
     except (AttributeError, OSError):

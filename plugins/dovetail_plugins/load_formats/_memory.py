@@ -16,7 +16,7 @@ SMALL_BYTES = 2**20
 
 
 def passing_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an unfilled tensor in memory of its own."""
+    """Return an unfilled tensor in separate memory."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < SMALL_BYTES:
         return torch.empty(shape, dtype=dtype)

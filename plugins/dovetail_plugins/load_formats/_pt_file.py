@@ -75,7 +75,8 @@ def _fault(tensor: torch.Tensor) -> str | None:
 
 
 def placing(places: Mapping[str, str]) -> Place:
-    """Return what moves a storage from the device it was saved on to the one it is read onto.
+    """Return the function that moves a storage from the device it was saved on to the one it is
+    read onto.
 
     Raises: ConfigError, when called, where that device is not here or keeps no numbers.
     """

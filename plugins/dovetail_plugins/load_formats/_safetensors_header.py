@@ -66,7 +66,7 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return what the file says about itself. Raises: ConfigError when it has no valid header."""
+    """Return the file's metadata. Raises: ConfigError when it has no valid header."""
     found = _told(path)[0].get(METADATA)
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 

@@ -47,14 +47,14 @@ class Gguf(LoadFormat):
             count.add(tensor.nbytes)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
-        """Return what the heads of the model's files say."""
+        """Return the headers of the tensors in the model's files."""
         from dovetail_plugins.gguf._names import headers_of
 
         return headers_of(_model_of(checkpoint))
 
     @classmethod
     def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write a model of an architecture that nobody knows: its names stay."""
+        """Write a model of an unknown architecture: its names stay."""
         from dovetail_plugins.gguf._write import write_file
 
         write_file(Path(folder, f"model{SUFFIX}"), {"general.architecture": "sample"}, tensors)

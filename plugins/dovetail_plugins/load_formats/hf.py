@@ -30,13 +30,13 @@ class Hf(Auto):
 
     def _fitting(self, checkpoint: Checkpoint) -> LoadFormat:
         """Return the format that fits. Raises: ConfigError when none does."""
-        found = super()._fitting(checkpoint)
-        if isinstance(found, Mistral) and not Pt.why_not(checkpoint):
+        load_format = super()._fitting(checkpoint)
+        if isinstance(load_format, Mistral) and not Pt.why_not(checkpoint):
             return Pt(PtOptions(map_location=self.options.map_location))
-        if isinstance(found, Mistral | Gguf):
+        if isinstance(load_format, Mistral | Gguf):
             raise ConfigError(
                 "the weights are not files of a Hugging Face checkpoint.",
                 where=checkpoint.path,
                 fix="use --load-format auto.",
             )
-        return found
+        return load_format

@@ -85,7 +85,7 @@ def _entries(folder: Path) -> dict[str, Any]:
 
 
 def _stamp(files: list[Path]) -> dict[str, list[int]]:
-    """Return what tells whether the source files are the same: size and time of each."""
+    """Return a stamp of the source files: size and time of each."""
     return {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in files}
 
 

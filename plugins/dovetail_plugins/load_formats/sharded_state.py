@@ -29,7 +29,7 @@ RANKS = "ranks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedOptions:
-    """What the files are called."""
+    """The files' names."""
 
     pattern: str = field(
         default=PATTERN, metadata={"help": "name of the files, with {rank} and {part} in it"}

@@ -51,12 +51,12 @@ class MinTokens(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Ban the endings of rows that are still short. Shapes: logits [S, V]. Mutates: logits"""
-        found = {index: self._rows[row] for index, row in rows}
+        rows_by_index = {index: self._rows[row] for index, row in rows}
         forbid(
             logits,
             {
                 index: endings
-                for index, (tokens, endings) in found.items()
+                for index, (tokens, endings) in rows_by_index.items()
                 if len(tokens.output_ids) < tokens.params.min_tokens
             },
         )

@@ -60,7 +60,8 @@ def name_of(name: str) -> str:
 
 
 def rearranger(params: Mapping[str, Any]) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """Return what puts the rows of query and key tensors into the order of half-split heads."""
+    """Return the function that puts the rows of query and key tensors into the order of half-split
+    heads."""
     num_heads = int(params["n_heads"])
     heads = {"q_proj": num_heads, "k_proj": int(params.get("n_kv_heads") or num_heads)}
 

@@ -42,7 +42,7 @@ _TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Return what config.json would hold, None where the path has no params.json.
+    """Return the contents that config.json would have, None where the path has no params.json.
 
     Raises: ConfigError
     """
@@ -51,7 +51,8 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def hf_config(path: str | Path, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json would hold. Raises: ConfigError naming params.json and the key."""
+    """Return the contents that config.json would have. Raises: ConfigError naming params.json and
+    the key."""
     where = str(Path(path) / FILE)
     _check(params, where)
     config = {new: params[old] for old, new in _RENAMED.items() if params.get(old) is not None}

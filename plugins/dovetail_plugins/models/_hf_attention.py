@@ -33,7 +33,7 @@ UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indices")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a mask lets queries see: everything before, or the last `window_tokens`."""
+    """The keys that a mask lets queries see: everything before, or the last `window_tokens`."""
 
     window_tokens: int | None
 
@@ -64,9 +64,9 @@ def register() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What a trial pass found: the attention layers, what the trunk returns, the number that the
-    trunk's own code gives the first token of a text, and the linear layers whose weights other code
-    takes out of them."""
+    """The findings of a trial pass: the attention layers, what the trunk returns, the number that
+    the trunk's own code gives the first token of a text, and the linear layers whose weights other
+    code takes out of them."""
 
     layers: list[Attention]
     output: Any
@@ -145,7 +145,7 @@ class Watch(TorchFunctionMode):
         self.lookups: list[list[int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what the function returns."""
+        """Return the function's result."""
         self.functions.add(getattr(func, "__name__", ""))
         if func in (torch.Tensor.__bool__, torch.Tensor.item) and args[0].is_meta:
             return True
@@ -189,15 +189,16 @@ def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
 def _probe_mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
 ) -> Seen:
-    """Return what the mask lets queries see. Raises: ConfigError if it is no causal window."""
+    """Return the keys that the mask lets queries see. Raises: ConfigError if it is not a causal
+    window."""
     reach = 3 * (local_size or 8) + 2
     keys = torch.arange(reach, device="cpu")  # here numbers have values, on any device
     for query in sorted({0, 1, reach // 3, reach // 2, reach - 2, reach - 1}):
         queries = torch.full_like(keys, query)
         zero = torch.zeros_like(keys)
-        found = torch.as_tensor(mask_function(zero, zero, queries, keys), device="cpu")
+        mask = torch.as_tensor(mask_function(zero, zero, queries, keys), device="cpu")
         first = 0 if local_size is None else query - local_size + 1
-        if not torch.equal(found.expand(reach), (keys <= query) & (keys >= first)):
+        if not torch.equal(mask.expand(reach), (keys <= query) & (keys >= first)):
             raise ConfigError("a layer's attention mask is neither causal nor a sliding window.")
     return Seen(window_tokens=local_size)
 

@@ -1,6 +1,6 @@
 """A causal model of transformers with dovetail's attention and linear layers in it, or why not.
 
-Refused with a reason: models that keep a state of their own (mamba and its kin), encoder-decoders,
+Refused with a reason: models that keep a recurrent state (mamba and its kin), encoder-decoders,
 ALiBi, models whose attention does not go through transformers' attention interface, and whatever
 transformers itself does not make of the config.
 """
@@ -109,7 +109,7 @@ def _refusing(model: ModelSpec, reason: str) -> Iterator[None]:
 
 
 def _known_reason(error: Exception) -> str | None:
-    """Return what an error means that tells of a way of computing, in words."""
+    """Return an error's meaning in words, where it names a way of computing."""
     text = str(error)
     if isinstance(error, KeyError) and hf_attention.PROBE in error.args:
         return "its attention does not go through transformers' attention interface"
@@ -131,7 +131,7 @@ def _told(error: Exception) -> str:
 
 
 def _config_fields(context: BuildContext) -> dict[str, Any]:
-    """Return what transformers' config is made of.
+    """Return the fields of transformers' config.
 
     Its sliding layers need a window: without one they get the longest sequence served, which
     hides nothing.
@@ -172,10 +172,10 @@ def _check_layout(causal: Any) -> None:
         if not isinstance(rule, WeightConverter):
             continue
         words = [target.replace("\\1", "") for target in rule.target_patterns]
-        found = next((p for p in parameters for word in words if word and word in p), None)
-        if found is not None:
+        parameter = next((p for p in parameters for word in words if word and word in p), None)
+        if parameter is not None:
             raise ConfigError(
-                f"its {found} is stored in pieces that only transformers puts together."
+                f"its {parameter} is stored in pieces that only transformers puts together."
             )
 
 
@@ -220,8 +220,8 @@ class _Returns(nn.Module):
 
 
 def _learn_attention(context: BuildContext, layers: list[Any]) -> None:
-    """Check that every layer of the trunk attends (some do twice, by modules of their own);
-    windows beyond what is served are none.
+    """Check that every layer of the trunk attends (some do twice, by separate modules); windows
+    beyond what is served are none.
 
     Mutates: layers. Raises: ConfigError
     """

@@ -21,7 +21,7 @@ from dovetail.layers.norm import GemmaRMSNorm
 
 
 def gemma_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
-    """Return what all Gemma generations share, with `changes` applied."""
+    """Return the config that all Gemma generations share, with `changes` applied."""
     config = model.hf_config
     fields: dict[str, Any] = {
         "norm": GemmaRMSNorm,

@@ -59,7 +59,7 @@ class Given(nn.Module):
         self.kind = kind
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what was given, as the trunk would return it."""
+        """Return the given states, as the trunk would return them."""
         return self.kind(last_hidden_state=self.hidden)
 
 
@@ -161,15 +161,15 @@ def plain_renamings(causal: Any) -> list[tuple[str, str]]:
     An old name that starts with "^" stands at the start. Names under other rules stay as they
     are; loading then lists them.
     """
-    found = []
+    renamings = []
     for rule in get_model_conversion_mapping(causal, add_legacy=False):
         if not isinstance(rule, WeightRenaming):
             continue
         for old in rule.source_patterns:
             text = old.replace("\\.", ".")
             if not set(text.removeprefix("^")) & set("^$*+?()[]{}|\\"):
-                found.append((text, rule.target_patterns[0]))
-    return found
+                renamings.append((text, rule.target_patterns[0]))
+    return renamings
 
 
 def _renamed(name: str, places: tuple[tuple[str, str], ...]) -> str:

@@ -47,7 +47,7 @@ class CudaPlatform(Platform):
         return chosen, chosen
 
     def free_bytes(self) -> int | None:
-        """Return what nvidia-smi tells of the first GPU."""
+        """Return nvidia-smi's facts of the first GPU."""
         query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
         try:
             told = subprocess.run(

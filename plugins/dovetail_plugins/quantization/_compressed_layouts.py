@@ -106,7 +106,7 @@ class PackedLayout:
         """Return the packed weight, its scales, zero points and order."""
         bits = self.scheme.bits
         scales = scale_tensor(self.scheme, spec)
-        found = [
+        stored = [
             StoredTensor(name="weight_packed", shape=(spec.out_size, -(-spec.in_size * bits // 32)),
                          dtype="int32", output_axis=0, input_axis=1),
             scales,
@@ -115,11 +115,11 @@ class PackedLayout:
         ]  # fmt: skip
         if not self.scheme.is_symmetric:
             words = -(-spec.out_size * bits // 32)
-            found.append(
+            stored.append(
                 StoredTensor(name="weight_zero_point", shape=(words, scales.shape[-1]),
                              dtype="int32", output_axis=0, input_axis=1)
             )  # fmt: skip
-        return tuple(found)
+        return tuple(stored)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix, its inputs in the order of their groups."""
@@ -128,7 +128,7 @@ class PackedLayout:
         scales = spread(tensors["weight_scale"], len(values))
         group = self.scheme.group if self.scheme.group > 0 else self.in_size
         order = group_order(tensors["weight_g_idx"], group)
-        made = grouped_weight(
+        packed_weight = grouped_weight(
             (values if order is None else values[:, order]).contiguous(),
             scales,
             self._zeros(tensors, scales),
@@ -136,7 +136,7 @@ class PackedLayout:
             group=group,
             order=order,
         )
-        return replace(made, has_token_scales=self.scheme.has_token_scales)
+        return replace(packed_weight, has_token_scales=self.scheme.has_token_scales)
 
     def _zeros(self, tensors: Mapping[str, torch.Tensor], scales: torch.Tensor) -> torch.Tensor:
         """Return the zero points, of unsigned values. Shapes: scales [N, groups] -> the same"""
@@ -154,10 +154,10 @@ class IntLayout:
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the weight, its scales and zero points."""
-        found = (weight_tensor(spec, INT8), scale_tensor(self.scheme, spec))
+        stored = (weight_tensor(spec, INT8), scale_tensor(self.scheme, spec))
         if self.scheme.is_symmetric:
-            return found
-        return (*found, scale_tensor(self.scheme, spec, name="weight_zero_point", dtype=INT8))
+            return stored
+        return (*stored, scale_tensor(self.scheme, spec, name="weight_zero_point", dtype=INT8))
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
@@ -166,13 +166,13 @@ class IntLayout:
         scales = spread(tensors["weight_scale"], len(values))
         zeros = tensors.get("weight_zero_point")
         points = torch.zeros_like(scales) if zeros is None else spread(zeros, len(values)).float()
-        made = grouped_weight(
+        packed_weight = grouped_weight(
             (values.to(torch.int16) + half).to(torch.uint8),
             scales,
             points + half,
             bits=self.scheme.bits,
         )
-        return replace(made, has_token_scales=self.scheme.has_token_scales)
+        return replace(packed_weight, has_token_scales=self.scheme.has_token_scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,18 +211,18 @@ class Float4Layout:
         """Return the packed weight, the groups' scales and the matrix's."""
         rows, inputs, groups = spec.out_size, spec.in_size, spec.num_groups(self.group)
         dtype = "uint8" if self.is_mx else E4M3
-        found = (
+        stored = (
             StoredTensor(name="weight_packed", shape=(rows, inputs // 2), dtype="uint8",
                          output_axis=0, input_axis=1),
             StoredTensor(name="weight_scale", shape=(rows, groups), dtype=dtype,
                          output_axis=0, input_axis=1),
         )  # fmt: skip
         if self.is_mx:
-            return found
+            return stored
         outer = StoredTensor(
             name="weight_global_scale", shape=(1,), dtype="float32", is_per_part=True
         )
-        return (*found, outer)
+        return (*stored, outer)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""
@@ -241,17 +241,17 @@ class BitmaskLayout:
         """Return the kept values and the bitmask in place of the weight."""
         plain = (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
         dense = plain if self.inner is None else self.inner.tensors(spec)
-        found = []
+        stored = []
         for tensor in dense:
             if tensor.name != "weight":
-                found.append(tensor)
+                stored.append(tensor)
                 continue
             for name, per, dtype in (("compressed", 2, tensor.dtype), ("bitmask", 8, "uint8")):
                 shape = (spec.out_size, spec.in_size // per)
-                found.append(
+                stored.append(
                     StoredTensor(name=name, shape=shape, dtype=dtype, output_axis=0, input_axis=1)
                 )
-        return tuple(found)
+        return tuple(stored)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix, dense."""

@@ -1,9 +1,9 @@
 """Small floats of checkpoints as weights that kernels multiply: e4m3, e5m2, and e2m1 in blocks.
 
 A scale is multiplied: value * scale. A checkpoint's scales of activations have no use here: where
-activations become e4m3, each row has a scale of its own, which is as exact or more. Source:
-Micikevicius et al., FP8 Formats for Deep Learning, 2022 (e4m3, e5m2); the OCP Microscaling Formats
-specification 1.0, 2023 (e2m1, e8m0). Shape letters: N outputs, K inputs.
+activations become e4m3, each row has its own scale, which is as exact or more. Source: Micikevicius
+et al., FP8 Formats for Deep Learning, 2022 (e4m3, e5m2); the OCP Microscaling Formats specification
+1.0, 2023 (e2m1, e8m0). Shape letters: N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOT_STEP = 32
 
 
 def e2m1_table() -> torch.Tensor:
-    """Return what the sixteen codes mean. Shapes: -> [16] float32"""
+    """Return the values of the sixteen codes. Shapes: -> [16] float32"""
     half = torch.tensor(E2M1)
     return torch.cat([half, -half])
 
@@ -86,7 +86,7 @@ def e2m1_weight(
 
 
 def nibbles(packed: torch.Tensor, *, is_high_first: bool = False) -> torch.Tensor:
-    """Return the two 4-bit codes of every byte, the low bits' first unless told otherwise.
+    """Return the two 4-bit codes of every byte, the low bits' first by default.
 
     Shapes: packed [..., n] uint8 -> [..., 2 n] uint8
     """

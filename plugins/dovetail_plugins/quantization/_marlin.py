@@ -132,7 +132,7 @@ def dense_places() -> torch.Tensor:
 
 
 def sparse_places() -> torch.Tensor:
-    """Return the same for tiles of sparse weights. Shapes: -> [1024]"""
+    """Return the places for tiles of sparse weights. Shapes: -> [1024]"""
     thread, subtile, column, row = _held()
     return (row * TILE_OUTPUTS + 8 * (thread // 4) + 4 * column + subtile).flatten()
 

@@ -52,7 +52,7 @@ class Aqlm(CheckpointMethod):
             raise self.refuse(f"nbits_per_codebook {self.bits} is not read; 1 to 16 are.")
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of codes becomes."""
+        """Return the memory of a layer of codes."""
         codes = layer.tensors.get("codes")
         if codes is None:
             return None

@@ -114,10 +114,10 @@ class AutoRound(StoredMethod):
 def _flat(blocks: Any) -> list[str]:
     """Return names of blocks that a config may give in lists of lists; of a list of layers, the
     module that holds them."""
-    found = []
+    names = []
     for block in blocks:
         if isinstance(block, str):
-            found.append(block.strip())
+            names.append(block.strip())
         else:
-            found.extend(name.strip() for name in block)
-    return found
+            names.extend(name.strip() for name in block)
+    return names

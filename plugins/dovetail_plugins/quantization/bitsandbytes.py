@@ -203,8 +203,8 @@ class BitsAndBytes(EitherMethod):
             if scales is not None:
                 del pending[layer]
                 yield f"{layer}.absmax", scales
-        for layer, found in pending.items():
-            yield from ((f"{layer}{leaf}", tensor) for leaf, tensor in found.items())
+        for layer, parts in pending.items():
+            yield from ((f"{layer}{leaf}", tensor) for leaf, tensor in parts.items())
 
     def _scales(self, layer: str, found: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return a layer's scales once all they are made of has come."""

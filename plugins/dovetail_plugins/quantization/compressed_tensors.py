@@ -74,8 +74,8 @@ UNUSED = (
 class Scheme:
     """How the weights of some layers are stored. `group` 0: not in groups.
 
-    `has_token_scales`: the scheme makes activations int8, not in groups of their own;
-    `has_float8_inputs`: 8-bit floats.
+    `has_token_scales`: the scheme makes activations int8, not in groups; `has_float8_inputs`: 8-bit
+    floats.
     """
 
     format: str

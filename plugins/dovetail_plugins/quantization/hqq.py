@@ -148,19 +148,19 @@ class Hqq(StoredMethod):
         return one_for_parts(spec.name, self._layout_of, None, where=self.where)
 
     def _layout_of(self, name: str) -> HqqLayout | None:
-        found: Any = self.told
-        if WEIGHTS not in found:
-            found = next((v for key, v in found.items() if f".{name}".endswith(f".{key}")), None)
-        if not found:
+        layout: Any = self.told
+        if WEIGHTS not in layout:
+            layout = next((v for key, v in layout.items() if f".{name}".endswith(f".{key}")), None)
+        if not layout:
             return None
-        params = found.get(WEIGHTS) or {}
+        params = layout.get(WEIGHTS) or {}
         bits, group = params.get("nbits", 4), params.get("group_size") or 0
         if bits not in BITS:
             raise self.refuse(
                 f"{WEIGHTS}.nbits {bits} is not read; {', '.join(map(str, BITS))} are."
             )
         for other in ("scale_quant_params", "zero_quant_params"):
-            if found.get(other):
+            if layout.get(other):
                 raise self.refuse(f"{other} is not read: scales and zero points must be floats.")
         return HqqLayout(bits=int(bits), group=int(group), axis=int(params.get("axis", 0)))
 
@@ -177,7 +177,7 @@ class Hqq(StoredMethod):
                 continue
             pending[layer][leaf] = tensor
             if len(pending[layer]) == len(PIECES):
-                made = layout.unpacked(pending.pop(layer))
-                yield from ((f"{layer}.{word}", made[word]) for word in made)
-        for layer, found in pending.items():
-            yield from ((f"{layer}.{leaf}", tensor) for leaf, tensor in found.items())
+                unpacked = layout.unpacked(pending.pop(layer))
+                yield from ((f"{layer}.{word}", unpacked[word]) for word in unpacked)
+        for layer, parts in pending.items():
+            yield from ((f"{layer}.{leaf}", tensor) for leaf, tensor in parts.items())

@@ -64,7 +64,7 @@ class Nvfp4:
 
 
 class ModelOpt(StoredMethod):
-    """What nvidia-modelopt exports."""
+    """Checkpoints that nvidia-modelopt exports."""
 
     info = Info(
         summary="ModelOpt checkpoints: FP8 and NVFP4; activations of FP8 in 8 bits on newer GPUs",
@@ -96,8 +96,8 @@ class ModelOpt(StoredMethod):
         if name == "FP8_PB_WO":
             return BlockScale(name="weight_scale", block=BLOCK, where=self.where)
         is_rounded = rounds(self.options.activations, spec)
-        made = WholeScale if name == "FP8" else OutputScale
-        return made(has_float8_activations=is_rounded)
+        layout_class = WholeScale if name == "FP8" else OutputScale
+        return layout_class(has_float8_activations=is_rounded)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return what a layer of 8-bit or 4-bit floats becomes."""

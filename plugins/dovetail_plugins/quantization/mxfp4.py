@@ -42,7 +42,7 @@ class Mxfp4(StoredMethod):
         return self if EXPERTS in spec.name else None
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what all experts' matrices of one kind become, each with a table of its own."""
+        """Return the memory of all experts' matrices of one kind, each with its own table."""
         scales = layer.tensors.get("scales")
         if scales is None or "blocks" not in layer.tensors:
             return None

@@ -68,16 +68,16 @@ class Qqq(CheckpointMethod):
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tiles and the scales."""
         rows, inputs = spec.out_size, spec.in_size
-        found = [
+        stored = [
             StoredTensor(name="B", shape=(inputs // TILE, 2 * rows), dtype="int32",
                          output_axis=1, input_axis=0),
             StoredTensor(name="s_channel", shape=(1, rows), dtype="float32", output_axis=1),
         ]  # fmt: skip
         if self.group > 0:
             shape = (spec.num_groups(self.group), rows)
-            found.append(StoredTensor(name="s_group", shape=shape, dtype="float16",
+            stored.append(StoredTensor(name="s_group", shape=shape, dtype="float16",
                                       output_axis=1, input_axis=0))  # fmt: skip
-        return tuple(found)
+        return tuple(stored)
 
     def checkpoint_tensors(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
@@ -103,8 +103,8 @@ class Qqq(CheckpointMethod):
         else:
             values, scales = values ^ 8, scales * 16  # two's complement, moved up by 8
         scales = scales.T.contiguous()
-        made = grouped_weight(values, scales, torch.full_like(scales, 8), bits=4)
-        return replace(made, has_token_scales=True)
+        unpacked_weight = grouped_weight(values, scales, torch.full_like(scales, 8), bits=4)
+        return replace(unpacked_weight, has_token_scales=True)
 
 
 def put_back(mixed: torch.Tensor, order: list[int]) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """torchao checkpoints in safetensors: int8, float8 and 4 bits in groups, as `quant_type` says.
 
-A weight lies in tensors of its own: `_weight_qdata`, `_weight_scale` and, except for float8,
+A weight lies in several tensors: `_weight_qdata`, `_weight_scale` and, except for float8,
 `_weight_zero_point`. Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig: qdata int8 [O,
 I], scale [O, 1]. Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig: qdata e4m3 [O,
 I], scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig: qdata int8
@@ -105,8 +105,8 @@ class Bytes:
             (scale,) = half_if_exact(scale)
             return grouped_weight(unsigned, scale, zero + 8, bits=4)
         is_centred = not bool(zero.any())
-        made = int8_weight(values, scale, None if is_centred else zero)
-        return replace(made, has_token_scales=self.has_token_scales)
+        unpacked_weight = int8_weight(values, scale, None if is_centred else zero)
+        return replace(unpacked_weight, has_token_scales=self.has_token_scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class Nibbles:
 
 
 class TorchAo(StoredMethod):
-    """What torchao's workflows store."""
+    """Checkpoints that torchao's workflows store."""
 
     info = Info(
         summary="torchao checkpoints in safetensors: int8, float8, 1 to 8 bits in groups",

@@ -154,13 +154,13 @@ def best_ranges(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return steps and levels of 0 of ranges that are cut where outputs gain by it. Groups are
     looked at one by one. Shapes: weight [O, I], gram [I, I] -> as full_ranges"""
-    found = [
+    ranges = [
         _best_range(part, gram[place : place + group, place : place + group])
         for place, part in zip(
             range(0, weight.shape[1], group), weight.split(group, dim=1), strict=True
         )
     ]
-    return torch.cat([one[0] for one in found], 1), torch.cat([one[1] for one in found], 1)
+    return torch.cat([one[0] for one in ranges], 1), torch.cat([one[1] for one in ranges], 1)
 
 
 def _best_range(weight: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

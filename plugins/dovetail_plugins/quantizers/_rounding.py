@@ -54,7 +54,7 @@ def meant(
     bits: int,
     zeros: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what levels mean. Shapes: as in `levels`, -> [O, I] float32"""
+    """Return the values of levels. Shapes: as in `levels`, -> [O, I] float32"""
     group = values.shape[1] // steps.shape[1]
     zero = 1 << (bits - 1) if zeros is None else zeros.unsqueeze(-1).float()
     return ((grouped(values, group).float() - zero) * steps.float().unsqueeze(-1)).flatten(1)

@@ -24,7 +24,7 @@ BITS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Options:
-    """What readers do with activations."""
+    """Options that engines follow which load the checkpoint."""
 
     activations: str = field(
         default="int8",

@@ -1,7 +1,7 @@
 """Thinking that ends with </think>, as DeepSeek-R1 and its distillations write it.
 
 Source: the chat template of DeepSeek-R1, which opens the block in the prompt in its newer form and
-leaves it to the model, or to nobody, in its older one.
+in its older one leaves that to the model, which may not do it.
 """
 
 from __future__ import annotations

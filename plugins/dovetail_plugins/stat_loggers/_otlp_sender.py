@@ -121,7 +121,8 @@ class _Exporter(SpanExporter):
 
 
 class _Complaints(logging.Handler):
-    """What OpenTelemetry logs: its first complaint is kept, all goes on at level debug alone."""
+    """A handler of OpenTelemetry's log: keeps the first complaint, and logs every line at level
+    debug."""
 
     def __init__(self) -> None:
         super().__init__()

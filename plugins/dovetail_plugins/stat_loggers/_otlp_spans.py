@@ -33,7 +33,7 @@ class Phase:
 
 
 def operation_of(stats: RequestStats) -> str:
-    """Return what was asked for: "chat" or "text_completion"."""
+    """Return the operation: "chat" or "text_completion"."""
     path = stats.caller.path if stats.caller is not None else ""
     return OPERATIONS.get(path, "text_completion")
 

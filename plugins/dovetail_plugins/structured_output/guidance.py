@@ -232,7 +232,7 @@ class _Matcher:
         return found if self._words.is_exact else ()
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by accepted tokens."""
+        """Take back the last accepted tokens."""
         self._matcher.rollback(num_tokens)
 
 
@@ -373,13 +373,13 @@ def as_json(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
     """
     said: dict[str, Any] = {"json_allowed_escapes": 'nrtbf\\"'}
     said |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    made = plain_schema(schema, _anchored)
-    for _, node in list(nodes(made)):
+    plain = plain_schema(schema, _anchored)
+    for _, node in list(nodes(plain)):
         # It knows fewer branches to be apart than we do.
-        if "oneOf" in node and "anyOf" not in node and are_apart(made, node["oneOf"]):
+        if "oneOf" in node and "anyOf" not in node and are_apart(plain, node["oneOf"]):
             assert isinstance(node, dict)
             node["anyOf"] = node.pop("oneOf")
-    return {**made, "x-guidance": said}
+    return {**plain, "x-guidance": said}
 
 
 def _anchored(pattern: str) -> str:
@@ -422,7 +422,7 @@ def _is_unwritten(value: Any) -> bool:
 
 
 def _plain_words(said: str) -> str:
-    """Return what the library says, without its state, our grammar and its own options."""
+    """Return the library's message, without its state, our grammar and its own options."""
     if "oneOf constraints" in said:
         return "the branches of oneOf are not told apart by type or constant"
     if said.startswith("NoExtensionBias"):

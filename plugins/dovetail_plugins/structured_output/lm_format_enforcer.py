@@ -253,5 +253,5 @@ class _Matcher:
         return ()
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by accepted tokens."""
+        """Take back the last accepted tokens."""
         del self._places[len(self._places) - num_tokens :]

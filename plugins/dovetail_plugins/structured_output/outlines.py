@@ -153,5 +153,5 @@ class _Matcher:
         return ()
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by accepted tokens."""
+        """Take back the last accepted tokens."""
         del self._states[len(self._states) - num_tokens :]

@@ -144,7 +144,7 @@ class _Matcher:
         return ()
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by accepted tokens."""
+        """Take back the last accepted tokens."""
         self._matcher.rollback(num_tokens)
 
 

@@ -30,7 +30,7 @@ SHORT_CHARS = 4096
 
 
 class FastTokenizer:
-    """What HfTokenizer is where a checkpoint has tokenizer.json.
+    """The tokenizer of a checkpoint that has tokenizer.json.
 
     `content` and `settings` replace tokenizer.json and tokenizer_config.json where the checkpoint
     says the same in other files, `path` among them.

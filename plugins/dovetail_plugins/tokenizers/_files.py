@@ -31,7 +31,7 @@ NO_LIMIT = 10**18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """See interfaces.tokenizer.TokenizerFacts."""
+    """The facts of a tokenizer (interfaces.tokenizer.TokenizerFacts)."""
 
     vocab_size: int
     bos_token_id: int | None
@@ -94,17 +94,17 @@ def extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
 
 def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return all templates by name; files win over tokenizer_config.json."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     value = settings.get("chat_template")
     if isinstance(value, str):
-        found["default"] = value
+        templates["default"] = value
     elif isinstance(value, list):
-        found.update({str(t["name"]): str(t["template"]) for t in value})
+        templates.update({str(t["name"]): str(t["template"]) for t in value})
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
-    return found
+        templates[path.stem] = path.read_text(encoding="utf-8")
+    return templates
 
 
 def max_tokens(settings: Mapping[str, Any]) -> int | None:

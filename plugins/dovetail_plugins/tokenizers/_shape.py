@@ -107,7 +107,7 @@ def _longest(
 def _cut(
     letters: str, vocab: Sequence[str], added: Sequence[Mapping[str, Any]], high: str
 ) -> re.Pattern[str] | None:
-    """Return what matches a space between these letters, where the tokens before and after it
+    """Return the pattern of a space between these letters, where the tokens before and after it
     never meet; None where they may. `high`: byte-level characters that may end a letter."""
     cut = re.compile(f"(?<={letters}) (?={letters})")
     if any(cut.search(token["content"]) or token.get("rstrip") for token in added):

@@ -16,7 +16,7 @@ from dovetail_plugins.tokenizers._streams import WindowStream
 
 
 class SlowTokenizer:
-    """What HfTokenizer is where a checkpoint has no tokenizer.json."""
+    """The tokenizer of a checkpoint that has no tokenizer.json."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer

@@ -86,7 +86,8 @@ class WindowStream:
         return self._take(self._decode(self._window)) if self._held else ""
 
     def _take(self, text: str) -> str:
-        """Return what `text` adds, and let the window begin at the tokens that added it."""
+        """Return what `text` adds to the text sent before, and let the window begin at the tokens
+        that added it."""
         added = text[len(self._sent) :]
         if not added:
             return ""

@@ -114,7 +114,7 @@ class HfTokenizer(Tokenizer):
 
 
 class TransformersTokenizer(HfTokenizer):
-    """The same by transformers' AutoTokenizer, whatever files there are."""
+    """The tokenizer by transformers' AutoTokenizer, whatever files there are."""
 
     info = Info(summary="transformers' AutoTokenizer", requires=("transformers",))
 

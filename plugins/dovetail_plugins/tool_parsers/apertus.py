@@ -57,8 +57,8 @@ class Apertus(ToolParser):
 
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in a region. Raises: MalformedToolCall, UnfinishedToolCall"""
-        made = loads(body.strip())
-        items = made if isinstance(made, list) else [made]
+        parsed = loads(body.strip())
+        items = parsed if isinstance(parsed, list) else [parsed]
         if not items or not all(isinstance(i, dict) and len(i) == 1 for i in items):
             raise MalformedToolCall("no list of objects with one key")
         calls = _calls(body)

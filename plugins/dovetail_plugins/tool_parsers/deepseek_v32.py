@@ -82,7 +82,7 @@ class DeepseekV32(XmlToolParser):
 
 
 class DeepseekV4(DeepseekV32):
-    """The same in a section of another name."""
+    """The syntax of V3.2 in a section of another name."""
 
     info = Info(
         summary="DSML invoke and parameter tags in tool_calls (DeepSeek-V4)",

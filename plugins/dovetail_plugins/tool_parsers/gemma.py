@@ -1,7 +1,7 @@
 """Tool calls of Gemma 3 as its function-calling guide prompts them: Python in a tool_code fence.
 
 Source: Google's guide to function calling with Gemma and the Gemma 3 launch notes. The chat
-template says nothing of tools, so this is never chosen by itself.
+template says nothing of tools, so this is never chosen automatically.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Llama3Json(JsonToolParser):
 
 
 class Llama4Json(Llama3Json):
-    """The same, also between <|python_start|> and <|python_end|>."""
+    """Llama 4's JSON calls, also between <|python_start|> and <|python_end|>."""
 
     info = Info(
         summary="JSON objects that begin the answer (Llama 4)",

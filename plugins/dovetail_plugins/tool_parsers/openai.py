@@ -97,8 +97,8 @@ class OpenAi(ToolParser):
         text = body[head.end() :]
         if not _is_call(head, text, tools):
             return [ToolCall(name="", arguments="", text=text)]
-        found = check(body, skip_blanks(body, head.end()))
-        if found.fault is not None:
+        checked = check(body, skip_blanks(body, head.end()))
+        if checked.fault is not None:
             return [ToolCall(name=head["name"], arguments=text.lstrip(), text=text)]
         return [ToolCall(name=head["name"], arguments=object_at(text.strip()))]
 
@@ -119,8 +119,8 @@ class OpenAi(ToolParser):
             return None
         start = skip_blanks(body, head.end())
         if body[start : start + 1] == "{":
-            found = check(body, start)
-            return found.end if found.fault is None else found.fault + 1
+            checked = check(body, start)
+            return checked.end if checked.fault is None else checked.fault + 1
         over = OVER.search(body, start)
         return over.start() if over else None
 

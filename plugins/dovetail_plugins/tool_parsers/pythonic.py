@@ -68,7 +68,7 @@ class Pythonic(PythonToolParser):
 
 
 class Llama4Pythonic(Pythonic):
-    """The same."""
+    """Llama 4's Python calls."""
 
     info = Info(
         summary="a list of Python calls, also between <|python_start|> tags (Llama 4)",

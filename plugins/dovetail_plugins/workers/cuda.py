@@ -85,6 +85,6 @@ class CudaWorker(DeviceWorker):
         self.memory.release()
 
     def shutdown(self) -> None:
-        """Give the model, the cache and torch's spare blocks back. May be called twice."""
+        """Release the model, the cache and torch's spare blocks. May be called twice."""
         super().shutdown()
         self.memory.release()

@@ -10,7 +10,7 @@ from support.serving import app_for
 
 MAP = Path(__file__).parents[3] / "docs" / "map.md"
 STOP = re.compile(r"^\d+\. `core/dovetail/server/([\w/.]+)`: `(\w+)`", re.MULTILINE)
-MAX_STOPS, MAX_CONTAINERS = 23, 7
+MAX_STOPS, MAX_CONTAINERS, MAX_NAMES = 15, 7, 47
 
 
 def way() -> Tracer:
@@ -33,4 +33,5 @@ def test_the_way_stays_short() -> None:
     traced = way()
     assert len(traced.stops) <= MAX_STOPS, traced.stops
     assert len(traced.containers) <= MAX_CONTAINERS, traced.containers
+    assert len(traced.names) <= MAX_NAMES, traced.names
     assert {"SessionPlan", "RenderedPrompt", "Generation"} <= traced.containers

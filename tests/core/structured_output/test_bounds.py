@@ -203,15 +203,15 @@ def test_who_was_starved_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         compiler = ConstraintCompiler(spec_of("guidance"))
         await compiler.compile(Literal("x"), where="f")
-        real = compiler_module._Worker.compile
+        real = compiler_module._run
 
-        async def starved(self: Any, job: Any) -> Any:
+        async def starved(worker: Any, job: Any) -> Any:
             return compile_worker.CompileResult(fault="took", is_starved=True)
 
-        monkeypatch.setattr(compiler_module._Worker, "compile", starved)
+        monkeypatch.setattr(compiler_module, "_run", starved)
         with pytest.raises(Overloaded):
             await compiler.compile(Literal("y"), where="f")
-        monkeypatch.setattr(compiler_module._Worker, "compile", real)
+        monkeypatch.setattr(compiler_module, "_run", real)
         assert (await compiler.compile(Literal("y"), where="f")).artifact
         await compiler.close()
 
@@ -221,13 +221,13 @@ def test_who_was_starved_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_start_counts_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         compiler = ConstraintCompiler(spec_of("guidance"))
-        real = compiler_module._Worker.start
+        real = compiler_module.ChildChannel.open
 
-        async def slow(spec: StructuredOutputSpec) -> Any:
+        async def slow(module: str, spec: StructuredOutputSpec) -> Any:
             await asyncio.sleep(1.5)
-            return await real(spec)
+            return await real(module, spec)
 
-        monkeypatch.setattr(compiler_module._Worker, "start", slow)
+        monkeypatch.setattr(compiler_module.ChildChannel, "open", slow)
         monkeypatch.setattr(compiler_module, "MAX_WAIT_S", 1.0)
         made = [compiler.compile(Literal(text), where="f") for text in "abc"]
         assert all(one.artifact for one in await asyncio.gather(*made))

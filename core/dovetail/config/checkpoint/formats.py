@@ -24,7 +24,8 @@ Read = Callable[[Path], dict[str, Any] | None]
 
 
 def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
-    """Return what config.json holds or would hold. `name` is a layout, "auto" the one that fits.
+    """Return the settings that config.json holds, or would hold. `name` is a layout, "auto" the one
+    that fits.
 
     Raises: ConfigError when the path is not of the layout, or of none.
     """

@@ -24,7 +24,7 @@ _FIX = "mend generation_config.json or --override-generation-config."
 def default_sampling(
     source: str | None, model_path: str, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the sampling defaults: of the "model", of another folder, or of nobody (None).
+    """Return the sampling defaults: of the "model", of another folder, or none (None).
 
     Raises: ConfigError for a folder without the file and for a value out of range.
     """

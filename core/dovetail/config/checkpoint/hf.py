@@ -123,7 +123,7 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text model's settings: nested ones of a multimodal checkpoint, else all.
 
     What the file leaves out is filled in with the defaults of its model type, and what the type
-    calls by a name of its own stands under the usual name too.
+    calls by another name stands under the usual name too.
     """
     nested = next((raw[key] for key in _TEXT_CONFIGS if isinstance(raw.get(key), dict)), None)
     own = dict(raw) if nested is None else dict(nested)

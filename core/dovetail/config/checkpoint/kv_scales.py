@@ -58,7 +58,8 @@ def kv_scales(config: Config, model: ModelSpec, kv_dtype: str) -> tuple[tuple[fl
 
 
 def kv_steps(environ: Mapping[str, str]) -> tuple[float, float]:
-    """Return what the largest key and value that are measured become. Raises: ConfigError"""
+    """Return the numbers that the largest measured key and value are stored as. Raises:
+    ConfigError"""
     keys, values = (_steps(name, environ.get(name)) for name in STEPS)
     return keys, values
 

@@ -47,7 +47,7 @@ class Hub:
 
     @property
     def login(self) -> str | bool | None:
-        """Return what the hub's client takes as its token."""
+        """Return the token for the hub's client."""
         return True if self.token == "" else self.token
 
     def masked(self, text: str) -> str:

@@ -110,25 +110,29 @@ def _newer(
     stored: Mapping[str, Any] = config["rope_parameters"]
     is_nested = isinstance(stored.get("full_attention"), Mapping)
     own = stored["full_attention"] if is_nested else stored
-    made = dict(own) if rule is None else {key: own[key] for key in _OWN if key in own} | dict(rule)
+    settings = (
+        dict(own) if rule is None else {key: own[key] for key in _OWN if key in own} | dict(rule)
+    )
     if theta is not None:
-        made["rope_theta"] = theta
+        settings["rope_theta"] = theta
     left = {key: value for key, value in config.items() if key != "rope_scaling"}
     if theta is not None and "rope_theta" in left:
         left["rope_theta"] = theta
-    return left | {"rope_parameters": {**stored, "full_attention": made} if is_nested else made}
+    return left | {
+        "rope_parameters": {**stored, "full_attention": settings} if is_nested else settings
+    }
 
 
 def _older(
     config: Mapping[str, Any], theta: float | None, rule: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the config with another rope_theta and rope_scaling."""
-    made = dict(config)
+    renamed = dict(config)
     if rule is not None:
-        made["rope_scaling"] = dict(rule)
+        renamed["rope_scaling"] = dict(rule)
     if theta is None:
-        return made
-    scaling = made.get("rope_scaling")
+        return renamed
+    scaling = renamed.get("rope_scaling")
     if isinstance(scaling, Mapping) and "rope_theta" in scaling:
-        made["rope_scaling"] = {**scaling, "rope_theta": theta}
-    return made | {"rope_theta": theta}
+        renamed["rope_scaling"] = {**scaling, "rope_theta": theta}
+    return renamed | {"rope_theta": theta}

@@ -186,7 +186,8 @@ NEWER_SUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a deprecated flag is today: the `flag` as a reader would write it, `fields` to be set.
+    """Today's spelling of a deprecated flag: the `flag` as a reader would write it, `fields` to be
+    set.
 
     One that waits for a missing `feature` is nothing today; its `fields` take
     what asks for nothing.
@@ -198,7 +199,7 @@ class Mapped:
 
     @property
     def today(self) -> str:
-        """Return what the flag is today, as a reader would write it."""
+        """Return today's spelling of the flag, as a reader would write it."""
         return self.flag if self.feature is None else f"{_NOTHING}{what(self.feature)}"
 
 

@@ -47,7 +47,7 @@ class NoEffectYet:
 
 @dataclass(frozen=True, slots=True)
 class ReadBy:
-    """A variable that is somebody else's affair: `who` reads it, and what that means here."""
+    """A variable that another program reads: `who` does, and what that means here."""
 
     who: str
 

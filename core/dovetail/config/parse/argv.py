@@ -49,7 +49,8 @@ def _take(
     known: set[str],
     merged: dict[str, dict[str, Any]],
 ) -> list[str]:
-    """Return what `word` becomes; a JSON flag goes into `merged`. Mutates: rest, merged."""
+    """Return the words that `word` becomes; a JSON flag goes into `merged`. Mutates: rest,
+    merged."""
     if not word.startswith("--"):
         word = _unfold(word, table)
     if not word.startswith("--"):

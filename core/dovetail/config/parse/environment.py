@@ -48,7 +48,7 @@ _SERVICE_URL = re.compile(r"(tcp|udp)://\S+")
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What the environment sets: field values by variable, and what to tell the user."""
+    """The settings of the environment: field values by variable, and what to tell the user."""
 
     fields: dict[str, dict[str, Any]]
     notes: tuple[str, ...]
@@ -61,7 +61,7 @@ def variable_of(flag: Flag) -> str:
 
 
 def read(environ: Mapping[str, str]) -> Variables:
-    """Return what the variables set. An empty variable sets nothing.
+    """Return the settings of the variables. An empty variable sets nothing.
 
     Raises: ConfigError for a refused variable, and for a flag given under two names with
     different values.

@@ -1,4 +1,5 @@
-"""Dataclasses to argparse and back: every Flag becomes one argument, a namespace becomes a Config.
+"""From dataclasses to argparse and from there to a Config: every Flag becomes one argument, a
+namespace becomes a Config.
 
 Values are converted by `sections.convert`, choices are checked in `resolve`.
 """

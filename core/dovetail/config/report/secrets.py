@@ -44,7 +44,7 @@ def masked_text(text: str) -> str:
 
 
 def masked_variable(name: str, text: str, *, is_secret: bool | None = None) -> str:
-    """Return a variable's text as it may be printed; `is_secret` where somebody knows."""
+    """Return a variable's text as it may be printed; `is_secret` where that is known."""
     hides = is_secret_name(name) if is_secret is None else is_secret
     return MASK if hides else masked_text(text)
 

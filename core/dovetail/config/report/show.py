@@ -1,7 +1,7 @@
 """The resolved configuration as rows: every flag with what came out of it, and from where.
 
 `Config` says what was asked, `EngineSpec` what came of it; here the two meet again, flag by flag.
-Where a value that nobody gave comes from is one of `DEFAULT`, `MODEL`, `MACHINE` and `DEMO`, or
+Where a value that was not given comes from is one of `DEFAULT`, `MODEL`, `MACHINE` and `DEMO`, or
 the variable that another library reads. Prints nothing.
 """
 
@@ -71,12 +71,12 @@ def _row(config: Config, flag: Flag, found: Found) -> Shown:
 
 
 def _delegates(flag: Flag, requested: Any) -> bool:
-    """Return whether a given value only says that somebody else shall decide."""
+    """Return whether a given value only leaves the choice open ("auto", say)."""
     return requested in _NO_CHOICE or (flag.name == "num_threads" and requested == 0)
 
 
 def resolved(config: Config, spec: EngineSpec) -> dict[str, tuple[Any, str]]:
-    """Return what `config.resolve` made of flags that leave something open."""
+    """Return the values that `config.resolve` chose for flags that leave something open."""
     return {
         **_of_model(config, spec),
         **_of_machine(config, spec),
@@ -186,5 +186,5 @@ _FACTS: dict[str, Callable[[EngineSpec], Any]] = {
 
 
 def facts(spec: EngineSpec) -> dict[str, Any]:
-    """Return what was decided and has no flag of its own."""
+    """Return the decisions that have no flag."""
     return {name: fact(spec) for name, fact in _FACTS.items()}

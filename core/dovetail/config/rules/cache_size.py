@@ -99,7 +99,7 @@ class Room:
 def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
     """Return the context length that the cache can hold, at most `wanted`.
 
-    A length nobody asked for is shortened, with a log line. Raises: ConfigError, with the largest
+    A length that no flag sets is shortened, with a log line. Raises: ConfigError, with the largest
     length that fits, when one was asked for.
     """
     if room.holds(wanted):

@@ -51,7 +51,7 @@ class StepMaking:
 
 
 def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> StepMaking:
-    """Return what is done to make steps fast; `recorded_rows` as in PlatformDefaults.
+    """Return how steps are made fast; `recorded_rows` as in PlatformDefaults.
 
     Raises: ConfigError for what is not supported.
     """

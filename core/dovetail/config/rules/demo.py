@@ -13,7 +13,7 @@ DEMO_FIELDS = {
 
 
 def with_demo_fields(config: Config) -> Config:
-    """Return the config with the demo model's parsers where nobody chose; else unchanged."""
+    """Return the config with the demo model's parsers where none was chosen; else unchanged."""
     if config.model.model is not None:
         return config
     fields = {name: v for name, v in DEMO_FIELDS.items() if not config.is_given(name)}

@@ -21,8 +21,8 @@ def select_platform(config: Config) -> tuple[Selection, Platform]:
     options = config.plugin.options_of("platform")
     name = config.device.device
     selection = registry.choose("platform", name, options=options, where=FLAG)
-    made: Platform = registry.make(selection)
-    return selection, made
+    platform: Platform = registry.make(selection)
+    return selection, platform
 
 
 def block_tokens(config: Config, platform: Platform) -> int:

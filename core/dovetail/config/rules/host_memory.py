@@ -51,7 +51,7 @@ def offload_bytes(config: Config, platform: Platform) -> int:
 
 
 def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:
-    """Return whether the engine may be told to sleep. Raises: ConfigError where it could not."""
+    """Return whether sleep mode is on. Raises: ConfigError where it could not."""
     if not config.model.enable_sleep_mode:
         return False
     for one in (executor, worker):

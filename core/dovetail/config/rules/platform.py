@@ -70,7 +70,7 @@ def usable_processors() -> set[int]:
 
 
 def default_threads(processors: Iterable[int] = ()) -> int:
-    """Return the threads of a worker on the cores that nobody set; 0 leaves OMP_NUM_THREADS."""
+    """Return the default threads of a worker on these cores; 0 leaves OMP_NUM_THREADS."""
     if os.environ.get("OMP_NUM_THREADS"):
         return 0
     return usable_cores(processors)

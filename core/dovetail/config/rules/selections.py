@@ -73,7 +73,7 @@ def _is_built_in(kind: str, spec: str) -> bool:
 
 
 def no_tokenizer(config: Config) -> Selection:
-    """Return what stands in for a tokenizer. Raises: ConfigError for flags that need one."""
+    """Return the placeholder of a tokenizer. Raises: ConfigError for flags that need one."""
     for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
         if config.value(name) and config.origins.get(name) != demo.ORIGIN:
             raise ConfigError(
@@ -323,7 +323,7 @@ def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
 def select_logits_processors(config: Config) -> tuple[Selection, ...]:
     """Return dovetail's own processors, all installed ones, and those named by the flag.
 
-    An installed one that is broken is left out with a warning, as nobody asked for it.
+    An installed one that is broken is left out with a warning, since it was not asked for.
     """
     options = config.plugin.options_of("logits_processor")
     chosen: dict[str, Selection] = {}

@@ -20,7 +20,8 @@ DEFAULT_DRAFT_TOKENS = 4
 
 
 def draft_spec(config: Config, schedule: ScheduleSpec, scheduler: Selection) -> DraftSpec | None:
-    """Return who guesses and how far, or None when nobody is to. Raises: ConfigError."""
+    """Return the drafter and how many tokens it drafts, or None without speculation. Raises:
+    ConfigError."""
     settings = {k.replace("-", "_"): v for k, v in config.speculative.speculative_config.items()}
     if not settings:
         return None

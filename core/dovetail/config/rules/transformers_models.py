@@ -56,15 +56,15 @@ def known_classes() -> KnownClasses:
 
 def _pairs(mapping: ast.expr) -> list[tuple[str, str]]:
     """Return types and classes of a mapping that stands in the source as pairs of texts."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for pair in ast.walk(mapping):
         if not isinstance(pair, ast.Tuple) or len(pair.elts) != 2:
             continue
         key, given = pair.elts
         parts = given.elts if isinstance(given, ast.Tuple) else [given]
-        found += [(str(key.value), name) for name in map(_text, parts)
+        pairs += [(str(key.value), name) for name in map(_text, parts)
                   if name and isinstance(key, ast.Constant)]  # fmt: skip
-    return found
+    return pairs
 
 
 def _text(node: ast.expr) -> str | None:

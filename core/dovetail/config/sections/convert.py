@@ -78,7 +78,8 @@ def _is_null(flag: Flag, value: Any) -> bool:
 
 
 def _nothing(flag: Flag, value: Any) -> Any:
-    """Return what null means: None, or no items where that is the default. Raises: ConfigError."""
+    """Return the value that null stands for: None, or no items where that is the default. Raises:
+    ConfigError."""
     if flag.is_optional:
         return None
     if flag.default in ((), {}):
@@ -245,7 +246,8 @@ def _check_bounds(flag: Flag, value: Any) -> None:
 
 
 def scalar(text: str) -> Any:
-    """Return what a value on the command line means within JSON: JSON, else the text itself."""
+    """Return a value on the command line as it stands within JSON: parsed as JSON, else the text
+    itself."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -23,7 +23,7 @@ VALUE_TYPES = ("bool", "int", "float", "str", "list", "json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What a field declares beside its type and default.
+    """The metadata of a field, beside its type and default.
 
     `kind` is the plugin kind whose entries are the choices. `words` maps a spelling such as
     "auto" to the value it stands for. `default_note` replaces the default in help texts. `key` is

@@ -168,7 +168,7 @@ class AsyncEngine:
 
     @property
     def name(self) -> str:
-        """Return what the engine knows this API process by."""
+        """Return the name by which the engine knows this API process."""
         return self._end.name
 
     @property

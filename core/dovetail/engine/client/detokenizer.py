@@ -59,7 +59,7 @@ class Detokenizer:
     def flush(self, *, is_cut: bool = False) -> str:
         """Return what is held back at the end; may still complete a stop string.
 
-        `is_cut`: the text did not end by itself.
+        `is_cut`: the answer was cut off by a limit.
         """
         if self._stream is None:
             return ""

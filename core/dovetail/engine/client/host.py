@@ -40,7 +40,7 @@ class EngineHost(Protocol):
     address: str | None
 
     def watch(self, on_exit: OnExit) -> None:
-        """Ask to be told when the engine ends."""
+        """Register a callback for the end of the engine."""
 
     def stop(self, timeout_s: float) -> None:
         """End the engine, by force after `timeout_s`. Blocks; may be called twice."""

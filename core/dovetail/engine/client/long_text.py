@@ -44,7 +44,7 @@ def encoded(
     plain: Sequence[tuple[int, int]] = (),
     rest: Rest = no_rest,
 ) -> Sequence[int]:
-    """Return the tokens of a text, or with `keep` at least so many from its end, or its start.
+    """Return the tokens of a text, or with `keep` at least that many from its end, or its start.
 
     `most` is the length of the context; None: any number is wanted. The control words at `plain`
     are ordinary text. `rest` is called between parts of a long text. Raises: RequestError
@@ -122,11 +122,11 @@ def _part(
     num_chars = max(LEAST_CHARS, CHARS_PER_TOKEN * keep)
     while num_chars < len(text):
         at = num_chars // 2 if keeps_start else len(text) - num_chars
-        found = CUT.search(text, at, at + num_chars // 2)
+        cut = CUT.search(text, at, at + num_chars // 2)
         if keeps_start:
-            part = text[: found.start() if found else num_chars]
+            part = text[: cut.start() if cut else num_chars]
         else:
-            part = text[found.start() if found else at :]
+            part = text[cut.start() if cut else at :]
         ids = tokenizer.encode(part, add_special_tokens=add_special_tokens)
         if len(ids) >= keep + SPARE_TOKENS:
             return ids[:keep] if keeps_start else ids[-keep:]

@@ -30,7 +30,7 @@ class NoFacts:
 
 
 class SilentStream:
-    """The text of tokens that nobody can read."""
+    """The text of tokens where there is no tokenizer: none."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class NoTokenizer(Tokenizer):
     info = Info(summary="no tokenizer: prompts and answers are token ids")
 
     def __init__(self, options: Any, path: str) -> None:
-        """Take what a tokenizer takes, and read none of it."""
+        """Take a tokenizer's arguments, and ignore them."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raise RequestError."""

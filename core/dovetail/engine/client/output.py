@@ -112,7 +112,7 @@ class LiveRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Processed:
-    """What a batch of updates came to, per caller's key. `aborts` are engine ids to end.
+    """The results of a batch of updates, per caller's key. `aborts` are engine ids to end.
 
     The counts are of tokens as clients count them: see TokenStats.
     """
@@ -189,7 +189,7 @@ class OutputProcessor:
         return ids, live.stats()
 
     def process(self, updates: Sequence[RequestUpdate]) -> Processed:
-        """Return what these updates come to. A fault of one request touches no other."""
+        """Return the results of these updates. A fault of one request touches no other."""
         processed = Processed()
         for update in updates:
             owner = self._owners.get(update.request_id)

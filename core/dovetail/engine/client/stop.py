@@ -25,7 +25,7 @@ class TextWatch(Protocol):
     def finish(self, *, is_cut: bool) -> object:
         """Take the end of the text; what was held back may still be a stop string. Mutates: self
 
-        `is_cut`: the text did not end by itself.
+        `is_cut`: the answer was cut off by a limit.
         """
 
 
@@ -70,7 +70,7 @@ class StopMatcher:
         return held
 
     def _cut(self, text: str, length: int) -> str:
-        """Return what precedes (or includes) the match of `length` that ends with `text`."""
+        """Return the text before the match of `length` that ends with `text`, or up to its end."""
         whole = self._held + text
         self.matched = whole[len(whole) - length :]
         self._held = ""

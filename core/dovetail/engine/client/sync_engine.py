@@ -20,7 +20,7 @@ from dovetail.observability.stats import StatLoggers
 
 @dataclass(slots=True, kw_only=True)
 class SyncStep:
-    """What a step brought, by the keys that `submit` returned."""
+    """The results of a step, by the keys that `submit` returned."""
 
     outputs: list[tuple[int, RequestOutput]] = field(default_factory=list)
     errors: list[tuple[int, DovetailError]] = field(default_factory=list)
@@ -92,11 +92,11 @@ class SyncEngine:
         return SyncStep(outputs=processed.outputs, errors=processed.errors)
 
     def settle(self) -> None:
-        """Run the steps that nobody waits for any more, until the engine is idle."""
+        """Run the remaining steps, whose results are dropped, until the engine is idle."""
         while self.core.has_work:
             self.core.step()
 
     def shutdown(self) -> None:
-        """Give everything back. May be called twice."""
+        """Release all resources. May be called twice."""
         self.core.shutdown()
         self._stats.close()

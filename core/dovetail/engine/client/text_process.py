@@ -7,7 +7,6 @@ megabytes is read there, this process's event loop goes on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import heapq
 import itertools
@@ -19,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.child_channel import ChildChannel
 from dovetail.engine.client.text_worker import (
-    LENGTH,
     Describe,
     Encode,
     Parse,
@@ -30,15 +29,14 @@ from dovetail.engine.client.text_worker import (
 )
 from dovetail.errors import Overloaded, RequestError
 from dovetail.interfaces.spec import EngineSpec
-from dovetail.process import Child, spawn
 
 logger = logging.getLogger(__name__)
 
+WORKER = "dovetail.engine.client.text_worker"
 LARGE_BODY_BYTES = 1 << 17
 HUGE_BYTES = 1 << 20
 IDLE_S = 20.0
 JOB_LIMIT_S = 600.0
-SLICE_BYTES = 1 << 18
 MAX_WAITING_BYTES = 512 << 20
 """Bytes of texts that may wait; beyond it requests are refused at once."""
 
@@ -153,7 +151,7 @@ class _Lane:
         self._serials = itertools.count()
         self._has_work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._worker: _Worker | None = None
+        self._worker: ChildChannel | None = None
 
     @property
     def pid(self) -> int | None:
@@ -172,8 +170,8 @@ class _Lane:
             self._task = asyncio.create_task(self._serve())
         result, payload = await future
         if result.fault is not None:
-            found = result.fault
-            raise RequestError(found.what, where=found.where, fix=found.fix, code=found.code)
+            fault = result.fault
+            raise RequestError(fault.what, where=fault.where, fix=fault.fix, code=fault.code)
         return result, payload
 
     async def close(self) -> None:
@@ -206,11 +204,11 @@ class _Lane:
             del data, future
 
     async def _do(self, job: TextJob, data: bytes, future: asyncio.Future[Answer]) -> None:
-        """Have the process do a job, and tell whoever waits for it. Mutates: future"""
+        """Run a job in the process and pass on its result. Mutates: future"""
         try:
             if self._worker is None:
-                self._worker = await _Worker.start(self._boot)
-            work = asyncio.ensure_future(self._worker.run(job, data))
+                self._worker = await ChildChannel.open(WORKER, self._boot)
+            work = asyncio.ensure_future(_run(self._worker, job, data))
             if self._boot.is_patient:  # a huge text is not read on for nobody
                 future.add_done_callback(lambda done: done.cancelled() and work.cancel())
             answer = await asyncio.wait_for(work, JOB_LIMIT_S)
@@ -232,59 +230,25 @@ class _Lane:
     async def _end_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            await worker.end()
+            await worker.close()
             _trim()
 
 
 def _give_up(future: asyncio.Future[Answer]) -> None:
-    """Tell whoever still waits that nothing will come. Mutates: future"""
+    """Fail a job that is still waited for: the server is shutting down. Mutates: future"""
     if not future.done():
         future.set_exception(Overloaded("the server is shutting down."))
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, which glibc keeps otherwise."""
+    """Return freed memory to the system, which glibc keeps otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-class _Worker:
-    """The process, and the channel to it."""
-
-    def __init__(
-        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._child = child
-        self._reader = reader
-        self._writer = writer
-        self.pid = child.pid
-
-    @classmethod
-    async def start(cls, boot: TextBoot) -> _Worker:
-        """Return a started process."""
-        child = spawn("dovetail.engine.client.text_worker", boot, has_channel=True)
-        reader, writer = await asyncio.open_unix_connection(
-            sock=child.channel, limit=4 * SLICE_BYTES
-        )
-        return cls(child, reader, writer)
-
-    async def run(self, job: TextJob, data: bytes) -> Answer:
-        """Return a job's result. Raises: IncompleteReadError, OSError when the process ends"""
-        head = msgspec.msgpack.encode(job)
-        self._writer.write(LENGTH.pack(len(head)) + head)
-        rest = memoryview(data)
-        while rest:
-            self._writer.write(rest[:SLICE_BYTES])
-            rest = rest[SLICE_BYTES:]
-            await self._writer.drain()
-        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        result = msgspec.msgpack.decode(await self._reader.readexactly(size), type=TextResult)
-        return result, await self._reader.readexactly(result.num_bytes)
-
-    async def end(self) -> None:
-        """End the process, whatever it is doing."""
-        self._writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
-        await asyncio.get_running_loop().run_in_executor(None, self._child.end, 0.0)
+async def _run(worker: ChildChannel, job: TextJob, data: bytes) -> Answer:
+    """Return a job's result. Raises: IncompleteReadError, OSError when the process ends"""
+    await worker.send(job, data)
+    result = await worker.receive(TextResult)
+    return result, await worker.receive_bytes(result.num_bytes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import time
 from array import array
@@ -25,7 +24,6 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
-LENGTH = struct.Struct("<I")
 NICENESS, PATIENT_NICENESS = 5, 19
 REST_FACTOR = 4.0
 PART = 1 << 14
@@ -39,14 +37,15 @@ PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instruction
 
 
 class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message. `is_patient`: the process works when nobody else does."""
+    """The boot message. `is_patient`: the process works only when the processor is idle
+    otherwise."""
 
     spec: EngineSpec
     is_patient: bool
 
 
 class TextJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done with the bytes that follow. `rests`: others need the processor."""
+    """A job: what to do with the bytes that follow. `rests`: others need the processor."""
 
     num_bytes: int
     rests: bool
@@ -89,7 +88,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a job: bytes that follow, of which `num_ids` is the JSON of ids' count."""
+    """The result of a job: `num_bytes` follow it, of which the first `num_id_bytes` are the ids as
+    JSON."""
 
     num_bytes: int = 0
     num_tokens: int = 0
@@ -104,14 +104,14 @@ def main() -> int:
     incoming, outgoing = channel.makefile("rb"), channel.makefile("wb")
     _step_back(boot.is_patient)
     reader = TextReader(boot.spec)
-    while (head := incoming.read(LENGTH.size)) and len(head) == LENGTH.size:
-        job = msgspec.msgpack.decode(incoming.read(LENGTH.unpack(head)[0]), type=Job)
+    while (message := process.read_message(incoming)) is not None:
+        job = msgspec.msgpack.decode(message, type=Job)
         _answer(outgoing, reader, job, incoming.read(job.num_bytes))
     return 0
 
 
 def _step_back(is_patient: bool) -> None:
-    """Let streams go first, or whoever else wants the processor."""
+    """Lower this process's priority, so that streams go first."""
     os.nice(PATIENT_NICENESS if is_patient else NICENESS)
     if is_patient and sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -137,8 +137,7 @@ def _answer(outgoing: BinaryIO, reader: TextReader, job: Job, data: bytes) -> No
     except RequestError as error:
         fault = Fault(what=error.what, where=error.where, fix=error.fix, code=error.code)
         result, payload = TextResult(fault=fault), b""
-    head = msgspec.msgpack.encode(result)
-    outgoing.write(LENGTH.pack(len(head)) + head)
+    outgoing.write(process.framed(result))
     outgoing.write(payload)
     outgoing.flush()
 
@@ -213,7 +212,7 @@ class TextReader:
             raise RequestError("the request body is nested too deep.") from None
 
     def _check(self, body: Any, rest: Rest, *, is_bounded: bool) -> None:
-        """Raise RequestError for too many values, and for text that nobody can read or use."""
+        """Raise RequestError for too many values, and for text that is invalid or of no use."""
         for count, (path, value) in enumerate(_values(body)):
             if count > MAX_VALUES:
                 raise RequestError(
@@ -293,12 +292,12 @@ def _values(body: Any) -> Iterator[tuple[Path, Any]]:
     """Yield every value and every name within a body, with its path."""
     open_parts: list[Iterator[tuple[Path, Any]]] = [iter([((), body)])]
     while open_parts:
-        found = next(open_parts[-1], None)
-        if found is None:
+        item = next(open_parts[-1], None)
+        if item is None:
             open_parts.pop()
             continue
-        yield found
-        path, value = found
+        yield item
+        path, value = item
         if isinstance(value, dict):
             open_parts.append(_members(path, value))
         elif isinstance(value, list):

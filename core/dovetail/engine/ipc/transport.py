@@ -47,7 +47,7 @@ class EngineEnd(Protocol):
         """Send; return False when that client is gone. Never blocks."""
 
     def close(self) -> None:
-        """Give sockets back. May be called twice."""
+        """Close the sockets. May be called twice."""
 
 
 class ClientEnd(Protocol):

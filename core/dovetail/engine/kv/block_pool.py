@@ -64,7 +64,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def num_free_among(self, blocks: Iterable[int]) -> int:
-        """Return how many of these blocks nobody owns."""
+        """Return how many of these blocks are free."""
         return sum(1 for block in blocks if self._refs[block] == 0)
 
     def release(self, blocks: Iterable[int]) -> None:

@@ -16,7 +16,7 @@ Copies = tuple[tuple[int, int], ...]
 
 
 class Swapped:
-    """What the host holds of one request: `tables[g][i]` has block i of group g, for the first
+    """The host blocks of one request: `tables[g][i]` has block i of group g, for the first
     `num_tokens` tokens. The first `num_nulls[g]` lie behind the group's window: nothing is kept."""
 
     __slots__ = ("num_nulls", "num_tokens", "tables")
@@ -50,7 +50,7 @@ class HostBlockAccounting:
         return 1.0 - len(self._free) / self.num_blocks if self.num_blocks else 0.0
 
     def find(self, request_id: str) -> Swapped | None:
-        """Return what is kept of a request."""
+        """Return the host blocks of a request."""
         return self._swapped.get(request_id)
 
     def put(
@@ -74,7 +74,7 @@ class HostBlockAccounting:
         )
 
     def drop(self, request_id: str) -> None:
-        """Give a request's host blocks back; one without any is ignored."""
+        """Free a request's host blocks; one without any is ignored."""
         swapped = self._swapped.pop(request_id, None)
         if swapped is not None:
             # The lowest are taken first: neighbours are copied at once.

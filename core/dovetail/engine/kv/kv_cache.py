@@ -24,7 +24,7 @@ Blocks = tuple[tuple[int, ...], ...]
 
 
 class _Holding:
-    """What one request owns: `tables[g]` block ids, and how far they are committed."""
+    """The blocks of one request: `tables[g]` block ids, and how far they are committed."""
 
     __slots__ = ("num_blocks", "num_committed", "num_dropped", "tables")
 
@@ -62,7 +62,7 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Return how many blocks nobody owns (prefixes kept in them included)."""
+        """Return how many blocks are free (those that keep prefixes included)."""
         return self._pool.num_free
 
     @property
@@ -192,7 +192,7 @@ class KVCacheManager:
                 holding.num_dropped[group] = end
 
     def swap_out(self, request: RequestState, num_tokens: int) -> Copies | None:
-        """Give the blocks back and keep what `num_tokens` tokens cached in host blocks.
+        """Free the blocks and keep what `num_tokens` tokens cached in host blocks.
 
         Returns the copies (block, host block), or None when too few host blocks are free or the
         tokens fill no block: they are computed again as fast. Mutates: nothing when it returns None
@@ -253,9 +253,9 @@ class KVCacheManager:
         return tuple(map(tuple, tables)), tuple(copies)
 
     def free(self, request: RequestState, *, forget: bool = False) -> None:
-        """Give all blocks back, last ones first, so that the start of a prefix is kept longest.
+        """Free all blocks, last ones first, so that the start of a prefix is kept longest.
 
-        `forget` also removes them from the prefix index. Host blocks are given back too.
+        `forget` also removes them from the prefix index. Host blocks are freed too.
         """
         self.host.drop(request.request_id)
         self._release(request, forget=forget)

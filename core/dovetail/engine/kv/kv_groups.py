@@ -37,8 +37,8 @@ def plan_layout(
     """Return the layout of the cache: `num_blocks` blocks, or as many as `memory_bytes` holds, and
     as many host blocks as `host_bytes` hold.
 
-    Block 0 is counted, though it is the null block that nobody owns.
-    Raises: ConfigError when layers differ in size or fewer than two blocks fit.
+    Block 0 is counted, though it is the null block, which no request owns. Raises: ConfigError when
+    layers differ in size or fewer than two blocks fit.
     """
     groups = group_layers(layers)
     num_tensors = max((len(group.layers) for group in groups), default=0)

@@ -2,8 +2,8 @@
 
 The hash of block i covers all tokens up to its end, because it includes the hash of block i - 1;
 the first one includes a root made of the request's typed extra keys (cache salt, adapter), so two
-requests meet only when those agree too. The key is a secret of the process: nobody outside can
-compute or aim for a collision, or learn a prompt from a hash.
+requests meet only when those agree too. The key is a secret of the process: without it nobody can
+aim for a collision, or learn a prompt from a hash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.registry.files import import_target
 
 
 class Hashable(Protocol):
-    """What the hasher reads of a request; `block_hashes` is extended in place."""
+    """The fields of a request that the hasher reads; `block_hashes` is extended in place."""
 
     token_ids: list[int]
     block_hashes: list[bytes]
@@ -36,15 +36,15 @@ class PrefixHasher:
     """
 
     def __init__(self, algorithm: str, key: bytes, block_tokens: int) -> None:
-        made = import_target(algorithm)
-        if not isinstance(made, BlockHash):
+        block_hash = import_target(algorithm)
+        if not isinstance(block_hash, BlockHash):
             raise BrokenPlugin(
-                f"{algorithm} is {type(made).__name__}, not a BlockHash.",
+                f"{algorithm} is {type(block_hash).__name__}, not a BlockHash.",
                 where="--prefix-caching-hash-algo",
                 fix="see dovetail.interfaces.block_hash.",
             )
-        self._digest = partial(made.digest, key)
-        self._encode = made.encode(block_tokens)
+        self._digest = partial(block_hash.digest, key)
+        self._encode = block_hash.encode(block_tokens)
         self._block_tokens = block_tokens
 
     def root(self, keys: Sequence[tuple[str, str]]) -> bytes:

@@ -59,7 +59,8 @@ class ServedApi:
 
 
 def choose_apis(config: Config) -> tuple[Selection, ...]:
-    """Return what --api names, as data for every process. Raises: PluginError, ConfigError"""
+    """Return the families that --api names, as data for every process. Raises: PluginError,
+    ConfigError"""
     options = config.plugin.options_of(KIND)
     chosen = {
         picked.target: picked

@@ -126,13 +126,9 @@ class Beams:
         return self.settings.is_early or self.finished[-1].score(penalty) >= grown[0].score(penalty)
 
 
-def beam_settings(body: SamplingFields) -> BeamSettings | None:
-    """Return what a request says of beam search, None for nothing. Raises: RequestError"""
+def beam_settings(body: SamplingFields) -> BeamSettings:
+    """Return a request's settings of beam search."""
     count = body.n or 1
-    if body.best_of is not None and body.best_of < count:
-        raise RequestError(f"must be at least n, which is {count}.", where="best_of")
-    if not body.use_beam_search:
-        return None
     return BeamSettings(
         width=body.best_of or count,
         count=count,

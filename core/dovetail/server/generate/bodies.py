@@ -34,7 +34,7 @@ class Reply(BaseModel):
 
 
 class StructuredOutputs(Body):
-    """What an answer must look like: one of the first six, and how."""
+    """A constraint of the answer: one of the first six fields, and options."""
 
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -111,20 +111,20 @@ class SamplingFields(Body):
 
 def _processors(given: list[Any]) -> dict[str, Any]:
     """Return processors by name, each with its options. Raises: ValueError"""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for one in given:
         if isinstance(one, str):
-            found[one] = {}
+            options[one] = {}
             continue
         name = one.get("qualname") if isinstance(one, dict) else None
         if not isinstance(name, str) or one.get("args"):
             raise ValueError("each must be a name, or an object with qualname and kwargs")
-        found[name] = one.get("kwargs") or {}
-    return found
+        options[name] = one.get("kwargs") or {}
+    return options
 
 
 class StreamOptions(Body):
-    """What a stream carries beside text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -137,7 +137,7 @@ class PromptTokensDetails(Reply):
 
 
 class CompletionTokensDetails(Reply):
-    """What generated tokens were spent on."""
+    """The kinds of generated tokens."""
 
     reasoning_tokens: int = 0
 

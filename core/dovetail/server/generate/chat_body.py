@@ -34,7 +34,7 @@ class ContentPart(Body):
 
 
 class FunctionCall(Body):
-    """What an earlier answer called; `arguments` is JSON text or already an object."""
+    """The function call of an earlier answer; `arguments` is JSON text or already an object."""
 
     name: Name
     arguments: str | dict[str, Any] = ""

@@ -40,7 +40,7 @@ class ContentBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChange:
-    """What happened to a block. `text` is what it has grown by."""
+    """A change of a block. `text` was added to it."""
 
     what: What
     block: ContentBlock
@@ -57,7 +57,7 @@ class ContentBlocks:
         self.is_open = False
 
     def feed(self, events: Iterable[Event]) -> list[BlockChange]:
-        """Return what the events change. Mutates: self"""
+        """Return the changes of blocks that the events make. Mutates: self"""
         changes: list[BlockChange] = []
         for event in events:
             match event:

@@ -22,11 +22,10 @@ from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.template.switches import Switch
 from dovetail.server.generate.thinking import thinking_budget
 from dovetail.server.generate.tool_choice import (
-    after_prompt,
     answer_constraint,
     kept_special_ids,
     session_plan,
-    with_allowed_tools,
+    with_offered_tools,
 )
 
 
@@ -44,26 +43,19 @@ async def prepare(
     `ignored` are names that the dialect has reported itself, `others` its words on thinking.
     """
     with in_words_of(dialect.field_names):
+        body = with_offered_tools(body, server.frontend)
         model = server.model_name(body.model)
         parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
-        body = with_allowed_tools(body)
-        plan = session_plan(body, parsers, server.frontend)
-        constraint = answer_constraint(body, plan, server.structured_output_spec)
-        prompt = await server.render(body, others, shows_tools=bool(plan.tools))
-        ids = await server.tokenize(
-            prompt.text,
-            add_special_tokens=body.add_special_tokens,
-            truncates_to=body.truncate_prompt_tokens,
-            keeps_start=body.truncation_side == "right",
-            plain=prompt.plain,
-        )
-        names = [*ignored, *server.fields.report(prompt.unused)]
-        plan = after_prompt(plan, body, parsers.reasoning, prompt.tail)
+        prompt = await server.render(body, others)
+        ids = await server.tokenize_prompt(prompt, body)
+        plan = session_plan(body, parsers, server.frontend, prompt.tail)
         kept_ids = kept_special_ids(plan, server.special_ids, server.engine.tokenizer)
+        constraint = answer_constraint(body, plan, server.structured_output_spec)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(server, body, plan)}
         if constraint is not None:
             compiled = await server.compile_constraint(constraint, plan, prompt.tail)
             fields["constraint"] = compiled
+        names = [*ignored, *server.fields.report(prompt.unused)]
         meta = response_meta(server, body, request, model, names)
         return generation_for(server, body, meta, ids, fields, plan, dialect)
 
@@ -72,17 +64,12 @@ async def count_prompt_tokens(
     server: ServerState, body: ChatRequest, switches: Sequence[Switch] = ()
 ) -> tuple[int, Sequence[str]]:
     """Return how many tokens a conversation's prompt has, whatever the context holds, and the names
-    of fields that had no effect. Raises: RequestError"""
-    body = with_allowed_tools(body)
+    of fields that had no effect. Raises: RequestError, also for tools that no answer could use"""
+    body = with_offered_tools(body, server.frontend)
     parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
-    plan = session_plan(body, parsers, server.frontend)
-    prompt = await server.render(body, switches, shows_tools=bool(plan.tools))
-    ids = await server.tokenize(
-        prompt.text,
-        add_special_tokens=body.add_special_tokens,
-        plain=prompt.plain,
-        takes_any_length=True,
-    )
+    prompt = await server.render(body, switches)
+    session_plan(body, parsers, server.frontend, prompt.tail)
+    ids = await server.tokenize_prompt(prompt, body, takes_any_length=True)
     return len(ids), prompt.unused
 
 
@@ -98,7 +85,8 @@ def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) ->
         fields["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
-    check_named_logprobs(body, bool(body.logprobs), bool(body.top_logprobs))
+    if body.logprob_token_ids:
+        check_named_logprobs(is_on=bool(body.logprobs), has_top=bool(body.top_logprobs))
     if body.thinking_token_budget is not None:
         server.check_structured_output("thinking_token_budget")
         tokens, tokenizer = body.thinking_token_budget, server.engine.tokenizer

@@ -1,6 +1,6 @@
 """What chat and completions share on the way to the engine and back: checks, params, steps.
 
-Routes stay thin: they turn bodies into a Generation and steps into bodies of their own.
+Routes stay thin: they turn bodies into a Generation and steps into their own bodies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from dovetail.server.generate.streaming import (
     Step,
     StreamHead,
     begun_within,
-    cancel_on_disconnect,
     continued,
     event_steps,
 )
@@ -52,7 +51,7 @@ CLAMPED_HEADER = "x-dovetail-max-tokens"
 
 @dataclass(slots=True, kw_only=True)
 class ResponseMeta:
-    """What is known of an answer before its first token: ids, names, headers."""
+    """The facts of an answer before its first token: ids, names, headers."""
 
     request_id: str
     model: str
@@ -63,7 +62,7 @@ class ResponseMeta:
     clamped_tokens: int | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the response headers that report what was not done as asked."""
+        """Return the response headers: ignored fields, and max_tokens where it was lowered."""
         found = {}
         if self.ignored:
             found[HEADER] = header_value(self.ignored)
@@ -129,8 +128,8 @@ def response_meta(
     model: str,
     ignored: Sequence[str],
 ) -> ResponseMeta:
-    """Return what is known of the answer before its first token; its id is the body's, or the
-    header's, or a new one. `ignored` are the fields that changed nothing."""
+    """Return the facts of the answer before its first token; its id is the body's, or the header's,
+    or a new one. `ignored` are the fields that changed nothing."""
     writes_ids = body.return_tokens_as_token_ids
     if writes_ids is None:
         writes_ids = server.frontend.return_tokens_as_token_ids
@@ -166,7 +165,7 @@ def generation_for(
     params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
-    beams = beam_settings(body)
+    beams = beam_settings(body) if body.use_beam_search else None
     if beams is not None:
         check_beams(beams, params, server.engine)
     return Generation(
@@ -186,11 +185,9 @@ def generation_for(
     )
 
 
-async def json_response(
-    request: Request, meta: ResponseMeta, body: Coroutine[Any, Any, BaseModel]
-) -> Response:
-    """Return a whole answer as one JSON body. Raises: what `body` raises, ClientDisconnected"""
-    answer = await cancel_on_disconnect(request, body)
+async def json_response(meta: ResponseMeta, body: Coroutine[Any, Any, BaseModel]) -> Response:
+    """Return a whole answer as one JSON body. Raises: what `body` raises"""
+    answer = await body
     return Response(
         answer.model_dump_json(),
         media_type="application/json",
@@ -212,7 +209,7 @@ async def event_stream_response(
     Mutates: owned (the stream takes over what it holds)
     """
     keep_alive_s = request.app.state.server.frontend.sse_keep_alive_interval
-    first = await cancel_on_disconnect(request, begun_within(steps, keep_alive_s))
+    first = await begun_within(steps, keep_alive_s)
     head = StreamHead(
         headers=meta.headers(),
         request_id=meta.request_id,

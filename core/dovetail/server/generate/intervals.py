@@ -18,9 +18,9 @@ from dovetail.server.generate.streaming import Step
 async def in_intervals(
     steps: AsyncGenerator[Step, None], num_tokens: int
 ) -> AsyncGenerator[Step, None]:
-    """Yield steps of at least so many tokens; the first and the last of an answer may be shorter.
+    """Yield steps of at least that many tokens; the first and the last of an answer may be shorter.
 
-    Closing it closes `steps`. What is held is told before an error is.
+    Closing it closes `steps`. What is held is sent before an error is.
     """
     held: dict[int, Step] = {}
     begun: set[int] = set()

@@ -13,7 +13,7 @@ from dovetail.engine.client.logprobs import finite
 from dovetail.errors import RequestError
 from dovetail.interfaces.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.server.generate.bodies import Reply, SamplingFields
+from dovetail.server.generate.bodies import Reply
 
 
 class TopLogprob(Reply):
@@ -44,11 +44,9 @@ class TokenNames:
         return self.tokenizer.tokens(token_ids)
 
 
-def check_named_logprobs(body: SamplingFields, is_on: bool, has_top: bool) -> None:
-    """Raise RequestError for tokens that are named where no logprobs are told, or the most likely
-    ones are to be told as well."""
-    if not body.logprob_token_ids:
-        return
+def check_named_logprobs(*, is_on: bool, has_top: bool = False) -> None:
+    """Check a request that names tokens (logprob_token_ids). Raises: RequestError without logprobs,
+    or where the most likely tokens are asked for as well"""
     if not is_on:
         raise RequestError("needs logprobs to be on.", where="logprob_token_ids")
     if has_top:
@@ -67,16 +65,16 @@ def prompt_logprobs(
 
 
 def _prompt_entry(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     ids = (position.token_id, *position.top_ids)
     logprobs = (position.logprob, *position.top_logprobs)
     ranks = (position.rank, *range(1, len(position.top_ids) + 1))
     for token_id, text, logprob, rank in zip(ids, names.of(ids), logprobs, ranks, strict=False):
-        found.setdefault(
+        entry.setdefault(
             str(token_id),
             {"logprob": finite(logprob), "rank": rank, "decoded_token": text},
         )
-    return found
+    return entry
 
 
 def chat_logprobs(

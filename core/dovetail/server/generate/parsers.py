@@ -50,23 +50,23 @@ def _choose(config: Config, kind: str, asked: str | None, template: str) -> Sele
     options = config.plugin.options_of(kind)
     if asked not in AUTO:
         return registry.choose(kind, asked, options=options)
-    found = [
+    candidates = [
         (entry.name, entry.id, _mentioned(_load(kind, entry.id), template))
         for entry in registry.entries(kind)
         if _fits(kind, entry.id, template)
     ]
-    if not found:
+    if not candidates:
         logger.info("%s auto: none, because the chat template uses no known syntax", kind)
         return None
-    found.sort(key=lambda fit: _preference(kind, *fit))
-    name, spec, texts = found[0]
-    logger.info("%s", _reason(kind, name, texts, [other for other, _, _ in found[1:]]))
+    candidates.sort(key=lambda fit: _preference(kind, *fit))
+    name, spec, texts = candidates[0]
+    logger.info("%s", _reason(kind, name, texts, [other for other, _, _ in candidates[1:]]))
     return registry.choose(kind, spec, options=options)
 
 
 def _preference(kind: str, name: str, spec: str, texts: Sequence[str]) -> tuple[Any, ...]:
-    """Return what sorts fitting parsers, the best first: of equal rank, the one of whose texts the
-    template mentions most; of several names of one, that of its file or the one it says."""
+    """Return the sort key of fitting parsers, the best first: of equal rank, the one of whose texts
+    the template mentions most; of several names of one, that of its file or the one it says."""
     plugin = _load(kind, spec)
     own = getattr(plugin, "auto_name", "") or plugin.__module__.rpartition(".")[2]
     return -plugin.auto_rank, -sum(map(len, texts)), name != own, name

@@ -70,6 +70,8 @@ def build_sampling(
 ) -> tuple[SamplingParams, int | None]:
     """Return checked params, and the max_tokens given where the request asked for more than the
     context leaves. `fields` win over the body's. Raises: RequestError"""
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise RequestError(f"must be at least n, which is {body.n or 1}.", where="best_of")
     params = engine.default_params(**{**sampling_fields(body), **fields})
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room

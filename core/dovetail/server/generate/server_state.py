@@ -83,7 +83,7 @@ class ServerState:
 
     @property
     def tasks(self) -> frozenset[str]:
-        """Return what the model can do. The engine generates text."""
+        """Return the tasks that the model can do. The engine generates text."""
         return frozenset({GENERATE})
 
     @property
@@ -116,13 +116,13 @@ class ServerState:
         return chosen
 
     def check_text(self, where: str) -> None:
-        """Raise RequestError where nobody can turn the text of a field into tokens."""
+        """Raise RequestError where there is no tokenizer for the text of a field."""
         if not self.engine.spec.has_tokenizer:
             raise text_refused(where)
 
-    def check_template(self, given: str | None) -> None:
-        """Raise RequestError for a template in a request, unless the server trusts them."""
-        if given is not None and not self.frontend.trust_request_chat_template:
+    def check_template_allowed(self) -> None:
+        """Raise RequestError where this server trusts no templates of requests."""
+        if not self.frontend.trust_request_chat_template:
             raise RequestError(
                 "this server does not accept chat templates in requests.",
                 where="chat_template",
@@ -175,14 +175,24 @@ class ServerState:
             closes=request.closes,
         )
 
-    async def render(
-        self, body: ChatRequest, switches: Sequence[Switch] = (), *, shows_tools: bool = True
-    ) -> RenderedPrompt:
+    async def render(self, body: ChatRequest, switches: Sequence[Switch] = ()) -> RenderedPrompt:
         """Return the conversation as the model will read it. Raises: RequestError"""
         self.check_text("messages")
-        self.check_template(body.chat_template)
-        return await self.run(
-            lambda: self.renderer.render(body, switches, shows_tools=shows_tools), text_size(body)
+        if body.chat_template is not None:
+            self.check_template_allowed()
+        return await self.run(lambda: self.renderer.render(body, switches), text_size(body))
+
+    async def tokenize_prompt(
+        self, prompt: RenderedPrompt, body: ChatRequest, *, takes_any_length: bool = False
+    ) -> Sequence[int]:
+        """Return the token ids of a conversation, as `tokenize` does. Raises: RequestError"""
+        return await self.tokenize(
+            prompt.text,
+            add_special_tokens=body.add_special_tokens,
+            truncates_to=body.truncate_prompt_tokens,
+            keeps_start=body.truncation_side == "right",
+            plain=prompt.plain,
+            takes_any_length=takes_any_length,
         )
 
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:

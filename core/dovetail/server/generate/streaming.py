@@ -140,7 +140,7 @@ def _check_end(cause: str, request_id: str) -> None:
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Return what `work` returns; it is cancelled when the client leaves.
+    """Return the result of `work`, which is cancelled when the client leaves.
 
     Raises: ClientDisconnected, what `work` raises
     """
@@ -239,10 +239,10 @@ class Framing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHead:
-    """What is known of a stream before its first chunk.
+    """The facts of a stream before its first chunk.
 
-    A comment is sent whenever nothing has come for `keep_alive_s` (0: never).
-    `logs_stack`: the traceback of every error is logged, not only of those nobody foresaw.
+    A comment is sent whenever nothing has come for `keep_alive_s` (0: never). `logs_stack`: the
+    traceback of every error is logged, not only of unexpected ones.
     """
 
     headers: dict[str, str]
@@ -310,16 +310,16 @@ class EventStream(StreamingResponse):
         if isinstance(error, OSError):
             return  # the connection broke: there is nobody to tell
         has_stack = not isinstance(error, DovetailError) or self._logs_stack
-        found = problem_of(error)
-        metrics.REFUSED_REQUESTS.labels(found.info.type, str(found.status)).inc()
+        problem = problem_of(error)
+        metrics.REFUSED_REQUESTS.labels(problem.info.type, str(problem.status)).inc()
         logger.log(
             logging.WARNING if isinstance(error, DovetailError) else logging.ERROR,
             "request %s ended with an error: %s",
             self._request_id,
-            found.info.message,
+            problem.info.message,
             exc_info=error if has_stack else None,
         )
-        await _send_frame(send, self._framing.error(found))
+        await _send_frame(send, self._framing.error(problem))
 
 
 async def _send_frame(send: Send, frame: bytes) -> None:

@@ -65,21 +65,22 @@ class TaggedText:
 
 
 def read_structures(content: Mapping[str, Any], as_json: AsJson, where: str) -> TaggedText:
-    """Return what `structures` and `triggers` say. Raises: RequestError"""
+    """Return the tags of `structures` and `triggers`. Raises: RequestError"""
     structures, triggers = content.get("structures"), content.get("triggers")
     if not isinstance(structures, list) or not structures:
         raise RequestError("must list structures with begin, schema and end.", where=where)
-    found = _Tags(triggers or None)
+    tags = _Tags(triggers or None)
     for number, tag in enumerate(structures):
         at = f"{where}.structures[{number}]"
         begin, end = _text(tag, "begin", at), _text(tag, "end", at, may_be_empty=True)
         inner = as_json(tag.get("schema", {}), f"{at}.schema")
-        found.add(begin, concat(inner, end), at)
-    return TaggedText(tags=found.tags())
+        tags.add(begin, concat(inner, end), at)
+    return TaggedText(tags=tags.tags())
 
 
 def read_format(given: Any, as_json: AsJson, where: str) -> Constraint | TaggedText:
-    """Return what a format says: tagged text where it is that as a whole. Raises: RequestError"""
+    """Return the meaning of a format: tagged text where the whole format is that. Raises:
+    RequestError"""
     reader = _Reader(as_json)
     if isinstance(given, Mapping) and given.get("type") == "triggered_tags":
         return reader.triggered(given, where)
@@ -116,7 +117,7 @@ class _Reader:
         self._as_json = as_json
 
     def constraint(self, given: Any, where: str) -> Constraint:
-        """Return what a format says. Raises: RequestError"""
+        """Return the constraint of a format. Raises: RequestError"""
         if not isinstance(given, Mapping):
             raise RequestError("must be a format, an object with a type.", where=where)
         kind = given.get("type")
@@ -181,8 +182,8 @@ class _Reader:
         """Return a tag for each member of an object; a line end may stand between them."""
         schema = given.get("json_schema")
         self._as_json(schema, f"{where}.json_schema")
-        made = _QWEN.constraint(Tool(name="f", parameters=schema))  # type: ignore[arg-type]
-        if not isinstance(made, Concat):
+        constraint = _QWEN.constraint(Tool(name="f", parameters=schema))  # type: ignore[arg-type]
+        if not isinstance(constraint, Concat):
             raise RequestError(
                 "must describe an object whose members can be written as tags.",
                 where=f"{where}.json_schema",
@@ -193,7 +194,7 @@ class _Reader:
             Repeat(concat(line, part.part), part.least, part.most)
             if isinstance(part, Repeat)
             else concat(line, part)
-            for part in made.parts[1:-1]
+            for part in constraint.parts[1:-1]
         ]
         return Concat((*parts, line))
 
@@ -222,12 +223,12 @@ class _Reader:
 
     def triggered(self, given: Mapping[str, Any], where: str) -> TaggedText:
         """Return free text with tags behind triggers. Raises: RequestError"""
-        found = _Tags(_list(given, "triggers", where))
+        tags = _Tags(_list(given, "triggers", where))
         for number, tag in enumerate(_list(given, "tags", where)):
             at = f"{where}.tags[{number}]"
-            found.add(*self._tag(tag, at), at)
+            tags.add(*self._tag(tag, at), at)
         return TaggedText(
-            tags=found.tags(),
+            tags=tags.tags(),
             excludes=_excluded(given, where),
             at_least_one=given.get("at_least_one") is True,
             stops_after_first=given.get("stop_after_first") is True,

@@ -80,17 +80,17 @@ def requested_constraint(
     if response_format is None and not FIELDS & body.model_fields_set:
         return None
     style = _JsonStyle(body, spec)
-    found = [
+    requests = [
         *_response_format(response_format, style),
         *_outputs(body, style),
         *_older(body, style),
     ]
-    if not found:
+    if not requests:
         return None
-    if len(found) > 1:
-        fields = ", ".join(one.where for one in found)
-        raise RequestError(f"only one of {fields} may be given.", where=found[1].where)
-    return found[0]
+    if len(requests) > 1:
+        fields = ", ".join(one.where for one in requests)
+        raise RequestError(f"only one of {fields} may be given.", where=requests[1].where)
+    return requests[0]
 
 
 class _JsonStyle:
@@ -200,7 +200,7 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
     given = body.structured_outputs
     if given is None:
         return []
-    found = _constraints(
+    requests = _constraints(
         "structured_outputs.",
         style,
         json=given.json_,
@@ -210,15 +210,15 @@ def _outputs(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]
     )
     if given.json_object:
         where = "structured_outputs.json_object"
-        found.append(style.request(where, style.json({"type": "object"}, where)))
+        requests.append(style.request(where, style.json({"type": "object"}, where)))
     if given.structural_tag is not None:
         where = "structured_outputs.structural_tag"
-        found.append(_tags(_object(given.structural_tag, where), style, where))
-    return found
+        requests.append(_tags(_object(given.structural_tag, where), style, where))
+    return requests
 
 
 def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
-    found = _constraints(
+    requests = _constraints(
         "guided_",
         style,
         json=body.guided_json,
@@ -228,8 +228,8 @@ def _older(body: SamplingFields, style: _JsonStyle) -> list[ConstraintRequest]:
     )
     if body.structural_tag is not None:
         where = "structural_tag"
-        found.append(_tags(_object(body.structural_tag, where), style, where))
-    return found
+        requests.append(_tags(_object(body.structural_tag, where), style, where))
+    return requests
 
 
 def _constraints(
@@ -241,17 +241,17 @@ def _constraints(
     choice: Sequence[str] | None,
     grammar: str | None,
 ) -> list[ConstraintRequest]:
-    found: list[tuple[str, Constraint]] = []
+    requests: list[tuple[str, Constraint]] = []
     if json is not None:
-        found.append(("json", style.json(json, f"{prefix}json")))
+        requests.append(("json", style.json(json, f"{prefix}json")))
     if regex is not None:
-        found.append(("regex", Regex(regex)))
+        requests.append(("regex", Regex(regex)))
     if choice is not None:
         texts = tuple(Literal(text) for text in dict.fromkeys(choice))
-        found.append(("choice", Choice(texts)))
+        requests.append(("choice", Choice(texts)))
     if grammar is not None:
-        found.append(("grammar", Grammar(grammar, language_of(grammar))))
-    return [style.request(prefix + name, constraint) for name, constraint in found]
+        requests.append(("grammar", Grammar(grammar, language_of(grammar))))
+    return [style.request(prefix + name, constraint) for name, constraint in requests]
 
 
 def language_of(grammar: str) -> str:
@@ -260,16 +260,18 @@ def language_of(grammar: str) -> str:
 
 
 def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> ConstraintRequest:
-    """Return what a structural tag asks for, in either spelling. Raises: RequestError"""
-    found: Constraint | TaggedText
+    """Return the constraint of a structural tag, in either spelling. Raises: RequestError"""
+    constraint: Constraint | TaggedText
     if content.get("format") is not None:
         _check_depth(content["format"], f"{where}.format")
-        found = read_format(content["format"], style.json, f"{where}.format")
+        constraint = read_format(content["format"], style.json, f"{where}.format")
     else:
-        found = read_structures(content, style.json, where)
-    if isinstance(found, TaggedText) and found.is_plain:
-        return ConstraintRequest(where=where, tags=found.tags, backend=style.backend)
-    return style.request(where, found.constraint() if isinstance(found, TaggedText) else found)
+        constraint = read_structures(content, style.json, where)
+    if isinstance(constraint, TaggedText) and constraint.is_plain:
+        return ConstraintRequest(where=where, tags=constraint.tags, backend=style.backend)
+    return style.request(
+        where, constraint.constraint() if isinstance(constraint, TaggedText) else constraint
+    )
 
 
 def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
@@ -281,7 +283,7 @@ def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_json(text: str, where: str) -> Any:
-    """Return what a JSON text says. Raises: RequestError, also for what is nested too deep"""
+    """Return the value of a JSON text. Raises: RequestError, also for what is nested too deep"""
     try:
         value = json.loads(text)
     except ValueError as error:

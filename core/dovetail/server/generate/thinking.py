@@ -10,8 +10,8 @@ from dovetail.server.generate.events import SessionPlan
 
 
 def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
-    """Return what the engine needs to end the thinking after so many tokens. Raises:
-    RequestError where nobody knows how this model ends it."""
+    """Return the budget by which the engine ends the thinking after that many tokens. Raises:
+    RequestError where it is not known how this model ends it."""
     if plan.reasoning is None:
         raise RequestError(
             "no reasoning parser is known for this model, so its reasoning cannot be limited.",

@@ -35,20 +35,25 @@ AUTO = (None, "auto", "none")
 """The values of tool_choice that leave it to the model whether it calls, or forbid it."""
 
 
-def session_plan(body: ChatRequest, parsers: Parsers, frontend: FrontendConfig) -> SessionPlan:
-    """Return how the answer's text is read, but for what the prompt decides (see after_prompt).
+def session_plan(
+    body: ChatRequest, parsers: Parsers, frontend: FrontendConfig, tail: str
+) -> SessionPlan:
+    """Return how the text of an answer is read. `tail` is the end of the rendered prompt.
 
-    Its tools are those that the template sees; without a parser no call of theirs is read.
-    Raises: RequestError for choices that cannot be kept.
+    Without a parser no call of the tools is read. Raises: RequestError for choices that cannot be
+    kept.
     """
     parser = _parser_in_use(body, parsers.tool, may_decide=frontend.enable_auto_tool_choice)
-    hides = body.tool_choice == "none" and frontend.exclude_tools_when_tool_choice_none
     is_named = body.tool_choice not in (*AUTO, "required")
-    reasoning = parsers.reasoning
+    reasoning, tools = parsers.reasoning, tool_values(body.tools or ())
+    query = AnswerQuery(tools=tools, tail=tail, request=lambda: body.model_dump(mode="json"))
     return SessionPlan(
         reasoning=known_markers(reasoning),
+        reasoning_reading=reasoning.reads(query) if reasoning else None,
+        starts_inside=reasoning is not None and reasoning.starts_inside(tail),
         tool_parser=parser,
-        tools=() if hides else tool_values(body.tools or ()),
+        tool_reading=parser.reads(query) if parser else None,
+        tools=tools,
         layout=layout_in_use(parser, reasoning),
         max_calls=1 if is_named or body.parallel_tool_calls is False else None,
         is_forced_call=is_named,
@@ -88,10 +93,10 @@ def answer_constraint(
 ) -> ConstraintRequest | None:
     """Return the constraint of the whole answer. Raises: RequestError
 
-    What a request says of its answer's constraint holds for the words of it: a call that must be
-    made is held to its tool alone, and one that may be made is another way to answer.
+    A request's own constraint holds for the answer's text: a call that must be made follows its
+    tool alone, and one that may be made is another way to answer.
     """
-    calls = tool_constraint(body, plan.tool_parser)
+    calls = tool_constraint(body, plan.tool_parser) if plan.tool_parser else None
     words = requested_constraint(body, body.response_format, spec)
     if words is None or body.tool_choice not in AUTO:
         return calls or words
@@ -103,11 +108,9 @@ def answer_constraint(
     return replace(words, constraint=Choice((words.constraint, possible)))
 
 
-def tool_constraint(body: ChatRequest, parser: ToolParser | None) -> ConstraintRequest | None:
-    """Return what tools demand of the answer: a call that must be made, or how calls that may be
-    made are held to strict tools. Raises: RequestError"""
-    if parser is None:
-        return None
+def tool_constraint(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
+    """Return the constraint of the answer by its tools: of a call that must be made, or of calls
+    that may be made of strict tools. Raises: RequestError"""
     if body.tool_choice in AUTO:
         return _strict(body, parser)
     is_one = body.tool_choice != "required" or body.parallel_tool_calls is False
@@ -149,10 +152,14 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
     return parser.calls_constraint(choice_of(constraints), limit)
 
 
-def with_allowed_tools(body: ChatRequest) -> ChatRequest:
-    """Return a request whose tool_choice lists what may be called as one that offers only that,
-    with the list's mode as its choice. Raises: RequestError"""
+def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatRequest:
+    """Return a request with the tools that the model is to see. Raises: RequestError
+
+    Where tool_choice lists what may be called, it becomes the list's mode.
+    """
     choice = body.tool_choice
+    if choice == "none" and frontend.exclude_tools_when_tool_choice_none:
+        return body.model_copy(update={"tools": None})
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return body
     where = "tool_choice.allowed_tools"
@@ -227,7 +234,7 @@ def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
 
 
 def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
-    """Return how calls that the model may make are held to strict tools, if there are any."""
+    """Return the constraint of calls that the model may make, where there are strict tools."""
     assert body.tools is not None
     if not any(tool.function.strict for tool in body.tools):
         return None
@@ -284,21 +291,8 @@ def _needed(parser: ToolParser | None) -> ToolParser:
     return parser
 
 
-def after_prompt(
-    plan: SessionPlan, body: ChatRequest, reasoning: ReasoningParser | None, tail: str
-) -> SessionPlan:
-    """Return the plan for a rendered prompt, of which `tail` is the end."""
-    query = AnswerQuery(tools=plan.tools, tail=tail, request=lambda: body.model_dump(mode="json"))
-    return replace(
-        plan,
-        reasoning_reading=reasoning.reads(query) if reasoning else None,
-        tool_reading=plan.tool_parser.reads(query) if plan.tool_parser else None,
-        starts_inside=reasoning is not None and reasoning.starts_inside(tail),
-    )
-
-
 def known_markers(reasoning: ReasoningParser | None) -> Markers | None:
-    """Return the markers of the reasoning, or None where there are none, or nobody knows them."""
+    """Return the markers of the reasoning, or None where there are none, or they are not known."""
     return reasoning.markers if reasoning and reasoning.markers.end else None
 
 

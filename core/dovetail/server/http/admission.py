@@ -13,7 +13,7 @@ RETRY_AFTER_S = 1.0
 
 
 class EngineLoad(Protocol):
-    """What is asked of the engine here."""
+    """The engine, as far as admission reads it."""
 
     death_reason: str | None
 
@@ -35,7 +35,7 @@ class Ticket:
         self._size = size
 
     def close(self) -> None:
-        """Give the places back. Mutates: the admission's count"""
+        """Release the places. Mutates: the admission's count"""
         self._admission.num_inside -= self._size
         self._size = 0
 

@@ -35,7 +35,8 @@ class ErrorBodies:
         self._by_path = dict(by_path)
 
     def body_of(self, path: str) -> ErrorBody | None:
-        """Return what makes the error bodies of a path; None where they are OpenAI's."""
+        """Return the function that writes the error bodies of a path; None where they are
+        OpenAI's."""
         for root, body in self._by_path.items():
             if path == root or path.startswith(f"{root}/"):
                 return body
@@ -99,7 +100,8 @@ def _encodable(text: str) -> str:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return what to tell the client about an exception; of unknown ones only their kind."""
+    """Return the problem that the client is told of for an exception; of unexpected ones only their
+    kind."""
     match error:
         case Overloaded():
             wait = {"Retry-After": str(math.ceil(error.retry_after_s))}

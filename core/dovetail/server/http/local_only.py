@@ -1,8 +1,8 @@
 """LocalOnly: a server without a key on a loopback address answers this machine's programs alone.
 
 A web page elsewhere can send requests to 127.0.0.1 from the browser of whoever reads it: as calls
-from another origin, or under a name of its own that it points to 127.0.0.1 (DNS rebinding). The
-browser says so in Origin and Host. An address in Host is safe: a page needs a name to rebind.
+from another origin, or under a name that it lets point to 127.0.0.1 (DNS rebinding). The browser
+says so in Origin and Host. An address in Host is safe: a page needs a name to rebind.
 """
 
 from __future__ import annotations

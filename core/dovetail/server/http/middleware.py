@@ -41,7 +41,7 @@ class OpenRequests:
 
 @dataclass(slots=True, kw_only=True)
 class _Sent:
-    """What has gone out on one connection."""
+    """The messages sent on one connection so far."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def _record(scope: Scope, sent: _Sent, seconds: float) -> None:
 
 
 class ExceptionMiddleware:
-    """Turns exceptions that nobody expected into answers.
+    """Turns unexpected exceptions into answers.
 
     It stands twice: within the rules for other origins, without whose headers a browser would tell
     its page nothing of the fault, and around other people's middleware.

@@ -38,7 +38,7 @@ def unsupported_route(path: str) -> str | None:
 
 
 def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
-    """Return what to tell about a path or a method that no route takes.
+    """Return the problem of a path or a method that no route takes.
 
     `flags` says which flag offers a path that is not always there. What a route of a plugin says
     for itself is kept.

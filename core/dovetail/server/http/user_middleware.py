@@ -22,7 +22,7 @@ _FIX = "name an ASGI class, or an async function of request and call_next: packa
 
 
 def load_middleware(frontend: FrontendConfig) -> list[Any]:
-    """Return what --middleware names, in its order. Raises: ConfigError"""
+    """Return the middleware that --middleware names, in its order. Raises: ConfigError"""
     return [_checked(path, _find(path)) for path in frontend.middleware]
 
 
@@ -48,7 +48,7 @@ def _find(path: str) -> Any:
 
 
 def _checked(path: str, found: Any) -> Any:
-    """Return what was found if it can be called as middleware is. Raises: ConfigError"""
+    """Return the object if it can be called as middleware is. Raises: ConfigError"""
     args: tuple[str, ...]
     if inspect.isclass(found):
         needs, args = "a class must take the application alone", ("app",)

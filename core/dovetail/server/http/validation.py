@@ -51,15 +51,15 @@ class _Found:
 
 def fault_of(error: RequestValidationError) -> Fault | None:
     """Return the first fault of a body; None where pydantic names none."""
-    found = [_found(one, error.body) for one in error.errors()]
-    if not found:
+    faults = [_found(one, error.body) for one in error.errors()]
+    if not faults:
         return None
-    first = found[0]
+    first = faults[0]
     if first.union is not None:
-        branches = [one for one in found if one.union == first.union]
+        branches = [one for one in faults if one.union == first.union]
         first = max(branches, key=lambda one: one.weight)
-        found = [one for one in branches if one.path == first.path]
-    what = _one_of([one.text for one in found]) if _is_type(found) else first.text
+        faults = [one for one in branches if one.path == first.path]
+    what = _one_of([one.text for one in faults]) if _is_type(faults) else first.text
     return Fault(param=_dotted(first.path), what=what, code=first.kind)
 
 

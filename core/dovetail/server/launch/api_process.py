@@ -24,7 +24,7 @@ logger = logging.getLogger("dovetail.server")
 
 
 def main() -> int:
-    """Serve as told; return the exit status."""
+    """Serve by the boot message; return the exit status."""
     boot = process.read_boot(ChildBoot)
     log_setup.configure(
         boot.spec.log_level,

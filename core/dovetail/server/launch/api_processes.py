@@ -53,7 +53,7 @@ async def run(
     sock: socket.socket,
     timer: StartupTimer,
 ) -> int:
-    """Run engine and children until told to stop; return the exit status."""
+    """Run engine and children until a signal says to stop; return the exit status."""
     async with starting_engine(config, spec, timer) as starting:
         async with opened_apis(build_apis(apis), config.frontend):
             pass  # what is wrong with a state is told here, once, not by every child

@@ -25,12 +25,12 @@ logger = logging.getLogger("dovetail.server")
 
 
 def max_queued(config: Config, spec: EngineSpec) -> int:
-    """Return how many requests may wait: four times the rows unless told otherwise."""
+    """Return how many requests may wait: four times the rows unless a flag says otherwise."""
     return config.scheduler.max_num_queued_reqs or 4 * spec.schedule.max_rows
 
 
 def chosen_apis(config: Config) -> tuple[Selection, ...]:
-    """Return what --api names. Raises: PluginError, ConfigError
+    """Return the families that --api names. Raises: PluginError, ConfigError
 
     Without the flag nothing is imported: dovetail's own families come with the application.
     """

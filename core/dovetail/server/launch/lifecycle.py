@@ -56,7 +56,8 @@ class ServerLifecycle:
         self._status = 0
 
     async def run(self, sock: socket.socket, on_ready: Callable[[], None]) -> int:
-        """Serve until told to stop. Raises: ConfigError when the port was taken meanwhile."""
+        """Serve until a signal says to stop. Raises: ConfigError when the port was taken
+        meanwhile."""
         self._watch_signals()
         tasks = [
             asyncio.ensure_future(self._tell_ready(on_ready)),

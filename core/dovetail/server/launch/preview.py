@@ -35,7 +35,7 @@ class Preview:
 
 
 def look_ahead(config: Config, spec: EngineSpec) -> Preview:
-    """Return what is chosen. Raises: ConfigError for a tokenizer, template or parser at fault."""
+    """Return the choices. Raises: ConfigError for a tokenizer, template or parser at fault."""
     tokenizer = load_tokenizer(spec)
     facts = tokenizer.facts()
     renderer = ChatRenderer(

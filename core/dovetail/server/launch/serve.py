@@ -40,7 +40,7 @@ METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def run(config: Config) -> int:
-    """Serve until told to stop. Raises: ConfigError for what cannot be started."""
+    """Serve until a signal says to stop. Raises: ConfigError for what cannot be started."""
     if config.frontend.api_server_count == 1:
         return _run(config)
     with _shared_metrics():
@@ -91,7 +91,7 @@ def _run(config: Config) -> int:
 
 
 def stopped_while_starting(by: signal.Signals) -> int:
-    """Tell of a signal that came before the server listened; return the exit status."""
+    """Log a signal that came before the server listened; return the exit status."""
     logger.warning("stopped while starting, by %s", by.name)
     return EXIT_STOPPED
 

@@ -53,14 +53,14 @@ def bind(host: str | None, port: int) -> socket.socket:
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(
             f'"{host}" is not an address of this machine: {error}.',
             where="--host",
             fix="use 127.0.0.1 (this machine only) or 0.0.0.0 (every network).",
         ) from error
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     return family, (str(address[0]), int(address[1]))
 
 

@@ -110,7 +110,7 @@ def _files(frontend: FrontendConfig) -> list[tuple[str, str]]:
 
 
 def _stamp(frontend: FrontendConfig) -> Stamp:
-    """Return what changes when a file does, links to other files included."""
+    """Return a stamp that changes when a file does, links to other files included."""
     stats = [Path(path).stat() for _, path in _files(frontend)]
     return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
 

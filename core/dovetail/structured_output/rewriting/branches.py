@@ -23,14 +23,14 @@ def without_not(node: Schema, context: Context) -> Any:
     if "not" not in node:
         return node
     at = f"{origin(node)}/not"
-    made = {k: v for k, v in node.items() if k != "not"}
+    rest = {k: v for k, v in node.items() if k != "not"}
     names = list(node.get("properties", ()))
     try:
         part = opposite(node["not"], context, at, names)
     except Undecided as error:
         what = f'the keyword "not" is not enforced here: {error}'
         raise InvalidConstraint(what, at) from error
-    return False if part is False else with_parts(made, part)
+    return False if part is False else with_parts(rest, part)
 
 
 def without_one_of(node: Schema, context: Context) -> Any:
@@ -38,15 +38,15 @@ def without_one_of(node: Schema, context: Context) -> Any:
     if "oneOf" not in node:
         return node
     at = f"{origin(node)}/oneOf"
-    made = {k: v for k, v in node.items() if k != "oneOf"}
+    rest = {k: v for k, v in node.items() if k != "oneOf"}
     branches = [branch for branch in node["oneOf"] if branch is not False]
     taken = any_of(list(_alone(branches, context, at)), at)
     if taken is False:
         return False
-    is_alone = not {"anyOf", "allOf", "$ref"} & set(made)  # these name members, which come first
+    is_alone = not {"anyOf", "allOf", "$ref"} & set(rest)  # these name members, which come first
     if is_alone and isinstance(taken, Mapping) and set(taken) == {"$comment", "anyOf"}:
-        return {**made, "anyOf": taken["anyOf"]}
-    return with_parts(made, taken)
+        return {**rest, "anyOf": taken["anyOf"]}
+    return with_parts(rest, taken)
 
 
 def _alone(branches: list[Any], context: Context, at: str) -> Iterator[Any]:

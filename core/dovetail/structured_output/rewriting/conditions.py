@@ -35,27 +35,27 @@ _OF_A_TEST = {"properties", "required", "type", ORIGIN}
 def without_dependents(node: Schema, context: Context) -> Any:
     """Return a node in which members that need others are alternatives."""
     at = origin(node)
-    made = {k: v for k, v in node.items() if k not in ("dependentRequired", "dependentSchemas")}
+    rest = {k: v for k, v in node.items() if k not in ("dependentRequired", "dependentSchemas")}
     needed = set(node.get("required", ()))
     for name, others in node.get("dependentRequired", {}).items():
         context.budget.spend(2, at)
         if name in needed:
-            fresh = [other for other in others if other not in made["required"]]
-            made["required"] = [*made["required"], *fresh]
+            fresh = [other for other in others if other not in rest["required"]]
+            rest["required"] = [*rest["required"], *fresh]
         else:
             absent = {ORIGIN: f"{at}/dependentRequired", "properties": {name: False}}
             present = {ORIGIN: f"{at}/dependentRequired", "required": [name, *others]}
-            made = with_parts(made, any_of([absent, present], f"{at}/dependentRequired"))
+            rest = with_parts(rest, any_of([absent, present], f"{at}/dependentRequired"))
     for name, schema in node.get("dependentSchemas", {}).items():
         context.budget.spend(2, at)
         here = f"{at}/dependentSchemas"
         if name in needed:
-            made = with_parts(made, schema)
+            rest = with_parts(rest, schema)
             continue
         absent = {ORIGIN: here, "properties": {name: False}}
         present = all_of([{ORIGIN: here, "required": [name]}, schema], here)
-        made = with_parts(made, any_of([absent, present], here))
-    return made
+        rest = with_parts(rest, any_of([absent, present], here))
+    return rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +70,19 @@ class _Test:
     other: Any
 
     def outcome(self, value: Any) -> Any:
-        """Return what must hold where the member has a value."""
+        """Return the schema that must hold where the member has a value."""
         return self.then if any(same(value, one) for one in self.values) else self.other
 
 
 def without_conditions(node: Schema, context: Context) -> Any:
     """Return a node in which conditions, its own and those of `allOf`, are alternatives."""
     own = {k: v for k, v in node.items() if k in _OF_A_CONDITION}
-    found = [own] if "if" in node else []
+    conditions = [own] if "if" in node else []
     rest: list[Any] = []
     for part in node.get("allOf", ()):
         is_one = isinstance(part, Mapping) and "if" in part and not set(part) - _OF_A_CONDITION
-        (found if is_one else rest).append(part)
-    if not found:
+        (conditions if is_one else rest).append(part)
+    if not conditions:
         return node
     made = {k: v for k, v in node.items() if k not in _OF_A_CONDITION - {ORIGIN}}
     if rest:
@@ -91,7 +91,7 @@ def without_conditions(node: Schema, context: Context) -> Any:
         made.pop("allOf", None)
     tests: dict[str, list[_Test]] = {}
     others = []
-    for condition in found:
+    for condition in conditions:
         test = _test(condition, context)
         if test is None:
             others.append(condition)

@@ -13,7 +13,7 @@ from dovetail.structured_output.rewriting.tree import ORIGIN, Schema
 
 
 def only_constants(node: Schema, context: Context) -> Any:
-    """Return a node with constants and nothing beside them, where that can be told."""
+    """Return a node with constants and nothing beside them, where that can be decided."""
     if "enum" not in node and "const" not in node:
         return node
     given = "const" if "const" in node else "enum"

@@ -44,33 +44,33 @@ class Context:
 
     def parts(self, schema: Any) -> list[Any]:
         """Return nodes all of which a value must meet, references and allOf followed."""
-        found: list[Any] = []
+        nodes: list[Any] = []
         pending, seen = [schema], set()
-        while pending and len(found) < MAX_PARTS:
+        while pending and len(nodes) < MAX_PARTS:
             node = pending.pop()
             if not isinstance(node, Mapping):
-                found.append(node)
+                nodes.append(node)
                 continue
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            found.append(node)
+            nodes.append(node)
             pending += node.get("allOf", ())
             if "$ref" in node:
                 pending.append(resolved(self.root, node["$ref"]))
-        return found
+        return nodes
 
     def kinds(self, schema: Any) -> frozenset[str]:
         """Return types that values of a schema have at most."""
-        found = frozenset(KINDS)
+        allowed = frozenset(KINDS)
         for part in self.parts(schema):
             if part is False:
                 return frozenset()
             if isinstance(part, Mapping):
-                found &= kinds_of(part)
+                allowed &= kinds_of(part)
                 if (listed := _listed(part)) is not None:
-                    found &= {kind_of(value) for value in listed}
-        return found
+                    allowed &= {kind_of(value) for value in listed}
+        return allowed
 
     def values(self, schema: Any, depth: int = 0) -> list[Any] | None:
         """Return every value of a schema that has few, else None."""
@@ -81,11 +81,11 @@ class Context:
             return []
         nodes = [part for part in parts if isinstance(part, Mapping)]
         for node in nodes:
-            found = self._values_of(node, depth)
-            if found is None or len(found) > MAX_VALUES:
+            listed = self._values_of(node, depth)
+            if listed is None or len(listed) > MAX_VALUES:
                 continue
             try:
-                return [v for v in found if self.meets(v, schema)]
+                return [v for v in listed if self.meets(v, schema)]
             except Undecided:
                 continue
         return None

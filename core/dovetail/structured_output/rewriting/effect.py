@@ -79,7 +79,7 @@ def _is_whole(node: Schema) -> bool:
 
 
 def _format(node: Schema, kinds: frozenset[str]) -> Schema:
-    """Return a node whose format is enforced or gone; beside a pattern it is a part of its own."""
+    """Return a node whose format is enforced or gone; beside a pattern it is a separate part."""
     if is_bound(node):
         return node
     rest = {k: v for k, v in node.items() if k != "format"}

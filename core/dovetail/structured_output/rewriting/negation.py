@@ -202,7 +202,7 @@ class _Opposite:
 
     def _members(self, node: Mapping[str, Any]) -> list[Any]:
         """Return objects with a member that breaks its schema, or that lacks one it needs."""
-        made: list[Any] = []
+        branches: list[Any] = []
         undecided: list[Undecided] = []
         for name, part in node["properties"].items():
             is_needed = name in node.get("required", ())
@@ -212,11 +212,11 @@ class _Opposite:
                 undecided.append(error)
                 broken = False
             if not is_any(part) or is_needed:
-                made.append(self._member(name, broken, is_needed=not is_needed))
-        made = [branch for branch in made if branch is not False]
-        if undecided and not made:
+                branches.append(self._member(name, broken, is_needed=not is_needed))
+        branches = [branch for branch in branches if branch is not False]
+        if undecided and not branches:
             raise undecided[0]
-        return made
+        return branches
 
     def _member(self, name: str, schema: Any, *, is_needed: bool) -> Any:
         needed = {"required": [name]} if is_needed else {}
@@ -240,19 +240,19 @@ def other_values(values: list[Any], at: str) -> list[Any]:
     for value in values:
         by_kind.setdefault(kind_of(value), []).append(value)
     others = [kind for kind in KINDS if kind not in by_kind]
-    made: list[Any] = [{ORIGIN: at, "type": others}] if others else []
+    branches: list[Any] = [{ORIGIN: at, "type": others}] if others else []
     for kind, listed in by_kind.items():
         match kind:
             case "string":
                 pattern = pattern_of(texts_outside(listed))
-                made.append({ORIGIN: at, "type": "string", "pattern": pattern})
+                branches.append({ORIGIN: at, "type": "string", "pattern": pattern})
             case "number":
-                made += _numbers_between(sorted(set(listed)), at)
+                branches += _numbers_between(sorted(set(listed)), at)
             case "boolean":
-                made += [{ORIGIN: at, "const": b} for b in (True, False) if b not in listed]
+                branches += [{ORIGIN: at, "const": b} for b in (True, False) if b not in listed]
             case "array" if [] in listed and len(listed) == 1:
-                made.append({ORIGIN: at, "type": "array", "minItems": 1})
-    return made
+                branches.append({ORIGIN: at, "type": "array", "minItems": 1})
+    return branches
 
 
 def _numbers_between(listed: list[Any], at: str) -> list[Any]:

@@ -64,12 +64,12 @@ def without_property_names(node: Schema, context: Context) -> Any:
     if "propertyNames" not in node:
         return node
     at = f"{origin(node)}/propertyNames"
-    made = {k: v for k, v in node.items() if k != "propertyNames"}
+    rest = {k: v for k, v in node.items() if k != "propertyNames"}
     values = context.values(node["propertyNames"])
     try:
         if values is not None:
-            return _listed(made, [v for v in values if isinstance(v, str)], context, at)
-        return _patterned(made, _texts(node["propertyNames"], context, 0), context, at)
+            return _listed(rest, [v for v in values if isinstance(v, str)], context, at)
+        return _patterned(rest, _texts(node["propertyNames"], context, 0), context, at)
     except Undecided as error:
         what = f'the keyword "propertyNames" is not enforced here: {error}'
         raise InvalidConstraint(what, at) from error
@@ -102,8 +102,8 @@ def _patterned(node: Schema, texts: Node, context: Context, at: str) -> Schema:
         rest = left(rest, Or(tuple(map(literal, members))), context.effort)
     if rest is not None and node.get("additionalProperties") is not False:
         patterns[pattern_of(rest)] = node.get("additionalProperties", True)
-    made = {**node, "patternProperties": patterns, "additionalProperties": False}
-    return {**made, "properties": members} if members else made
+    patterned = {**node, "patternProperties": patterns, "additionalProperties": False}
+    return {**patterned, "properties": members} if members else patterned
 
 
 def _texts(schema: Any, context: Context, depth: int) -> Node:
@@ -112,18 +112,18 @@ def _texts(schema: Any, context: Context, depth: int) -> Node:
         return ANYTHING
     if schema is False or depth > MAX_DEPTH:
         return _NOTHING
-    found: Node = ANYTHING
+    texts: Node = ANYTHING
     for keyword in schema:
         part = _of_keyword(keyword, schema, context, depth + 1)
         if part is not None and part != ANYTHING:
-            both = part if found == ANYTHING else shared(found, part, context.effort)
-            found = _NOTHING if both is None else both
-    return _shortened(found, schema["maxLength"], context) if "maxLength" in schema else found
+            both = part if texts == ANYTHING else shared(texts, part, context.effort)
+            texts = _NOTHING if both is None else both
+    return _shortened(texts, schema["maxLength"], context) if "maxLength" in schema else texts
 
 
 def _shortened(node: Node, most: int, context: Context) -> Node:
-    """Return the texts of at most so many characters; of a pattern with repeats and many characters
-    those whose repeats share what room there is. Raises: Undecided"""
+    """Return the texts of at most that many characters; of a pattern with repeats and many
+    characters those whose repeats share what room there is. Raises: Undecided"""
     repeats, room = _repeats(node), most - _least(node)
     if most <= MAX_COUNTED or not repeats:
         both = shared(node, Many(Chars(ANY), 0, most), context.effort)
@@ -196,8 +196,8 @@ def _of_keyword(keyword: str, node: Schema, context: Context, depth: int) -> Nod
         case "anyOf":
             return Or(tuple(_texts(part, context, depth) for part in said))
         case "not":
-            found = other_texts(_texts(said, context, depth), context.effort)
-            return _NOTHING if found is None else found
+            others = other_texts(_texts(said, context, depth), context.effort)
+            return _NOTHING if others is None else others
         case "oneOf" | "if":
             raise Undecided(f'"{keyword}" of a name')
     return None
@@ -281,11 +281,11 @@ def without_counts(node: Schema, context: Context) -> Any:
     if not free or (least <= len(needed) and most is None):
         return node
     at = f"{origin(node)}/{'minProperties' if most is None else 'maxProperties'}"
-    made = {k: v for k, v in node.items() if k not in ("minProperties", "maxProperties")}
+    rest = {k: v for k, v in node.items() if k not in ("minProperties", "maxProperties")}
     branches: list[Any] = []
     if most is not None:
-        made |= {"additionalProperties": False}
-        made.pop("patternProperties", None)
+        rest |= {"additionalProperties": False}
+        rest.pop("patternProperties", None)
     sizes = _sizes(len(free), least - len(needed), None if most is None else most - len(needed))
     if sum(comb(len(free), size) for size in sizes) > MAX_ALTERNATIVES:
         return node
@@ -297,7 +297,7 @@ def without_counts(node: Schema, context: Context) -> Any:
                 branch["properties"] = dict.fromkeys(absent, False)
             branches.append(branch)
     context.budget.spend(len(branches), at)
-    return with_parts(made, any_of([*branches, *_no_object(node, at)], at))
+    return with_parts(rest, any_of([*branches, *_no_object(node, at)], at))
 
 
 def _sizes(count: int, least: int, most: int | None) -> list[int]:
@@ -338,11 +338,11 @@ def without_unevaluated_properties(node: Schema, context: Context) -> Any:
     if "unevaluatedProperties" not in node:
         return node
     at = f"{origin(node)}/unevaluatedProperties"
-    made = {k: v for k, v in node.items() if k != "unevaluatedProperties"}
+    rest = {k: v for k, v in node.items() if k != "unevaluatedProperties"}
     if "additionalProperties" in node:
-        return made
+        return rest
     branches = []
-    for way in _ways(made, context, at, 0):
+    for way in _ways(rest, context, at, 0):
         closed: Any = True
         if not way.is_all:
             closed = {ORIGIN: at, "additionalProperties": node["unevaluatedProperties"]}
@@ -352,7 +352,7 @@ def without_unevaluated_properties(node: Schema, context: Context) -> Any:
                 closed["patternProperties"] = dict.fromkeys(way.patterns, True)
         branches.append(all_of([*way.holds, closed], at))
     context.budget.spend(len(branches), at)
-    return with_parts(made, any_of(branches, at))
+    return with_parts(rest, any_of(branches, at))
 
 
 def _ways(schema: Any, context: Context, at: str, depth: int) -> list[_Evaluated]:
@@ -364,7 +364,7 @@ def _ways(schema: Any, context: Context, at: str, depth: int) -> list[_Evaluated
     names = tuple(schema.get("properties", ()))
     patterns = tuple(schema.get("patternProperties", ()))
     is_all = "additionalProperties" in schema or "unevaluatedProperties" in schema
-    found = [_Evaluated((), names, patterns, is_all)]
+    ways = [_Evaluated((), names, patterns, is_all)]
     groups = [_ways(part, context, at, depth + 1) for part in schema.get("allOf", ())]
     if "$ref" in schema:
         groups.append(_ways(resolved(context.root, schema["$ref"]), context, at, depth + 1))
@@ -377,10 +377,10 @@ def _ways(schema: Any, context: Context, at: str, depth: int) -> list[_Evaluated
         has = _Evaluated(({ORIGIN: at, "required": [name]},))
         groups.append([_Evaluated(), *(has.joined(w) for w in _ways(part, context, at, depth + 1))])
     for group in groups:
-        found = [one.joined(other) for one in found for other in group]
-        if len(found) > MAX_ALTERNATIVES:
+        ways = [one.joined(other) for one in ways for other in group]
+        if len(ways) > MAX_ALTERNATIVES:
             raise InvalidConstraint('"unevaluatedProperties" has too many alternatives', at)
-    return found
+    return ways
 
 
 def _ways_of_branches(
@@ -394,10 +394,10 @@ def _ways_of_branches(
     ]
     if keyword == "oneOf" or not 1 < len(alone) <= 3:
         return alone
-    made = list(alone)
+    ways = list(alone)
     for number, one in enumerate(alone):
-        made += [one.joined(other) for other in alone[number + 1 :]]
-    return [*made, alone[0].joined(alone[1]).joined(alone[2])] if len(alone) == 3 else made
+        ways += [one.joined(other) for other in alone[number + 1 :]]
+    return [*ways, alone[0].joined(alone[1]).joined(alone[2])] if len(alone) == 3 else ways
 
 
 def _ways_of_condition(

@@ -79,12 +79,12 @@ def rewritten(schema: Schema) -> Schema:
     budget = Budget()
     try:
         root = effective(spelled(gathered(schema, budget)))
-        made = _applied(root, Context(root, budget), 0)
+        applied = _applied(root, Context(root, budget), 0)
     except RecursionError as error:
         raise InvalidConstraint("the schema is nested too deep, or refers to itself") from error
-    if made is False:
+    if applied is False:
         raise InvalidConstraint("no value meets the schema")
-    found: Schema = {} if is_any(made) else made
+    found: Schema = {} if is_any(applied) else applied
     _forget_origins(found)
     return found
 

@@ -116,14 +116,14 @@ class _Gatherer:
             return node
         self._budget.spend(1, at)
         base = self._index.bases.get(id(node), base)
-        made: Schema = {ORIGIN: at}
+        copy: Schema = {ORIGIN: at}
         for keyword, value in node.items():
             here = f"{at}/{escaped(keyword)}"
             if keyword in _REFERRING:
-                self._refer(made, keyword, value, here, base)
+                self._refer(copy, keyword, value, here, base)
             elif self._is_kept(keyword, node):
-                made[self._spelled(keyword)] = self._value(keyword, value, here, base)
-        return made
+                copy[self._spelled(keyword)] = self._value(keyword, value, here, base)
+        return copy
 
     def _is_kept(self, keyword: str, node: Mapping[str, Any]) -> bool:
         draft = self._draft or 9
@@ -197,10 +197,10 @@ class _Gatherer:
         resource = self._index.resources.get(address)
         if resource is None and address in ("", own):
             resource = self._document
-        found = self._within(resource, address, fragment)
-        if found is None and reference.startswith("#"):
-            found = self._within(self._document, own, fragment)
-        return found
+        target = self._within(resource, address, fragment)
+        if target is None and reference.startswith("#"):
+            target = self._within(self._document, own, fragment)
+        return target
 
     def _within(self, resource: Any, address: str, fragment: str) -> Any:
         if resource is None or not fragment:

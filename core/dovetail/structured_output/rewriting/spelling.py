@@ -55,7 +55,7 @@ def _members(node: Schema) -> Schema:
     if not isinstance(given, Mapping):
         return node
     needed = [n for n, m in given.items() if isinstance(m, Mapping) and m.get("required") is True]
-    made = {
+    members = {
         name: {k: v for k, v in member.items() if k != "required"}
         if isinstance(member, Mapping) and isinstance(member.get("required"), bool)
         else member
@@ -65,7 +65,7 @@ def _members(node: Schema) -> Schema:
     if needed and isinstance(known, list | bool | None):
         others = known if isinstance(known, list) else []
         node["required"] = [*others, *(n for n in needed if n not in others)]
-    node["properties"] = made
+    node["properties"] = members
     return node
 
 

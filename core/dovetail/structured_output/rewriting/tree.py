@@ -73,7 +73,7 @@ class Budget:
         self._left = most
 
     def spend(self, count: int, at: str) -> None:
-        """Take so many nodes. Raises: InvalidConstraint when there are none left"""
+        """Take this many nodes. Raises: InvalidConstraint when there are none left"""
         self._left -= count
         if self._left < 0:
             raise InvalidConstraint("the schema becomes too large where it is rewritten", at)
@@ -129,17 +129,17 @@ def all_of(parts: list[Any], at: str) -> Any:
 
 def mapped(node: Schema, change: Callable[[Any], Any]) -> Schema:
     """Return a node whose direct subschemas were changed."""
-    made: Schema = {}
+    changed: Schema = {}
     for keyword, value in node.items():
         if keyword in OF_SCHEMAS and isinstance(value, Mapping):
-            made[keyword] = {name: _changed(inner, change) for name, inner in value.items()}
+            changed[keyword] = {name: _changed(inner, change) for name, inner in value.items()}
         elif keyword in OF_LISTS and isinstance(value, list):
-            made[keyword] = [_changed(inner, change) for inner in value]
+            changed[keyword] = [_changed(inner, change) for inner in value]
         elif keyword in OF_ONE:
-            made[keyword] = _changed(value, change)
+            changed[keyword] = _changed(value, change)
         else:
-            made[keyword] = value
-    return made
+            changed[keyword] = value
+    return changed
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -149,13 +149,17 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 def below(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the direct subschemas of a node, each with its JSON Pointer from there."""
     for keyword, value in node.items():
-        if keyword in OF_SCHEMAS and isinstance(value, Mapping):
-            for name, inner in value.items():
-                yield f"/{escaped(keyword)}/{escaped(name)}", inner
-        elif (keyword in OF_LISTS or keyword == "items") and isinstance(value, list):
-            yield from ((f"/{keyword}/{number}", inner) for number, inner in enumerate(value))
-        elif keyword in OF_ONE:
-            yield f"/{keyword}", value
+        yield from subschemas(keyword, value)
+
+
+def subschemas(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas of one keyword of a node, each with its JSON Pointer from there."""
+    if keyword in OF_SCHEMAS and isinstance(value, Mapping):
+        yield from ((f"/{keyword}/{escaped(name)}", inner) for name, inner in value.items())
+    elif (keyword in OF_LISTS or keyword == "items") and isinstance(value, list):
+        yield from ((f"/{keyword}/{number}", inner) for number, inner in enumerate(value))
+    elif keyword in OF_ONE:
+        yield f"/{keyword}", value
 
 
 def escaped(key: str) -> str:
@@ -164,7 +168,7 @@ def escaped(key: str) -> str:
 
 
 def resolved(root: Schema, reference: str) -> Any:
-    """Return what a reference of the gathered form leads to: "#" or "#/$defs/NAME"."""
+    """Return the target of a reference of the gathered form: "#" or "#/$defs/NAME"."""
     if reference == "#":
         return root
     name = reference.removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~")

@@ -1,6 +1,6 @@
 """Whether a value is valid under a schema of the gathered form: a small validator for constants.
 
-Regular expressions run as automata, so that no pattern takes long. What cannot be told is
+Regular expressions run as automata, so that no pattern takes long. What cannot be decided is
 Undecided. Source: https://json-schema.org/draft/2020-12.
 """
 

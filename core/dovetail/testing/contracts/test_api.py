@@ -30,7 +30,7 @@ def api(plugin: Any) -> Api:
 @pytest.fixture
 def frontend(api: Api, tmp_path: Path) -> FrontendConfig:
     """Return flags that switch every route of the family on, with a key for clients. A flag that is
-    no switch names a folder."""
+    not a switch names a folder."""
     named = {route.flag for route in api.routes if route.flag is not None}
     values: dict[str, Any] = {
         name: True if getattr(FrontendConfig(), name) is False else str(tmp_path) for name in named

@@ -82,7 +82,7 @@ class TestAttentionBackend:
     @requires("non_causal")
     @cases_of("not_causal")
     def test_non_causal(self, plugin: Any, backend: Any, case: str) -> None:
-        """Every query sees all keys of its own row."""
+        """Every query sees all keys of its row."""
         check(plugin, backend, case)
 
     @cases_of("all")

@@ -181,7 +181,7 @@ class TestAttentionLayouts:
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=MAX_DIFFERENCE)
 
     def test_fits_the_plainest_question(self, plugin: Any) -> None:
-        """It fits float32 on a device of its own."""
+        """It fits float32 on one of its devices."""
         query = AttentionQuery(
             device=device_of(plugin),
             dtype="float32",

@@ -29,7 +29,7 @@ def query(plugin: Any, tmp_path: Path) -> DatasetQuery:
 
 
 def draw(plugin: Any, query: DatasetQuery) -> list[BenchPrompt]:
-    """Return what a new object of the dataset draws."""
+    """Return the prompts that a new object of the dataset draws."""
     made: BenchDataset = plugin(plugin.Options())
     return made.draw(query)
 

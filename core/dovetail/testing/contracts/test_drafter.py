@@ -33,7 +33,7 @@ def growth(text: Sequence[int], seed: int) -> Iterator[list[int]]:
 
 
 def answers(drafter: Drafter, name: str, text: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Return what the drafter guesses while the text grows."""
+    """Return the drafts while the text grows."""
     return [list(drafter.propose(name, part, MAX_TOKENS)) for part in growth(text, seed)]
 
 

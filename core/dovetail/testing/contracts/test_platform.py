@@ -37,7 +37,7 @@ class TestPlatform:
         assert plugin.device_type in plugin.info.devices, told
 
     def test_its_plugins_exist(self, platform: Platform) -> None:
-        """Every plugin that it takes by itself can be loaded, and the worker fits the device."""
+        """Every plugin among its defaults can be loaded, and the worker fits the device."""
         usual = platform.defaults()
         named = {
             "worker": usual.worker,
@@ -54,7 +54,7 @@ class TestPlatform:
         assert not reasons, f"the worker {usual.worker} does not fit: {'; '.join(reasons)}"
 
     def test_defaults_keep_the_limits(self, platform: Platform) -> None:
-        """What it takes by itself is what it allows."""
+        """Its defaults are within its limits."""
         usual, limits = platform.defaults(), platform.limits()
         assert usual.rows <= usual.step_tokens, f"{usual.rows} rows in {usual.step_tokens} tokens"
         for name in ("rows", "step_tokens"):

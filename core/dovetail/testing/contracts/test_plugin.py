@@ -25,7 +25,7 @@ from dovetail.testing.plugin import OPTION, chosen
 
 @pytest.fixture(scope="session")
 def fresh(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    """Return what importing each plugin in a fresh process came to."""
+    """Return the result of importing each plugin in a fresh process."""
     entries = chosen(tuple(request.config.getoption(OPTION)))
     return import_each([(entry.kind, entry.target, _packages(entry)) for entry in entries])
 

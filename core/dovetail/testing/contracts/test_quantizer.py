@@ -33,7 +33,7 @@ def weight_of(seed: int = 0) -> torch.Tensor:
 
 
 def inputs_of(x: torch.Tensor) -> Inputs:
-    """Return what a layer sees of these inputs. Shapes: x [T, I]"""
+    """Return a layer's view of these inputs. Shapes: x [T, I]"""
     return Inputs(gram=x.T @ x / len(x), magnitude=x.abs().mean(0), num_tokens=len(x))
 
 
@@ -58,7 +58,7 @@ class TestQuantizer:
         assert float((done.meant.float() - weight).norm() / weight.norm()) < MOST
 
     def test_takes_less_room(self, plugin: Any, quantizer: Quantizer) -> None:
-        """The tensors have names of their own, and are smaller than 16 bits a weight."""
+        """The tensors have other names than the matrix, and are smaller than 16 bits a weight."""
         done = quantizer.quantize(LAYER, weight_of(), given(plugin))
         assert all(name and "." not in name for name in done.tensors)
         assert 0 < sum(tensor.nbytes for tensor in done.tensors.values()) < 2 * SIZE * SIZE

@@ -23,7 +23,7 @@ def parser(plugin: Any) -> ReasoningParser:
 
 
 def run(parser: ReasoningParser, pieces: list[str], prompt: str = PROMPT) -> Parsed:
-    """Return what the pipeline makes of pieces of an answer to this prompt."""
+    """Return the pipeline's result for pieces of an answer to this prompt."""
     return parse_in_pieces(
         pieces,
         reasoning=parser.markers,
@@ -47,12 +47,12 @@ class TestReasoningParser:
         assert any(sample.reasoning and sample.content for sample in plugin.samples)
 
     def test_samples_parse(self, parser: ReasoningParser) -> None:
-        """Each sample's whole text comes to what the sample says."""
+        """Each sample's whole text is read as the sample says."""
         for sample in parser.samples:
             assert run(parser, [sample.text]) == expected(sample)
 
     def test_cut_does_not_matter(self, parser: ReasoningParser) -> None:
-        """Each sample comes to the same whatever pieces its text comes in."""
+        """Each sample is read the same, whatever pieces its text comes in."""
         for sample in parser.samples:
             whole = run(parser, [sample.text])
             for pieces in cuts(sample.text):

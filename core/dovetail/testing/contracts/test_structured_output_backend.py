@@ -97,7 +97,7 @@ def vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="class")
 def wanderer(vocabulary: Vocabulary) -> Wanderer:
-    """Return what draws at random."""
+    """Return a source of random walks."""
     return Wanderer(vocabulary)
 
 

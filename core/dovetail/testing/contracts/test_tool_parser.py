@@ -47,7 +47,7 @@ def tools_of(sample: Sample) -> tuple[Tool, ...]:
 
 
 def run(parser: ToolParser, pieces: list[str], sample: Sample) -> Parsed:
-    """Return what the pipeline makes of pieces of a sample's text."""
+    """Return the pipeline's result for pieces of a sample's text."""
     return parse_in_pieces(pieces, tool_parser=parser, tools=tools_of(sample))
 
 
@@ -90,7 +90,7 @@ def is_cut(parser: ToolParser, text: str) -> bool:
 
 
 def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall]:
-    """Return what the parser says of a beginning; none where it can be no call."""
+    """Return the parser's calls of a beginning; none where it cannot be a call."""
     try:
         return parser.so_far(body, tools)
     except MalformedToolCall:
@@ -106,7 +106,7 @@ def parsed(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolC
 
 
 def said(parser: ToolParser, text: str) -> str:
-    """Return what of a text must come out, if none of it is a call."""
+    """Return the part of a text that must come out, if none of it is a call."""
     return letters(parser.heads.sub("", text) if parser.heads else text, parser.layout)
 
 
@@ -136,12 +136,12 @@ class TestToolParser:
         )
 
     def test_samples_parse(self, parser: ToolParser) -> None:
-        """Each sample's whole text comes to what the sample says."""
+        """Each sample's whole text is read as the sample says."""
         for sample in parser.samples:
             assert run(parser, [sample.text], sample) == expected(sample)
 
     def test_cut_does_not_matter(self, parser: ToolParser) -> None:
-        """Each sample comes to the same whatever pieces its text comes in."""
+        """Each sample is read the same, whatever pieces its text comes in."""
         for sample in parser.samples:
             whole = run(parser, [sample.text], sample)
             for pieces in cuts(sample.text):
@@ -273,13 +273,14 @@ class TestToolParser:
         assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
 
     def test_unknown_tools_are_passed_on(self, parser: ToolParser) -> None:
-        """A call of a tool nobody offered is still a call: refusing it is the client's choice."""
+        """A call of a tool that was not offered is still a call: refusing it is the client's
+        choice."""
         for sample in (s for s in parser.samples if s.calls and not s.tools):
             got = parse_in_pieces([sample.text], tool_parser=parser, tools=(Tool(name="other"),))
             assert [call.name for call in got.calls] == [call.name for call in sample.calls]
 
     def test_sessions_are_apart(self, parser: ToolParser) -> None:
-        """Parsing one text half-way does not change what another text comes to."""
+        """Parsing one text half-way does not change how another text is read."""
         sample = next(sample for sample in parser.samples if sample.calls)
         run(parser, [sample.text[: len(sample.text) // 2]], sample)
         assert run(parser, [sample.text], sample) == expected(sample)

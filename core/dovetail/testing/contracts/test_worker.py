@@ -1,4 +1,5 @@
-"""Worker: the protocol in order on a tiny model; plans become tokens; shutdown gives all back."""
+"""Worker: the protocol in order on a tiny model; plans become tokens; shutdown releases
+everything."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def run(worker: Worker, requests: Sequence[DriveRequest], **ways: Any) -> dict[s
 
 
 def drafted(worker: Worker, ask: DriveRequest, drafts: tuple[int, ...]) -> list[int]:
-    """Return what a request draws with its prompt, with drafts after that, and in a last step."""
+    """Return a request's draws with its prompt, with drafts after that, and in a last step."""
     plans = list(Driver(tiny_layout(list(worker.kv_layers()))).plans([ask]))
     # All blocks at once: the steps after the first are made here.
     blocks = zip(*(step.new_blocks for plan in plans for step in plan.rows), strict=True)

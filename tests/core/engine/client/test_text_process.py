@@ -247,6 +247,23 @@ def test_a_client_that_leaves_disturbs_nobody() -> None:
     run(work)
 
 
+def test_a_process_that_cannot_be_reached_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(**how: Any) -> None:
+        raise OSError("too many open files")
+
+    async def work(process: TextProcess) -> None:
+        monkeypatch.setattr(asyncio, "open_unix_connection", fail)
+        with pytest.raises(RequestError, match="ended or does not respond"):
+            await process.parse(b"{}", is_bounded=False)
+        assert process.pids == []
+        assert [child.pid for child in psutil.Process().children()] == before
+        monkeypatch.undo()
+        assert await process.parse(b"{}", is_bounded=False) == {}
+
+    before = [child.pid for child in psutil.Process().children()]
+    run(work)
+
+
 def test_a_huge_text_is_not_read_on_for_nobody() -> None:
     async def work(process: TextProcess) -> None:
         await process.parse(b'"' + b"x" * (2 << 20) + b'"', is_bounded=False)

@@ -20,7 +20,6 @@ from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import Collected, CountedSession, SessionPlan
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.tool_choice import (
-    after_prompt,
     answer_constraint,
     kept_special_ids,
     session_plan,
@@ -190,7 +189,7 @@ def body(**fields: Any) -> ChatRequest:
 def test_the_plan_of_a_request() -> None:
     asked = body(tools=TOOLS)
     parsers = Parsers(tool=Dots(None), reasoning=Bars(None))
-    plan = after_prompt(session_plan(asked, parsers, FrontendConfig()), asked, Bars(None), "")
+    plan = session_plan(asked, parsers, FrontendConfig(), tail="")
     assert plan.tool_reading is not None
     assert plan.reasoning_reading is not None
     assert plan.reasoning is None
@@ -202,7 +201,7 @@ def test_the_plan_of_a_request() -> None:
 def test_calls_that_must_be_made_have_their_own_parser() -> None:
     with pytest.raises(Exception, match="cannot be constrained"):
         asked = body(tools=TOOLS, tool_choice="required")
-        plan = session_plan(asked, Parsers(tool=Dots(None)), FrontendConfig())
+        plan = session_plan(asked, Parsers(tool=Dots(None)), FrontendConfig(), tail="")
         answer_constraint(asked, plan, None)
 
 

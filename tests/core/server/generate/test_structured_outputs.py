@@ -28,7 +28,7 @@ from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
-from dovetail.server.generate.tool_choice import answer_constraint, session_plan, with_allowed_tools
+from dovetail.server.generate.tool_choice import answer_constraint, session_plan, with_offered_tools
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = Choice((Literal("yes"), Literal("no")))
@@ -306,8 +306,9 @@ def test_allowed_tools_are_the_only_ones() -> None:
 
     def used(choice: Any) -> tuple[SessionPlan, ConstraintRequest | None]:
         fields = {"messages": [{"role": "user", "content": "hi"}], "tools": offered}
-        body = with_allowed_tools(ChatRequest.model_validate(fields | {"tool_choice": choice}))
-        plan = session_plan(body, parsers, FrontendConfig())
+        body = ChatRequest.model_validate(fields | {"tool_choice": choice})
+        body = with_offered_tools(body, FrontendConfig())
+        plan = session_plan(body, parsers, FrontendConfig(), tail="")
         return plan, answer_constraint(body, plan, None)
 
     for choice in (
@@ -366,10 +367,10 @@ def test_strict_calls_are_held_beside_tags() -> None:
             "response_format": {"type": "structural_tag"} | TAGS,
         }
     )
-    plan = session_plan(body, Parsers(tool=parsers.Hermes(None)), FrontendConfig())
+    plan = session_plan(body, Parsers(tool=parsers.Hermes(None)), FrontendConfig(), tail="")
     found = answer_constraint(body, plan, None)
     assert found is not None
     assert [trigger for trigger, _ in found.tags] == ["<a", "<tool_call>"]
-    bare = session_plan(body, Parsers(tool=pythonic.Pythonic(None)), FrontendConfig())
+    bare = session_plan(body, Parsers(tool=pythonic.Pythonic(None)), FrontendConfig(), tail="")
     with pytest.raises(RequestError, match="no opening tag"):
         answer_constraint(body, bare, None)

@@ -15,7 +15,7 @@ FLAG = "enable_dev_endpoints"
 
 
 class AdminApi(Api):
-    """What changes the engine and tells its settings."""
+    """Endpoints that change the engine and show its settings."""
 
     info = Info(summary="changes the engine's state and tells its settings")
     routes = (

@@ -24,7 +24,7 @@ async def sleep(
 
 
 async def wake_up(server: ServerOf, tags: Annotated[list[str] | None, Query()] = None) -> Response:
-    """Take memory back: that of the tags "weights" or "kv_cache", or of both without a tag."""
+    """Restore memory: that of the tags "weights" or "kv_cache", or of both without a tag."""
     await server.engine.wake_up(tags or ())
     return Response(status_code=200)
 

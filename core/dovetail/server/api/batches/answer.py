@@ -19,7 +19,7 @@ logger = logging.getLogger("dovetail.batch")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a route answered."""
+    """The answer of a route."""
 
     status_code: int
     request_id: str
@@ -70,7 +70,7 @@ def _no_route(url: str) -> BadLine:
 
 
 def _json(status: int, body: bytes) -> msgspec.Raw:
-    """Return an answer's body in one line. Raises: BadLine for a body that is no JSON."""
+    """Return an answer's body in one line. Raises: BadLine for a body that is not JSON."""
     if not body:
         return msgspec.Raw(b"null")
     try:

@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What an input holds, in lines."""
+    """The lines of an input."""
 
     num_lines: int
     num_answered: int
@@ -140,7 +140,7 @@ def _doubled(path: Path, max_bytes: int, custom_id: str, number: int) -> ConfigE
 
 
 def parse(line: Line) -> BatchRequest:
-    """Return what a line asks for. Raises: BadLine"""
+    """Return the request in a line. Raises: BadLine"""
     if not line.is_whole:
         raise BadLine("line_too_long", "the line is longer than --max-body-bytes allows.")
     try:

@@ -74,7 +74,7 @@ async def list_files(request: Request, state: BatchesOf) -> Any:
 
 
 async def get_file(file_id: str, request: Request, state: BatchesOf) -> Any:
-    """Return what is known of a file."""
+    """Return a file's facts."""
     return JSONResponse(state.storage.file(file_id, _owner(request)).told())
 
 
@@ -131,7 +131,7 @@ async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any
 
 
 def _owner(request: Request) -> str:
-    """Return what tells one key's files from another's."""
+    """Return the mark of a key, which tells its files from another's."""
     return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -104,7 +104,7 @@ class BatchRunner:
     def _checked(
         self, batch: BatchFacts, path: Path, caller: Caller
     ) -> tuple[list[LineFault], int]:
-        """Return what is wrong with an input, and how many lines it has."""
+        """Return the faults of an input, and the number of its lines."""
         faults: list[LineFault] = []
         seen: set[str] = set()
         count = 0
@@ -230,7 +230,7 @@ class BatchRunner:
 
 
 def _last_in_line(line: Line) -> Line:
-    """Return the line with the lowest priority, unless it has one of its own."""
+    """Return the line with the lowest priority, unless it sets a priority itself."""
     try:
         request = msgspec.json.decode(line.raw)
         request["body"].setdefault("priority", PRIORITY)

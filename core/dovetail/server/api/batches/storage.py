@@ -25,7 +25,7 @@ DAY_S = 86400
 
 
 class FileFacts(msgspec.Struct, kw_only=True):
-    """What is known of a file; its bytes lie beside this."""
+    """The facts of a file; its bytes lie beside this."""
 
     id: str
     owner: str
@@ -179,7 +179,7 @@ class FileStorage:
     ) -> BatchFacts:
         """Return a batch that is kept, but not begun."""
         now_s = int(time.time())
-        made = BatchFacts(
+        batch = BatchFacts(
             id=f"batch_{secrets.token_hex(16)}",
             owner=owner,
             endpoint=endpoint,
@@ -189,8 +189,8 @@ class FileStorage:
             expires_at=now_s + DAY_S,
             metadata=metadata,
         )
-        self.keep_batch(made)
-        return made
+        self.keep_batch(batch)
+        return batch
 
     def keep_batch(self, batch: BatchFacts, *, syncs: bool = True) -> None:
         """Write a batch as it is; without `syncs` the news may be lost with the machine."""
@@ -200,14 +200,14 @@ class FileStorage:
     def next_batch(self, closed: set[str]) -> BatchFacts | None:
         """Return the oldest batch that is open. `closed` are the ids of those that are known not to
         be. Mutates: closed"""
-        found: list[BatchFacts] = []
+        waiting: list[BatchFacts] = []
         for path in (self.folder / "batches").glob("*.json"):
             one = None if path.stem in closed else _read(path.parent, path.stem, BatchFacts)
             if one is not None and one.is_open:
-                found.append(one)
+                waiting.append(one)
             elif one is not None:
                 closed.add(path.stem)
-        return min(found, key=lambda one: (one.created_at, one.id), default=None)
+        return min(waiting, key=lambda one: (one.created_at, one.id), default=None)
 
     def batch(self, batch_id: str, owner: str) -> BatchFacts:
         """Return a batch. Raises: NotFound"""
@@ -231,7 +231,7 @@ class FileStorage:
         )
 
     def cancel(self, batch: BatchFacts) -> None:
-        """Ask whoever runs a batch to end it."""
+        """Ask the runner of a batch to end it."""
         _write(self.folder / "batches" / f"{batch.id}.cancel", b"")
 
     def is_cancelled(self, batch: BatchFacts) -> bool:
@@ -247,7 +247,7 @@ def _all(folder: Path, kind: type[Any]) -> Iterator[Any]:
 
 
 def _read(folder: Path, name: str, kind: type[Any]) -> Any:
-    """Return what is kept under a name; None for no name of ours, and for what is not there."""
+    """Return what is stored under a name; None for an invalid name, and where nothing is."""
     if not _ID.fullmatch(name):
         return None
     with contextlib.suppress(FileNotFoundError):

@@ -60,7 +60,7 @@ def reasoning_names(field: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatResponseOptions:
-    """What the request wants shown. `echo` is text put before every answer."""
+    """Options of a chat response. `echo` is text put before every answer."""
 
     role: str
     num_top_logprobs: int | None = None
@@ -74,7 +74,7 @@ class ChatResponseOptions:
     shows_timings: bool = False
 
     def told(self, counts: UsageCounter) -> dict[str, Any]:
-        """Return the times of the answer as a field, where they are told."""
+        """Return the times of the answer as a field, where they are shown."""
         return {"metrics": counts.timings()} if self.shows_timings else {}
 
     def counts(self, generation: Generation) -> UsageCounter:
@@ -151,21 +151,21 @@ class ChatChunks:
             )
 
     def _choices(self, step: Step) -> list[ChatChunkChoice]:
-        made: list[ChatChunkChoice] = []
+        choices: list[ChatChunkChoice] = []
         if step.index not in self._opened:
             self._opened.add(step.index)
             opening = ReplyDelta(role=self._options.role, content=self._options.echo)
-            made.append(self._choice(step.index, opening))
+            choices.append(self._choice(step.index, opening))
         deltas = [_delta(e, self._options) for e in step.events if _is_shown(e, self._options)]
         extras = self._extras(step)
         if extras and not deltas:
             deltas = [ReplyDelta()]
         for position, delta in enumerate(deltas):
-            made.append(self._choice(step.index, delta, extras if position == 0 else {}))
+            choices.append(self._choice(step.index, delta, extras if position == 0 else {}))
         if step.finish_reason is not None:
             end = {"finish_reason": step.finish_reason, "stop_reason": step.stop_reason}
-            made.append(self._choice(step.index, ReplyDelta(), end))
-        return made
+            choices.append(self._choice(step.index, ReplyDelta(), end))
+        return choices
 
     def _extras(self, step: Step) -> dict[str, Any]:
         extras: dict[str, Any] = {}

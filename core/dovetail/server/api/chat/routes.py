@@ -21,7 +21,6 @@ from dovetail.server.generate.conversation import prepare
 from dovetail.server.generate.dependencies import ServerOf
 from dovetail.server.generate.generation import event_stream_response, json_response
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.generate.usage import stream_usage
 
 
@@ -31,18 +30,17 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
     async with AsyncExitStack() as owned:
         owned.callback(server.admission.admit(max(body.n or 1, body.best_of or 1)).close)
         ignored = server.fields.check(body, known=("messages.",))
-        work = prepare(server, body, request, dialect=CHAT, ignored=ignored)
-        generation = await cancel_on_disconnect(request, work)
+        generation = await prepare(server, body, request, dialect=CHAT, ignored=ignored)
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
         if body.stream:
             run = ChatChunks(generation, options).run
             return await event_stream_response(request, owned, generation.meta, steps, run)
-        return await json_response(request, generation.meta, chat_reply(steps, generation, options))
+        return await json_response(generation.meta, chat_reply(steps, generation, options))
 
 
 def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOptions:
-    """Return what the request wants shown. Raises: RequestError"""
+    """Return the options of the response. Raises: RequestError"""
     return ChatResponseOptions(
         role=_role(server, body),
         num_top_logprobs=num_top_logprobs(body),
@@ -58,7 +56,7 @@ def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOpt
 
 
 def num_top_logprobs(body: ChatRequest) -> int | None:
-    """Return how many tokens are told beside each drawn one; None where logprobs are not."""
+    """Return how many tokens are listed beside each drawn one; None without logprobs."""
     if not body.logprobs:
         return None
     return len(body.logprob_token_ids or ()) or body.top_logprobs or 0

@@ -27,7 +27,7 @@ Numbered = tuple[int, Step]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionResponseOptions:
-    """What the request wants shown. `prompts` pairs each prompt's text and ids."""
+    """Options of a completion's response. `prompts` pairs each prompt's text and ids."""
 
     n: int
     prompts: Sequence[tuple[str, Sequence[int]]]
@@ -41,7 +41,7 @@ class CompletionResponseOptions:
     shows_timings: bool = False
 
     def told(self, counts: UsageCounter) -> dict[str, Any]:
-        """Return the times of the answer as a field, where they are told."""
+        """Return the times of the answer as a field, where they are shown."""
         return {"metrics": counts.timings()} if self.shows_timings else {}
 
 

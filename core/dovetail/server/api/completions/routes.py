@@ -36,7 +36,7 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import Step, cancel_on_disconnect, merged
+from dovetail.server.generate.streaming import Step, merged
 from dovetail.server.generate.structured_outputs import requested_constraint
 from dovetail.server.generate.usage import StreamUsage, stream_usage
 
@@ -52,15 +52,13 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     async with AsyncExitStack() as owned:
         num_answers = len(prompts) * max(body.n or 1, body.best_of or 1)
         owned.callback(server.admission.admit(num_answers).close)
-        meta, generations, options = await cancel_on_disconnect(
-            request, _prepare(server, body, request, prompts, usage)
-        )
+        meta, generations, options = await _prepare(server, body, request, prompts, usage)
         steps = merged([_steps(server, body, generation) for generation in generations])
         owned.push_async_callback(steps.aclose)
         if body.stream:
             run = partial(completion_chunks, meta=meta, options=options)
             return await event_stream_response(request, owned, meta, steps, run)
-        return await json_response(request, meta, completion_body(steps, meta, options))
+        return await json_response(meta, completion_body(steps, meta, options))
 
 
 def _steps(
@@ -120,10 +118,10 @@ async def _prepare(
         is_alone = len(prompts) == 1
         with in_words_of({} if is_alone else {PROMPT: f"{PROMPT}[{which}]"}):
             ids = await _token_ids(server, body, prompt)
-            made = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
+            generation = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
-        generations.append(replace(made, request_id=request_id))
-        texts.append((await _echo_text(server, body, prompt), made.prompt_ids))
+        generations.append(replace(generation, request_id=request_id))
+        texts.append((await _echo_text(server, body, prompt), generation.prompt_ids))
     return meta, generations, _response_options(server, body, texts, usage)
 
 
@@ -167,7 +165,8 @@ def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
 
 def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
     """Return the sampling fields that completions spell in their own way."""
-    check_named_logprobs(body, body.logprobs is not None, has_top=False)
+    if body.logprob_token_ids:
+        check_named_logprobs(is_on=body.logprobs is not None)
     fields: dict[str, Any] = {}
     if _draws_more(body):
         fields |= {"n": body.best_of, "logprobs": 0}

@@ -43,10 +43,10 @@ def target_of(raw: bytes) -> str:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise RequestError("the request body is not valid JSON.", code="invalid_json") from error
-    found = [path for name, path in TARGETS.items() if isinstance(body, dict) and name in body]
-    if len(found) != 1:
+    paths = [path for name, path in TARGETS.items() if isinstance(body, dict) and name in body]
+    if len(paths) != 1:
         raise RequestError("send either messages, for a chat, or prompt, for a completion.")
-    return found[0]
+    return paths[0]
 
 
 class InvocationsApi(Api):

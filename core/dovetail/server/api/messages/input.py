@@ -57,7 +57,7 @@ def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
 
 
 def switches(body: CountRequest) -> list[Switch]:
-    """Return what the body says of whether to think."""
+    """Return the body's switches of thinking."""
     if body.thinking is None or body.thinking.type == "adaptive":
         return []
     return [switch("thinking", body.thinking.type == "enabled")]
@@ -90,7 +90,7 @@ def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
 
 
 def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, Any]]:
-    """Yield tool results as turns of their own, before the words that came with them."""
+    """Yield tool results as separate turns, before the text that came with them."""
     texts = []
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
@@ -148,7 +148,7 @@ def _text(block: Block, where: str) -> str:
 
 
 def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
-    made = []
+    tools = []
     for number, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise RequestError(
@@ -162,8 +162,8 @@ def _tools(body: CountRequest) -> list[dict[str, Any]] | None:
             "parameters": tool.input_schema,
             "strict": tool.strict,
         }
-        made.append({"function": {k: v for k, v in function.items() if v is not None}})
-    return made or None
+        tools.append({"function": {k: v for k, v in function.items() if v is not None}})
+    return tools or None
 
 
 def _tool_choice(body: CountRequest) -> dict[str, Any]:

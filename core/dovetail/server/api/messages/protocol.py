@@ -49,7 +49,7 @@ class MessageTool(Body):
 
 
 class MessageToolChoice(Body):
-    """Whether a tool is called."""
+    """The choice of whether a tool is called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -94,7 +94,7 @@ class MessagesRequest(CountRequest):
 
 
 class OutputTokensDetails(Reply):
-    """What generated tokens were spent on."""
+    """The kinds of generated tokens."""
 
     thinking_tokens: int = 0
 

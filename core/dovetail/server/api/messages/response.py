@@ -38,7 +38,7 @@ MESSAGES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageResponseOptions:
-    """What the request wants shown. `counts_reasoning`: a reasoning parser reads the answer."""
+    """Options of a message's response. `counts_reasoning`: a reasoning parser reads the answer."""
 
     shows_reasoning: bool = True
     shows_cached: bool = False
@@ -59,7 +59,7 @@ class Message:
         self._stop_sequence: str | None = None
 
     def take(self, step: Step) -> list[BlockChange]:
-        """Return what a step changes. Mutates: self"""
+        """Return the changes that a step brings. Mutates: self"""
         self._counts.note(step)
         changes = self._blocks.feed(step.events)
         if step.finish_reason is not None:
@@ -87,7 +87,7 @@ class Message:
         usage = self._counts.usage()
         details = usage.prompt_tokens_details
         num_cached = details.cached_tokens if details else 0
-        made = MessageUsage(
+        counted = MessageUsage(
             input_tokens=usage.prompt_tokens - num_cached,
             cache_creation_input_tokens=0,
             cache_read_input_tokens=num_cached,
@@ -95,8 +95,8 @@ class Message:
         )
         if usage.completion_tokens_details is not None:
             thought = usage.completion_tokens_details.reasoning_tokens
-            made.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)
-        return made
+            counted.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)
+        return counted
 
     def end(self) -> dict[str, Any]:
         """Return the event that tells how the message ended."""
@@ -121,8 +121,8 @@ def content_block(block: ContentBlock) -> dict[str, Any]:
 
 
 def signature(thought: str) -> str:
-    """Return what stands where Anthropic signs a thought: clients hand thoughts without one back
-    as none. A digest of the text; nobody reads it here."""
+    """Return the signature of a thinking block: clients do not send back blocks without one. It is
+    a digest of the text, and not read here."""
     digest = hashlib.sha256(thought.encode("utf-8", "replace")).digest()
     return base64.b64encode(digest).decode()
 

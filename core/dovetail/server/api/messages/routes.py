@@ -32,7 +32,6 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect
 
 UNCOUNTED = ("max_tokens", "stop_sequences")
 """Fields of a message that do not change how many tokens its prompt has."""
@@ -43,10 +42,9 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
     chat, ignored = _translated(server, body)
     async with AsyncExitStack() as owned:
         owned.callback(server.admission.admit(1).close)
-        work = prepare(
+        generation = await prepare(
             server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
         )
-        generation = await cancel_on_disconnect(request, work)
         meta = generation.meta
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
@@ -55,7 +53,7 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
             run = partial(message_frames, message=message)
             frames = framing(meta.request_id)
             return await event_stream_response(request, owned, meta, steps, run, frames)
-        return await json_response(request, meta, message_body(steps, message))
+        return await json_response(meta, message_body(steps, message))
 
 
 async def count_tokens(body: CountRequest, server: ServerOf) -> Any:

@@ -66,7 +66,7 @@ class Conversation:
     num_bytes: int = 0
 
     def told(self) -> dict[str, Any]:
-        """Return it as it is answered."""
+        """Return the conversation as the API shows it."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -87,14 +87,14 @@ class ConversationStore:
 
     def begin(self, owner: bytes, metadata: dict[str, str]) -> Conversation:
         """Return a new conversation. Mutates: self"""
-        made = Conversation(
+        conversation = Conversation(
             id=f"conv_{secrets.token_hex(24)}",
             owner=owner,
             created_s=int(self._clock()),
             metadata=metadata,
         )
-        self._kept[made.id] = made
-        return made
+        self._kept[conversation.id] = conversation
+        return conversation
 
     def get(self, conversation_id: str, owner: bytes, where: str = "conversation") -> Conversation:
         """Return a conversation, from now the one used last. Raises: NotFound. Mutates: self"""
@@ -124,7 +124,7 @@ class ConversationStore:
 
 
 def owner_of(request: Request) -> bytes:
-    """Return what tells one key's things from another's."""
+    """Return the mark of a key, which tells its objects from another's."""
     return hashlib.sha256(key_of(request.headers).encode("utf-8", "surrogateescape")).digest()
 
 

@@ -72,7 +72,7 @@ def conversation_id(body: ResponsesRequest) -> str:
 
 
 def tells_logprobs(body: ResponsesRequest) -> bool:
-    """Return whether the tokens of the text are told."""
+    """Return whether the logprobs of the text's tokens are shown."""
     return body.top_logprobs is not None or TEXT_LOGPROBS in (body.include or ())
 
 
@@ -228,7 +228,7 @@ def _object_text(text: str) -> str:
 
 
 def _mcp_text(item: Item, where: str) -> str:
-    """Return what a model reads of a call's end. Raises: RequestError"""
+    """Return the text of a call's end that the model reads. Raises: RequestError"""
     error = item.get("error")
     if error is None:
         return _text(item.get("output"), f"{where}.output")
@@ -267,7 +267,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _check_depths(body: ResponsesRequest) -> None:
-    """Raise RequestError for schemas that could not be told back."""
+    """Raise RequestError for schemas that are nested too deep to be sent back."""
     schemas = {
         f"tools[{i}].parameters": t.get("parameters") for i, t in enumerate(body.tools or ())
     }

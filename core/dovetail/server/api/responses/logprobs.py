@@ -32,7 +32,7 @@ class TextLogprobs:
 
     def skip(self, text: str) -> None:
         """Forget the tokens that wrote reasoning or a call's arguments, where these stand in the
-        model's text as they are told. Mutates: self"""
+        model's text as they are shown. Mutates: self"""
         if text in "".join(piece for piece, _ in self._pending):
             self.take(text)
 

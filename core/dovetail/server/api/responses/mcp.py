@@ -1,6 +1,6 @@
 """McpServer: a server of tools, spoken to in JSON-RPC 2.0 over HTTP. Only addresses given at start.
 
-Each message is a POST of its own to /mcp, bounded in time and bytes; redirects are not followed.
+Each message is a separate POST to /mcp, bounded in time and bytes; redirects are not followed.
 Source: the Model Context Protocol, streamable HTTP.
 """
 
@@ -59,7 +59,7 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a call came to: its text, and whether the tool says that it failed."""
+    """The result of a call: its text, and whether the tool says that it failed."""
 
     text: str
     is_error: bool = False
@@ -85,7 +85,7 @@ class McpServer:
             self.tools = await self._list_tools()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Result:
-        """Return what a tool answers. Raises: McpFault. Mutates: self (a session that ended)"""
+        """Return a tool's answer. Raises: McpFault. Mutates: self (a session that ended)"""
         params = {"name": name, "arguments": arguments}
         async with _limit(self._call_limit_s):
             try:

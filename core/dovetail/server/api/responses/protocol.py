@@ -29,7 +29,7 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """What the answer's text is like."""
+    """The format of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -97,7 +97,7 @@ class InputDetails(Reply):
 
 
 class OutputDetails(Reply):
-    """What generated tokens were spent on."""
+    """The kinds of generated tokens."""
 
     reasoning_tokens: int = 0
 

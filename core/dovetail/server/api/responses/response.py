@@ -56,7 +56,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """What the call of a block came to: the tool's output, or an error of the API's shapes."""
+    """The end of a block's call: the tool's output, or an error as the API has them."""
 
     block: ContentBlock
     output: str | None = None
@@ -344,7 +344,7 @@ class Answer:
         return [*ends, self._item_done(block)]
 
     def _grown(self, block: ContentBlock, text: str) -> dict[str, Any]:
-        """Return what a delta tells beside its text. Mutates: self"""
+        """Return a delta's fields beside its text. Mutates: self"""
         told: list[dict[str, Any]] = []
         if self._logprobs is not None and block.kind == "text":
             told = self._logprobs.take(text)
@@ -420,7 +420,7 @@ def _known(given: Any, names: Sequence[str]) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool of the request as it is told back."""
+    """Return a tool of the request as the response repeats it."""
     if tool.get("type") == "mcp":
         return dict(_known(tool, MCP_FIELDS))
     return {"strict": None, **_known(tool, TOOL_FIELDS)}
@@ -471,5 +471,6 @@ def framed(event: dict[str, Any]) -> bytes:
 
 
 def framing(answer: Answer) -> Framing:
-    """Return how a response's stream is framed: an error ends the response, and is told as that."""
+    """Return how a response's stream is framed: an error ends the response, and is sent as a failed
+    response."""
     return Framing(frame=bytes, end=b"", error=lambda found: framed(answer.fail(found)))

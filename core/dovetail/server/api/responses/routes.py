@@ -64,7 +64,6 @@ from dovetail.server.generate.generation import (
 )
 from dovetail.server.generate.ignored_fields import json_reply
 from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.streaming import cancel_on_disconnect
 from dovetail.server.http.errors import problem_of
 
 Message = dict[str, Any]
@@ -95,7 +94,7 @@ async def create_response(
         plan = _plan(server, state, body, request, unknown)
     async with AsyncExitStack() as owned:
         owned.callback(server.admission.admit(1).close)
-        generation = await cancel_on_disconnect(request, _prepare(server, plan, request))
+        generation = await _prepare(server, plan, request)
         meta = generation.meta
         answer = Answer(
             body,
@@ -127,7 +126,7 @@ async def create_response(
                 return response_frames(given, answer)
 
             return await event_stream_response(request, owned, meta, steps, run, frames)
-        return await json_response(request, meta, response_body(steps, answer))
+        return await json_response(meta, response_body(steps, answer))
 
 
 async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
@@ -151,7 +150,7 @@ async def delete_response(response_id: str, request: Request, state: ResponsesSt
 
 
 async def list_input_items(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
-    """Return what a kept response was asked, a page at a time."""
+    """Return the input items of a stored response, a page at a time."""
     kept = state.stored.get(response_id, owner_of(request))
     page = page_of(json.loads(kept.items), request.query_params)
     return _json(json.dumps(page).encode())
@@ -282,7 +281,8 @@ async def _prepare(server: ServerState, plan: Plan, request: Request) -> Generat
 def _news(
     server: ServerState, plan: Plan, first: Generation, answer: Answer, request: Request
 ) -> AsyncGenerator[News, None]:
-    """Return what comes: one generation, or as many as the servers' tools take."""
+    """Return the steps of the answer: of one generation, or of as many as the servers' tools
+    take."""
     if not plan.offer.servers:
         return first.steps(server)
 

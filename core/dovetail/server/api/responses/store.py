@@ -47,7 +47,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Return what it takes."""
+        """Return the memory that it takes."""
         return len(self.reply) + len(self.messages) + len(self.items)
 
     def reply_json(self) -> bytes:

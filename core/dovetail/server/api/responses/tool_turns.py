@@ -54,11 +54,11 @@ class Offer:
 
 
 def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
-    """Return what the request's tools of type mcp stand for. Raises: RequestError"""
+    """Return the offer of the request's tools of type mcp. Raises: RequestError"""
     tools = body.tools or ()
     taken = {str(tool.get("name")) for tool in tools if tool.get("type") != KIND}
     lists: list[Listed] = []
-    found: dict[str, McpServer] = {}
+    servers_by_tool: dict[str, McpServer] = {}
     ignored: list[str] = []
     for number, tool in enumerate(tools):
         if tool.get("type") != KIND:
@@ -68,15 +68,15 @@ def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
         server = _server(tool, servers, where)
         listed = Listed(label=str(tool["server_label"]), tools=_allowed(tool, server, where))
         for name in (one.name for one in listed.tools):
-            if name in taken or name in found:
+            if name in taken or name in servers_by_tool:
                 raise RequestError(
                     f'there are two tools "{name}".',
                     where=where,
                     fix="leave one out with allowed_tools.",
                 )
-            found[name] = server
+            servers_by_tool[name] = server
         lists.append(listed)
-    return Offer(lists=lists, servers=found, ignored=ignored)
+    return Offer(lists=lists, servers=servers_by_tool, ignored=ignored)
 
 
 def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -> McpServer:
@@ -130,7 +130,7 @@ def _allowed(tool: Mapping[str, Any], server: McpServer, where: str) -> list[Mcp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """What a response with such tools takes. `follow` returns the generation that goes on from
+    """The turns of a response with such tools. `follow` returns the generation that goes on from
     the answer so far, with changes of the chat request."""
 
     server: ServerState
@@ -186,7 +186,7 @@ class Turns:
         return changes
 
     async def _call(self, block: ContentBlock) -> CallEnd:
-        """Return what a call comes to; the model is told of a fault, which ends nothing."""
+        """Return the result of a call; a fault is passed on to the model and ends nothing."""
         try:
             arguments = json.loads(block.text or "{}")
         except (ValueError, RecursionError):

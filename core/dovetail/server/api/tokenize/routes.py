@@ -36,15 +36,15 @@ async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) ->
 async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
     server.model_name(body.model)
     ignored = server.fields.check(body, known=("messages.",), is_answered=False)
-    found = await _text(server, body)
-    ignored += server.fields.report(found.unused)
+    rendered = await _text(server, body)
+    ignored += server.fields.report(rendered.unused)
     with in_words_of(CHAT_NAMES if body.messages else {}):
-        if len(found.text) > LONG_TEXT_CHARS and server.engine.text_process is not None:
-            return await _long_reply(server, body, found, ignored)
+        if len(rendered.text) > LONG_TEXT_CHARS and server.engine.text_process is not None:
+            return await _long_reply(server, body, rendered, ignored)
         token_ids = await server.tokenize(
-            found.text,
+            rendered.text,
             add_special_tokens=_adds_special(body),
-            plain=found.plain,
+            plain=rendered.plain,
             takes_any_length=True,
         )
     strings = server.engine.tokenizer.tokens(token_ids) if body.return_token_strs else None
@@ -60,21 +60,21 @@ async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
 async def _long_reply(
     server: ServerState, body: TokenizeRequest, text: RenderedPrompt, ignored: list[str]
 ) -> Response:
-    """Return the same for a long text: what the answer holds is written where it is tokenized."""
+    """Return the reply for a long text, written by the process that tokenizes it."""
     process = server.engine.text_process
     assert process is not None
     verify_text(PROMPT, text.text)
-    found = await process.describe(
+    described = await process.describe(
         text.text,
         add_special_tokens=_adds_special(body),
         shows_texts=body.return_token_strs,
         plain=text.plain,
     )
     limit = server.engine.spec.run.max_model_tokens
-    head = f'{{"count":{found.num_tokens},"max_model_len":{limit},"tokens":'
-    strings = b',"token_strs":' + (found.texts or b"null")
+    head = f'{{"count":{described.num_tokens},"max_model_len":{limit},"tokens":'
+    strings = b',"token_strs":' + (described.texts or b"null")
     return Response(
-        head.encode() + found.ids + strings + b"}",
+        head.encode() + described.ids + strings + b"}",
         media_type="application/json",
         headers={HEADER: header_value(ignored)} if ignored else {},
     )

@@ -30,7 +30,7 @@ class HeldCall:
         return self.end in window
 
     def judge(self, events: Sequence[Event]) -> None:
-        """Learn what the text comes to: a call if that is what comes first. Mutates: self"""
+        """Decide what the text is: a call if that comes first. Mutates: self"""
         if self.is_call is None and events:
             first = events[0]
             self.is_call = isinstance(first, ToolCallStart) and (

@@ -87,21 +87,21 @@ class Region:
         """Take text up to and with the next end marker or beginning; return it, or None."""
         sought = self._sought()
         window = self._tail + text
-        found = find_first(window, sought)
+        match = find_first(window, sought)
         held = 0 if is_final else partial_length(window, sought)
-        if found is None or (held and len(window) - held <= found.start):
+        if match is None or (held and len(window) - held <= match.start):
             self._add(text)
             keep = max(map(len, sought), default=1) - 1
             self._tail = window[-keep:] if keep > 0 else ""
             return None
-        marker = sought[found.which]
-        cut = found.start + len(marker) - len(self._tail)
+        marker = sought[match.which]
+        cut = match.start + len(marker) - len(self._tail)
         if cut < 0:  # A longer marker was waited for, which did not come.
             text, cut = self.cut(self._num_chars + cut) + text, 0
         self._add(text[:cut])
         self._tail = ""
         self._num_marked = len(marker)
-        is_end = found.which == 0
+        is_end = match.which == 0
         self.num_ends += is_end
         if is_end and self._first_end is None:
             self._first_end = self._num_chars
@@ -144,7 +144,7 @@ class Region:
         return text[: len(text) - partial_length(text, self._sought())]
 
     def unread(self) -> str:
-        """Return what follows the opening marker, to be read as ordinary text."""
+        """Return the text after the opening marker, to be read as ordinary text."""
         text = self.whole()
         return text[len(self.markers.start) :] if self.markers.is_body else text
 
@@ -206,11 +206,11 @@ def _sure(call: ToolCall) -> tuple[str, bool, bool]:
     text = call.arguments
     if not (call.name and text.startswith("{")):
         return "", False, True
-    found = check(text)
-    is_broken = bool(call.text) or found.fault is not None
-    if found.end is not None and (is_broken or text[found.end :].strip()):
-        return text[: found.end], False, True
-    return text[: found.fault], found.end is not None, is_broken
+    checked = check(text)
+    is_broken = bool(call.text) or checked.fault is not None
+    if checked.end is not None and (is_broken or text[checked.end :].strip()):
+        return text[: checked.end], False, True
+    return text[: checked.fault], checked.end is not None, is_broken
 
 
 def _escaped(arguments: str) -> str:

@@ -34,7 +34,7 @@ MAX_TRIALS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """What the sessions of one request have in common.
+    """How the text of a request's answers is read.
 
     `starts_inside` says that the rendered prompt ends inside a reasoning region. `layout` are texts
     of the chat format that are not content but may stand in a call's strings. `max_calls` None is
@@ -137,7 +137,7 @@ class Session:
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self
 
-        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
+        `is_cut`: the answer was cut off by a limit, so a call that is not closed stays open.
         """
         self._is_cut = is_cut
         events = self._run(is_final=True)
@@ -162,16 +162,16 @@ class Session:
     def _next_marker(self, markers: tuple[str, ...], is_final: bool) -> tuple[str, str] | None:
         """Return (text before, marker) and cut both from the pending text, or None after saying
         all text that cannot be part of a marker."""
-        found = find_first(self._pending, markers)
+        match = find_first(self._pending, markers)
         held = 0 if is_final else partial_length(self._pending, markers)
         safe = len(self._pending) - held
-        if found is None or (held and safe <= found.start):
+        if match is None or (held and safe <= match.start):
             text, self._pending = self._pending[:safe], self._pending[safe:]
             self._say(text)
             return None
-        marker = markers[found.which]
-        before = self._pending[: found.start]
-        self._pending = self._pending[found.start + len(marker) :]
+        marker = markers[match.which]
+        before = self._pending[: match.start]
+        self._pending = self._pending[match.start + len(marker) :]
         return before, marker
 
     def _step_content(self, is_final: bool) -> bool:

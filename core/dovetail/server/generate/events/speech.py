@@ -37,7 +37,7 @@ class Speech:
         self._events += events
 
     def say(self, text: str, *, is_settled: bool = False) -> None:
-        """Emit text, holding blanks back until more text follows, unless nothing but text can."""
+        """Emit text, holding blanks back until more text follows, unless only text can follow."""
         if self._skips_blank:
             kept = text.lstrip()
             self._gap_behind += "" if self.is_reasoning else text[: len(text) - len(kept)]

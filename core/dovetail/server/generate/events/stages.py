@@ -24,7 +24,7 @@ from dovetail.server.generate.events.types import ContentDelta, Event, Reasoning
 
 
 class Stage(Protocol):
-    """What reads a part of an answer."""
+    """A reader of a part of an answer."""
 
     @property
     def num_calls(self) -> int:
@@ -116,7 +116,7 @@ class ReaderStage:
         return events
 
     def _held(self) -> list[Event]:
-        """Return what may have been the beginning of a stop string."""
+        """Return the text that may have been the beginning of a stop string."""
         text = self._stops.flush()
         return [ContentDelta(text=text)] if text else []
 
@@ -179,15 +179,15 @@ class StagedSession:
         was_reasoning = self.is_reasoning
         events = self._reasoning.feed(text, token_ids, may_stop=False)
         self._ids += token_ids
-        made = self._passed_on(events, may_stop=may_stop)
+        passed_on = self._passed_on(events, may_stop=may_stop)
         if was_reasoning or self.is_reasoning:
             self._ids.clear()
-        return made
+        return passed_on
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """Return what was held back. Mutates: self
 
-        `is_cut`: the text did not end by itself, so a call that is not closed stays open.
+        `is_cut`: the answer was cut off by a limit, so a call that is not closed stays open.
         """
         events: list[Event] = []
         if self._reasoning is not None:
@@ -195,15 +195,15 @@ class StagedSession:
         return events + self._answer.finish(is_cut=is_cut)
 
     def _passed_on(self, events: Sequence[Event], *, may_stop: bool) -> list[Event]:
-        """Return the events with what the content among them comes to. Mutates: self"""
-        made: list[Event] = []
+        """Return the events, the content among them as the next stage reads it. Mutates: self"""
+        passed: list[Event] = []
         for event in events:
             if isinstance(event, ContentDelta):
                 ids, self._ids = self._ids, []
-                made += self._answer.feed(event.text, ids, may_stop=may_stop)
+                passed += self._answer.feed(event.text, ids, may_stop=may_stop)
             else:
-                made.append(event)
-        return made
+                passed.append(event)
+        return passed
 
 
 def _reasoning_stage(plan: SessionPlan) -> Stage | None:

@@ -87,19 +87,19 @@ def _pieces(text: str, num_tokens: int, num_chars: Sequence[int]) -> Iterator[st
 
 def joined(events: Sequence[Event]) -> list[Event]:
     """Return the events with neighbours that go on in the same text as one."""
-    made: list[Event] = []
+    merged: list[Event] = []
     for event in events:
-        last = made[-1] if made else None
+        last = merged[-1] if merged else None
         match last, event:
             case (ReasoningDelta(text=first), ReasoningDelta(text=second)):
-                made[-1] = ReasoningDelta(text=first + second)
+                merged[-1] = ReasoningDelta(text=first + second)
             case (ContentDelta(text=first), ContentDelta(text=second)):
-                made[-1] = ContentDelta(text=first + second)
+                merged[-1] = ContentDelta(text=first + second)
             case (
                 ToolCallArgsDelta(index=index, text=first),
                 ToolCallArgsDelta(index=other, text=second),
             ) if index == other:
-                made[-1] = ToolCallArgsDelta(index=index, text=first + second)
+                merged[-1] = ToolCallArgsDelta(index=index, text=first + second)
             case _:
-                made.append(event)
-    return made
+                merged.append(event)
+    return merged

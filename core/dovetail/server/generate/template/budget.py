@@ -38,7 +38,7 @@ class TemplateLimit(RequestError):
 
 class Budget:
     """The work one rendering has done so far. Ticks are loop turns and calls; seconds are the
-    thread's own CPU time, so a busy machine refuses nobody."""
+    thread's own CPU time, so a busy machine refuses no request."""
 
     __slots__ = ("_chars", "_deadline_s", "_ticks")
 

@@ -83,14 +83,12 @@ class ChatRenderer:
         found = {t.source for t in (self._template, self._tool_template) if t is not None}
         return "\n".join(sorted(found))
 
-    def render(
-        self, body: ChatRequest, switches: Sequence[Switch] = (), *, shows_tools: bool = True
-    ) -> RenderedPrompt:
+    def render(self, body: ChatRequest, switches: Sequence[Switch] = ()) -> RenderedPrompt:
         """Return the prompt; `switches` are the dialect's own words on thinking.
 
         Raises: RequestError
         """
-        tools = tool_dicts(body.tools or ()) if shows_tools else []
+        tools = tool_dicts(body.tools or ())
         template = self._pick(body.chat_template, bool(tools))
         kwargs, unused = template.pick_kwargs(body.chat_template_kwargs or {})
         _check_documents(body, template)

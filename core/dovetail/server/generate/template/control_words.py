@@ -111,25 +111,25 @@ class ControlWords:
                 return [replace(part, kind) for part in value]
             return value
 
-        found = dict(variables)
+        replaced = dict(variables)
         for name, value in variables.items():
             if name == "messages":
-                found[name] = [
+                replaced[name] = [
                     replace(turn, assistant if turn["role"] == "assistant" else others)
                     for turn in value
                 ]
             else:
-                found[name] = replace(value, others)
-        return found
+                replaced[name] = replace(value, others)
+        return replaced
 
     def _refuse(self, variables: Mapping[str, Any]) -> None:
         """Raise RequestError if the text of a special token is in what clients wrote."""
         for name, value in variables.items():
             for part, where in _parts(name, value):
                 for text in _texts(part):
-                    if found := self._unsafe.search(text):
+                    if match := self._unsafe.search(text):
                         raise RequestError(
-                            f'the text holds the control token "{found[0]}", and the chat template '
+                            f'the text holds the control token "{match[0]}", and the chat template '
                             "changes the text so that it cannot be told apart from its own words.",
                             where=where,
                             fix=FIX,
@@ -142,14 +142,14 @@ def _is_marker(word: str) -> bool:
 
 
 def _pattern(words: Iterable[str]) -> re.Pattern[str]:
-    """Return what matches any of the words, the longest first; nothing where there are none."""
+    """Return the pattern of the words, the longest first; without words it matches nothing."""
     ordered = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
 
 def _begins(starts: str, visible: Iterable[str], hidden: Iterable[str]) -> re.Pattern[str] | None:
-    """Return what matches a start, unless it begins a text that is to stay visible and none that
-    is to be hidden."""
+    """Return the pattern of a start, which does not match where it begins a text that is to stay
+    visible and none that is to be hidden."""
     if not starts:
         return None
     shown, covered = _pattern(visible).pattern, _pattern(hidden).pattern

@@ -26,7 +26,7 @@ def switch(field: str, is_on: bool) -> Switch:
 
 
 def switches_of(body: ChatRequest, others: Sequence[Switch] = ()) -> list[Switch]:
-    """Return what a request says of thinking: others that its dialect knows, then the switches of
+    """Return a request's switches of thinking: those that its dialect knows, then the switches of
     other servers, then the effort."""
     others = list(others)
     if body.enable_thinking is not None:

@@ -1,8 +1,8 @@
-"""LargeBodyRoute: a route whose large bodies are parsed outside this process.
+"""BodyRoute: how a request's body is read, and how long its answer is worked on.
 
-What the body becomes is the same; texts that cannot fit into the context are refused there, so that
-they are never in this process's way. Small bodies, and all where there is no such process, are
-FastAPI's.
+Large bodies are parsed outside this process. What the body becomes is the same; texts that cannot
+fit into the context are refused there, so that they are never in this process's way. Small bodies,
+and all where there is no such process, are FastAPI's.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ from dovetail.server.generate.streaming import cancel_on_disconnect
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class LargeBodyRoute(APIRoute):
-    """A route as `build_app` makes it."""
+class BodyRoute(APIRoute):
+    """A route as `build_app` makes it. `app.state` names the endpoints whose texts are bounded by
+    the context, and those whose work ends when the client leaves before the response starts."""
 
     def get_route_handler(self) -> Handler:
-        """Return what answers a request."""
+        """Return the handler of a request."""
         answer = super().get_route_handler()
         if self.body_field is None:
             return answer
 
         async def read_and_answer(request: Request) -> Response:
-            process: TextProcess | None = request.app.state.server.engine.text_process
+            state = request.app.state
+            process: TextProcess | None = state.server.engine.text_process
             if process is not None and _is_json(request):
                 body = await request.body()
                 if len(body) > LARGE_BODY_BYTES:
-                    bounded = self.endpoint in request.app.state.bounded_endpoints
+                    bounded = self.endpoint in state.bounded_endpoints
                     work = process.parse(body, is_bounded=bounded)
                     request._json = await cancel_on_disconnect(request, work)
-            return await answer(request)
+            if self.endpoint not in state.watched_endpoints:
+                return await answer(request)
+            await request.body()  # before the connection is watched, which would take it
+            return await cancel_on_disconnect(request, answer(request))
 
         return read_and_answer
 

@@ -1,0 +1,229 @@
+"""The named constants behind flags whose choices are values, kind by kind.
+
+Such a flag names a Value; what core receives is its `value`. Imports nothing that a value stands
+for.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.plugin import Value
+
+_HASHES = "dovetail.engine.kv.prefix_hash"
+_ROPE_RULES = "dovetail.layers.rotary"
+
+# Number types of weights and activations: the choices of --dtype.
+# `value` is torch's name of the type; None leaves the choice to the checkpoint and the device.
+DTYPE_AUTO = Value(
+    summary="the checkpoint's type, or float32 where the device is slow with that", value=None
+)
+DTYPE_HALF = Value(summary="another name for float16", value="float16")
+DTYPE_FLOAT16 = Value(summary="16 bits: 5 exponent, 10 mantissa", value="float16")
+DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat16")
+DTYPE_FLOAT = Value(summary="another name for float32", value="float32")
+DTYPE_FLOAT32 = Value(summary="32 bits", value="float32")
+
+# Number types of the KV cache: the choices of --kv-cache-dtype.
+# `value` is torch's name of the type; None takes the type the model computes in.
+KV_CACHE_DTYPE_AUTO = Value(summary="the data type of the weights", value=None)
+KV_CACHE_DTYPE_FLOAT32 = Value(summary="32 bits", value="float32")
+KV_CACHE_DTYPE_FLOAT16 = Value(summary="16 bits: 5 exponent, 10 mantissa", value="float16")
+KV_CACHE_DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat16")
+KV_CACHE_DTYPE_INT8 = Value(
+    summary="8 bits, a scale per token and kv head (native_cpu, triton)", value="int8"
+)
+KV_CACHE_DTYPE_FP8 = Value(summary="the same as fp8_e4m3", value="float8_e4m3fn")
+KV_CACHE_DTYPE_FP8_E4M3 = Value(
+    summary="8 bits: 4 exponent, 3 mantissa, up to 448; a scale per layer for keys and for values",
+    value="float8_e4m3fn",
+)
+KV_CACHE_DTYPE_FP8_E5M2 = Value(
+    summary="8 bits: 5 exponent, 2 mantissa, up to 57344; the same scales", value="float8_e5m2"
+)
+
+# Tokens per KV cache block: the choices of --block-size. `value` is the number.
+BLOCK_SIZE_1 = Value(summary="1 token: finest prefix sharing, longest block tables", value=1)
+BLOCK_SIZE_8 = Value(summary="8 tokens", value=8)
+BLOCK_SIZE_16 = Value(summary="16 tokens", value=16)
+BLOCK_SIZE_32 = Value(summary="32 tokens", value=32)
+BLOCK_SIZE_64 = Value(summary="64 tokens", value=64)
+BLOCK_SIZE_128 = Value(summary="128 tokens: short block tables, more unused slots", value=128)
+BLOCK_SIZE_256 = Value(summary="256 tokens: required by flash-attn 2", value=256)
+
+# Hashes by which equal prefixes are found: the choices of --prefix-caching-hash-algo.
+# `value` is the "module:attribute" of a BlockHash (`dovetail.interfaces.block_hash`). All of them
+# are keyed with a secret of the running engine, at full length, so names taken over from other
+# servers are no weaker here.
+HASH_SHA256 = Value(summary="keyed SHA-256", value=f"{_HASHES}:SHA256")
+HASH_BLAKE2B = Value(
+    summary="keyed BLAKE2b: faster where the CPU has no SHA-256 instructions",
+    value=f"{_HASHES}:BLAKE2B",
+)
+HASH_SHA256_CBOR = Value(summary="keyed SHA-256 over CBOR text", value=f"{_HASHES}:SHA256_CBOR")
+HASH_BUILTIN = Value(summary="an older name for sha256", value=f"{_HASHES}:SHA256")
+HASH_SHA256_CBOR_64BIT = Value(
+    summary="an older name for sha256_cbor", value=f"{_HASHES}:SHA256_CBOR"
+)
+
+# How the rotary embedding is stretched: rope_type in --rope-scaling and in checkpoints.
+# `value` is the "module:function" of the rule: it takes RopeSettings and returns Frequencies (see
+# `dovetail.layers.rotary`).
+ROPE_TYPE_DEFAULT = Value(summary="no scaling", value=f"{_ROPE_RULES}:default")
+ROPE_TYPE_LINEAR = Value(summary="positions divided by factor", value=f"{_ROPE_RULES}:linear")
+ROPE_TYPE_DYNAMIC = Value(
+    summary="the base grows with the served length (NTK)", value=f"{_ROPE_RULES}:dynamic"
+)
+ROPE_TYPE_YARN = Value(
+    summary="low frequencies divided by factor, high ones kept", value=f"{_ROPE_RULES}:yarn"
+)
+ROPE_TYPE_LONGROPE = Value(
+    summary="one factor per frequency, for short and for long contexts",
+    value=f"{_ROPE_RULES}:longrope",
+)
+ROPE_TYPE_LLAMA3 = Value(
+    summary="the same as yarn, with the two bounds of Llama 3", value=f"{_ROPE_RULES}:llama3"
+)
+
+# Layouts of a checkpoint's settings: the choices of --config-format.
+# `value` names the function that reads one (see `config.formats`); None recognises it from the
+# files.
+CONFIG_FORMAT_AUTO = Value(summary="recognised from the files in the folder", value=None)
+CONFIG_FORMAT_HF = Value(
+    summary="config.json as transformers writes it",
+    value="dovetail.config.checkpoint.hf:read_config",
+)
+CONFIG_FORMAT_GGUF = Value(
+    summary="the metadata of a GGUF file", value="dovetail_plugins.gguf._config:read_config"
+)
+CONFIG_FORMAT_MISTRAL = Value(
+    summary="params.json as Mistral publishes it",
+    value="dovetail_plugins.mistral._params:read_config",
+)
+
+# Where default sampling settings come from: the named choices of --generation-config.
+# Any other word is a folder with a generation_config.json. `value` "model" is the model's folder,
+# None is nowhere.
+GENERATION_CONFIG_AUTO = Value(
+    summary="generation_config.json in the model's folder", value="model"
+)
+GENERATION_CONFIG_DOVETAIL = Value(summary="dovetail's own defaults", value=None)
+GENERATION_CONFIG_VLLM = Value(
+    summary="the same as dovetail, for command lines of vLLM", value=None
+)
+
+# Whose code runs the model: the choices of --model-impl.
+# `value` is "dovetail" or "transformers"; None takes dovetail's own model where there is one.
+MODEL_IMPL_AUTO = Value(
+    summary="dovetail's own model if there is one, else transformers'", value=None
+)
+MODEL_IMPL_DOVETAIL = Value(summary="dovetail's own model, or an error", value="dovetail")
+MODEL_IMPL_VLLM = Value(summary="the same as dovetail, for command lines of vLLM", value="dovetail")
+MODEL_IMPL_TRANSFORMERS = Value(
+    summary="the model class of transformers with dovetail's attention and linear layers",
+    value="transformers",
+)
+
+# What a model is run for: the choices of --runner and, for older command lines, of --task.
+# `value` is "generate", the one thing that models are run for so far.
+RUNNER_AUTO = Value(summary="chosen by the checkpoint", value="generate")
+RUNNER_GENERATE = Value(summary="text generation", value="generate")
+
+# Conversions of a generative model into a pooling model: the choices of --convert. `value` is
+# None: no conversion.
+CONVERT_AUTO = Value(summary="chosen by the checkpoint", value=None)
+CONVERT_NONE = Value(summary="no conversion: a generative model", value=None)
+
+# How safetensors files are read: the choices of --safetensors-load-strategy.
+# `value` is the load format's option `reading`.
+LOAD_STRATEGY_LAZY = Value(
+    summary="files are memory-mapped; tensors are read when they are needed", value="lazy"
+)
+LOAD_STRATEGY_EAGER = Value(
+    summary="each file is read completely at once, for slow or remote disks", value="eager"
+)
+
+# How far steps are made fast: the levels of --compilation-config (-O).
+# `value` is a set of words: "fused", operators joined into one kernel where the device has it;
+# "captured", steps kept and run again as one where the device can; "compiled", the model's pass
+# through torch.compile where that is faster.
+COMPILATION_0 = Value(summary="torch's operators, one by one", value=frozenset())
+COMPILATION_1 = Value(summary="fused operators, one by one", value=frozenset({"fused"}))
+COMPILATION_2 = Value(
+    summary="captured steps (CUDA graphs), or recorded ones on a CPU",
+    value=frozenset({"fused", "captured"}),
+)
+COMPILATION_3 = Value(
+    summary="as 2, with torch.compile for the parts between attention where that is faster",
+    value=frozenset({"fused", "captured", "compiled"}),
+)
+
+# Sizes of steps for what matters more: the choices of --performance-mode.
+# `value` is (factor of the default of --max-num-batched-tokens, factor of that of
+# --max-num-seqs).
+PERFORMANCE_BALANCED = Value(summary="the usual sizes", value=(1, 1))
+PERFORMANCE_INTERACTIVITY = Value(
+    summary="short steps: half as many tokens each, so that tokens come more evenly",
+    value=(0.5, 1),
+)
+PERFORMANCE_THROUGHPUT = Value(
+    summary="long steps: twice as many tokens and requests each", value=(2, 2)
+)
+
+# What is reported as logprobs: the choices of --logprobs-mode.
+# `value` is (stage, scale): "raw" logits are the model's own, "processed" ones have gone through
+# processors, penalties, temperature and filters; the scale is "logprobs" or "logits".
+LOGPROBS_MODE_RAW_LOGPROBS = Value(
+    summary="logprobs of the model's own logits", value=("raw", "logprobs")
+)
+LOGPROBS_MODE_RAW_LOGITS = Value(summary="the model's own logits", value=("raw", "logits"))
+LOGPROBS_MODE_PROCESSED_LOGPROBS = Value(
+    summary="logprobs of the distribution that tokens are sampled from",
+    value=("processed", "logprobs"),
+)
+LOGPROBS_MODE_PROCESSED_LOGITS = Value(
+    summary="logits after processors, penalties, temperature and filters",
+    value=("processed", "logits"),
+)
+
+# How chat templates see message content: the choices of --chat-template-content-format.
+# `value` is "string" or "openai"; None is decided by looking at the template.
+CHAT_CONTENT_AUTO = Value(summary="chosen by the template's text", value=None)
+CHAT_CONTENT_STRING = Value(summary="content as one string", value="string")
+CHAT_CONTENT_OPENAI = Value(summary="content as a list of parts with a type", value="openai")
+
+# The names under which chat answers carry thinking: the choices of --reasoning-field.
+# `value` is a tuple of those names.
+REASONING_FIELD_BOTH = Value(summary="both names", value=("reasoning", "reasoning_content"))
+REASONING_FIELD_REASONING = Value(summary="reasoning only", value=("reasoning",))
+REASONING_FIELD_REASONING_CONTENT = Value(
+    summary="reasoning_content only", value=("reasoning_content",)
+)
+
+# Severities of dovetail's own log: the choices of --log-level.
+# `value` is the name of Python's logging level.
+LOG_LEVEL_DEBUG = Value(summary="everything", value="DEBUG")
+LOG_LEVEL_INFO = Value(summary="single events, and regular statistics", value="INFO")
+LOG_LEVEL_WARNING = Value(summary="problems that need attention", value="WARNING")
+LOG_LEVEL_ERROR = Value(summary="failures", value="ERROR")
+LOG_LEVEL_CRITICAL = Value(summary="failures that end the process", value="CRITICAL")
+
+# Severities of the HTTP server's log: the choices of --uvicorn-log-level.
+# `value` is the word uvicorn takes.
+UVICORN_LOG_TRACE = Value(summary="every ASGI message", value="trace")
+UVICORN_LOG_DEBUG = Value(summary="everything but ASGI messages", value="debug")
+UVICORN_LOG_INFO = Value(summary="start, stop and requests", value="info")
+UVICORN_LOG_WARNING = Value(summary="problems that need attention", value="warning")
+UVICORN_LOG_ERROR = Value(summary="failures", value="error")
+UVICORN_LOG_CRITICAL = Value(summary="failures that end the server", value="critical")
+
+# Parts whose time is added up for every request: the choices of --collect-detailed-traces.
+# `value` names what a span then carries: the time of the model, of the worker, or both.
+TRACE_MODULE_MODEL = Value(summary="the model's forward passes", value=("model",))
+TRACE_MODULE_WORKER = Value(summary="the worker's steps, from call to result", value=("worker",))
+TRACE_MODULE_ALL = Value(summary="both", value=("model", "worker"))
+
+# What is left of choices which earlier generations had. `value` is its name.
+PREEMPTION_RECOMPUTE = Value(summary="preempted requests are recomputed", value="recompute")
+PREEMPTION_SWAP = Value(
+    summary="the KV cache of preempted requests is swapped to host memory and back", value="swap"
+)
+ACCEPTANCE_REJECTION_SAMPLER = Value(summary="rejection sampling", value="rejection_sampler")
