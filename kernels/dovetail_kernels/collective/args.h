@@ -4,10 +4,11 @@
 #include "isa.h"
 
 constexpr int kMaxRanks = 64;
+constexpr int kHeaderBytes = 12288;  // of the segment, before the slots
 
 // What a process knows of its group, kept from call to call.
 struct RanksState {
-  void* memory;        // the segment that all ranks have mapped (see segment.h)
+  void* memory;        // the segment that all ranks have mapped (see segment.h); null: no more
   int64_t rank, size;
   int64_t slot_bytes;  // a multiple of 64
   int64_t timeout_ns;  // how long one wait may last

@@ -268,9 +268,8 @@ DT_KERNEL(all_to_all, AllToAllArgs) {
 }
 
 // Tells the others that this rank makes no more calls.
-DT_KERNEL(leave_ranks, CollectiveArgs) {
-  RanksState& state = *args.ranks;
-  Line& own = segment(state).lines[state.rank];
+DT_KERNEL(leave_ranks, RanksState) {
+  Line& own = segment(args).lines[args.rank];
   __atomic_store_n(&own.has_left, 1, __ATOMIC_SEQ_CST);
   wake(&own.published);
   return 0;

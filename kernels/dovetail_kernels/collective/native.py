@@ -22,7 +22,7 @@ from dovetail_kernels.cpu.library import Kernel, Library, library, missing_reaso
 MAX_RANKS = 64
 SLOTS = 4
 HEADER_BYTES = 12288
-"""Of the segment, before the slots; see segment.h."""
+"""Of the segment, before the slots; see args.h."""
 PAGE_BYTES = 4096
 DEFAULT_SPIN_US = 50
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -129,9 +129,10 @@ class SharedMemoryRanks:
         self._args = CollectiveArgs(ranks=state)
         self._reference = ctypes.byref(self._args)
         self._all_to_all_args = AllToAllArgs(ranks=state)
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "leave_ranks")
-        self._kernels = {name: native.kernel(name, CollectiveArgs) for name in names}
-        self._all_to_all = native.kernel("all_to_all", AllToAllArgs)
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+        self._kernels = {name: native.kernel(name, CollectiveArgs, self._fault) for name in names}
+        self._leave = native.kernel("leave_ranks", RanksState)
+        self._all_to_all = native.kernel("all_to_all", AllToAllArgs, self._fault)
 
     def _watch(self, pids: Sequence[int]) -> None:
         """Hold on to the other processes, so that their end is seen though ids are reused."""
@@ -225,7 +226,7 @@ class SharedMemoryRanks:
         if not self._is_open:
             return
         self._is_open = False
-        self._kernels["leave_ranks"](self._reference)
+        self._leave(ctypes.byref(self._state))
         for descriptor in self._state.pidfds:
             if descriptor >= 0:
                 os.close(descriptor)

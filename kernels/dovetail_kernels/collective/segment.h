@@ -36,15 +36,16 @@ struct alignas(128) Line {
 struct Segment {
   alignas(128) uint32_t broken;  // the first fault of any rank: its kind and whose it is
   Line lines[kMaxRanks];
-  alignas(4096) char slots[1];  // [size, kSlots, slot_bytes]
-};
+};  // slots follow, [size, kSlots, slot_bytes]
+static_assert(sizeof(Segment) <= kHeaderBytes, "the slots would begin within the lines");
 
 enum Fault { kNone, kLate, kGone, kLeft, kDiffers };
 
 DT_INLINE Segment& segment(const RanksState& state) { return *static_cast<Segment*>(state.memory); }
 
 DT_INLINE char* slot_of(const RanksState& state, int64_t rank, uint32_t number) {
-  return segment(state).slots + (rank * kSlots + number % kSlots) * state.slot_bytes;
+  char* slots = static_cast<char*>(state.memory) + kHeaderBytes;
+  return slots + (rank * kSlots + number % kSlots) * state.slot_bytes;
 }
 
 DT_INLINE int64_t clock_ns() {
@@ -92,7 +93,9 @@ inline bool fail(RanksState& state, Fault fault, int64_t rank) {
   return false;
 }
 
+// Whether calls fail from now on: after a fault of any rank, and when this one has left.
 DT_INLINE bool has_broken(RanksState& state) {
+  if (!state.memory) state.fault = kLeft, state.fault_rank = static_cast<int32_t>(state.rank);
   if (!state.fault && !__atomic_load_n(&segment(state).broken, __ATOMIC_RELAXED)) return false;
   if (!state.fault) fail(state, kNone, 0);
   return true;
