@@ -25,6 +25,8 @@ HEADER_BYTES = 12288
 """Of the segment, before the slots; see args.h."""
 PAGE_BYTES = 4096
 DEFAULT_SPIN_US = 50
+ONE_SHOT_BYTES = 1 << 15
+"""Larger tensors are added up part by part; see cpu.cpp."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CALLS = {1: "all_reduce", 2: "reduce_scatter", 3: "all_gather", 4: "broadcast", 5: "all_to_all"}
 LATE, GONE, LEFT, DIFFERS = 1, 2, 3, 4
@@ -39,8 +41,11 @@ class RanksState(ctypes.Structure):
         ("rank", _int64),
         ("size", _int64),
         ("slot_bytes", _int64),
+        ("one_shot_bytes", _int64),
         ("timeout_ns", _int64),
         ("spin_ns", _int64),
+        ("spin_now_ns", _int64),
+        ("waits", _int64),
         ("own_tag", ctypes.c_uint64),
         ("other_tag", ctypes.c_uint64),
         ("published", ctypes.c_uint32),
@@ -82,7 +87,7 @@ class SharedMemoryRanks:
     All ranks make the same calls in the same order, on tensors of the same shape and dtype.
     `capacity_bytes` is the memory of a rank; larger tensors go through it in chunks. `timeout_s` is
     how long a rank waits for another, when they meet and in every call; `spin_us` how long it does
-    so awake (None: not at all when there are more ranks than processors).
+    so awake at most (None: not at all when there are more ranks than processors).
 
     Making one blocks until all ranks have come. Raises: OSError without the native library,
     RankError when ranks do not come
@@ -115,8 +120,10 @@ class SharedMemoryRanks:
             rank=rank,
             size=size,
             slot_bytes=slot_bytes,
+            one_shot_bytes=ONE_SHOT_BYTES,
             timeout_ns=int(timeout_s * 1e9),
             spin_ns=1000 * _spin_us(spin_us, size),
+            spin_now_ns=1000 * _spin_us(spin_us, size),
             pids=(_int32 * MAX_RANKS)(*pids),
             pidfds=(_int32 * MAX_RANKS)(*([-1] * MAX_RANKS)),
         )

@@ -25,6 +25,7 @@ namespace DT_ISA {
 
 constexpr int kSlots = 4;
 constexpr int64_t kLookNs = 20 * 1000 * 1000;  // so often a waiting rank looks after the others
+constexpr int64_t kTries = 32;  // one wait of this many is awake as long as it may
 
 struct alignas(128) Line {
   uint32_t published;
@@ -148,15 +149,24 @@ inline bool sleep_for(RanksState& state, Line& line, uint32_t number, int64_t st
 }
 
 // Waits for publication `number` of a rank. Returns false, and notes why, when it will not come.
+//
+// Staying awake helps where the other rank runs on another core, and takes its time away where both
+// share one: a wait that was awake in vain makes the next ones shorter, one that was not restores
+// them, and now and then one tries the whole time.
 DT_INLINE bool wait_for(RanksState& state, int64_t rank, uint32_t number) {
   Line& line = segment(state).lines[rank];
   if (has_published(line, number)) return true;
   const int64_t start = clock_ns();
-  while (state.spin_ns && clock_ns() < start + state.spin_ns)
-    for (int i = 0; i < 32; ++i) {
-      if (has_published(line, number)) return true;
+  const int64_t spin = ++state.waits % kTries ? state.spin_now_ns : state.spin_ns;
+  while (spin && clock_ns() < start + spin)
+    for (int i = 0; i < 16; ++i) {
+      if (has_published(line, number)) {
+        state.spin_now_ns = state.spin_ns;
+        return true;
+      }
       relax();
     }
+  state.spin_now_ns = spin / 2;
   return sleep_for(state, line, number, start);
 }
 
