@@ -42,7 +42,7 @@ Call = Callable[[torch.Tensor], object]
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told."""
+    """The boot message of a rank."""
 
     rank: int
     size: int
@@ -88,7 +88,7 @@ def _measure_all(ranks: SharedMemoryRanks, boot: Boot) -> None:
             floor = moved * _copy_us(x)
             bar = ""
             if name == "all_reduce" and num_bytes in BARS and boot.size == 2:
-                bar = "within the bar" if ours <= BAR * gloo else "OVER THE BAR"
+                bar = "  within the bar" if ours <= BAR * gloo else "  OVER THE BAR"
             numbers = (f"{ours:.1f}", f"{gloo:.1f}", f"{ours / gloo:.2f}", f"{floor:.1f}")
             _print(boot, name, num_bytes, *numbers, bar)
 
@@ -97,8 +97,9 @@ def _ways(name: str, ranks: SharedMemoryRanks, x: torch.Tensor) -> tuple[Call, C
     """Return a collective by shared memory and by gloo."""
     if name == "all_reduce":
         return ranks.all_reduce, dist.all_reduce
-    pieces = [torch.empty_like(x) for _ in range(ranks.size)]
-    return ranks.all_gather, lambda x: dist.all_gather(pieces, x)
+    out = torch.empty((ranks.size, *x.shape), dtype=x.dtype)
+    pieces = list(torch.empty_like(out))
+    return lambda x: ranks.all_gather(x, out), lambda x: dist.all_gather(pieces, x)
 
 
 def _medians(ways: Sequence[Call], x: torch.Tensor) -> list[float]:

@@ -87,7 +87,9 @@ def check_case(ranks: SharedMemoryRanks, case: GroupCase) -> list[str]:
     rank, size = ranks.rank, ranks.size
     found: dict[str, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
     xs = case.tensors(size)
-    found["all_gather"] = [ranks.all_gather(xs[rank])], [reference.all_gather(xs)]
+    gathered = reference.all_gather(xs)
+    again = ranks.all_gather(xs[rank], out=torch.zeros_like(gathered))
+    found["all_gather"] = [ranks.all_gather(xs[rank]), again], [gathered] * 2
     root = case.seed % size
     found["broadcast"] = [ranks.broadcast(case.tensors(size)[rank], root)], [xs[root]]
     if case.dtype in DTYPES:

@@ -89,6 +89,9 @@ class SharedMemoryRanks:
     how long a rank waits for another, when they meet and in every call; `spin_us` how long it does
     so awake at most (None: not at all when there are more ranks than processors).
 
+    After an error the tensors of that call hold anything and the group is of no more use. Handlers
+    of signals in Python run when a call has returned.
+
     Making one blocks until all ranks have come. Raises: OSError without the native library,
     RankError when ranks do not come
     """
@@ -171,10 +174,16 @@ class SharedMemoryRanks:
         self._call("reduce_scatter", flat, out, out.numel(), _dtype_code(x))
         return out
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the x of all ranks, of any dtype. Shapes: x -> [R, *x.shape]"""
-        flat = _flat(x)
-        out = torch.empty((self.size, *x.shape), dtype=x.dtype)
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the x of all ranks, of any dtype, in `out` if there is one, else in new memory.
+
+        Shapes: x -> [R, *x.shape]. Mutates: out
+        """
+        flat, shape = _flat(x), (self.size, *x.shape)
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype)
+        elif out.shape != shape or out.dtype != x.dtype or not out.is_contiguous():
+            raise ValueError(f"out must be {list(shape)} of {x.dtype} without gaps")
         self._call("all_gather", flat, out, flat.nbytes, 0)
         return out
 
@@ -212,15 +221,13 @@ class SharedMemoryRanks:
         self, pieces: list[torch.Tensor], received: list[torch.Tensor], largest: int
     ) -> None:
         args = self._all_to_all_args
-        lists = [
-            (_pointer * self.size)(*(piece.data_ptr() for piece in pieces)),
-            (_pointer * self.size)(*(piece.data_ptr() for piece in received)),
-            (_int64 * self.size)(*(piece.nbytes for piece in pieces)),
-            (_int64 * self.size)(*(piece.nbytes for piece in received)),
-        ]
-        args.pieces, args.received, args.piece_bytes, args.received_bytes = map(
-            ctypes.addressof, lists
-        )
+        to = (_pointer * self.size)(*(piece.data_ptr() for piece in pieces))
+        back = (_pointer * self.size)(*(piece.data_ptr() for piece in received))
+        to_bytes = (_int64 * self.size)(*(piece.nbytes for piece in pieces))
+        back_bytes = (_int64 * self.size)(*(piece.nbytes for piece in received))
+        args.pieces, args.received = ctypes.addressof(to), ctypes.addressof(back)
+        args.piece_bytes = ctypes.addressof(to_bytes)
+        args.received_bytes = ctypes.addressof(back_bytes)
         args.largest = largest
         self._run(self._all_to_all, ctypes.byref(args))
 
