@@ -1,7 +1,7 @@
 """Time of collectives between ranks of this machine: shared memory beside gloo, in one run.
 
 Every rank is a process; blocks of calls of the two ways take turns. A line shows the median of rank
-0's calls, their ratio, and what the fastest tenth of the calls takes at most: on a busy machine that
+0's calls, their ratio, and what the fastest tenth of the calls takes: on a busy machine that
 is nearer to what a quiet one gives. The floor is what a rank must take from the others, twice
 (R - 1) / R of the bytes for an all-reduce and R - 1 times the bytes for an all-gather, at the speed
 at which one thread copies as much within its caches. Bar: at most half of gloo's time for an
