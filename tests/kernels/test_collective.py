@@ -211,7 +211,7 @@ def meet_in_threads(*places: meeting.Place) -> list[RankError]:
 
 
 def place(name: str, rank: int, size: int, num_bytes: int = 4096) -> meeting.Place:
-    return meeting.Place(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=1.0)
+    return meeting.Place(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=5.0)
 
 
 def test_ranks_of_other_settings_are_refused(name: str) -> None:
@@ -244,13 +244,14 @@ def test_a_rank_that_ends_while_they_meet_is_named(name: str) -> None:
 # -------------------------------------------------------------------- ranks that fail: the last
 
 
-def unix_sockets() -> int:
+def is_listed(name: str) -> bool:
+    """Return whether the system still knows the address that ranks meet at."""
     path = Path("/proc/net/unix")
-    return path.read_text().count("dovetail-ranks") if path.exists() else 0
+    return path.exists() and meeting._address(name).strip("\0") in path.read_text()
 
 
 def test_a_stopped_rank_is_named_after_the_timeout(processes: Ranks, name: str) -> None:
-    join(processes, 4, name, timeout_s=0.4)
+    join(processes, 4, name, timeout_s=1.0)
     processes.children[3].send_signal(signal.SIGSTOP)
     try:
         processes.tell(range(3), do="sum", count=1000)
@@ -258,9 +259,9 @@ def test_a_stopped_rank_is_named_after_the_timeout(processes: Ranks, name: str) 
     finally:
         processes.children[3].send_signal(signal.SIGCONT)
     assert [fault["rank"] for fault in faults] == [3, 3, 3]
-    assert all(0.3 < fault["seconds"] < 2.0 for fault in faults)
+    assert all(0.9 < fault["seconds"] < 5.0 for fault in faults)
     assert any(
-        "did not come within 0.4 s to a call of all ranks. It is stopped." in f["text"]
+        "did not come within 1 s to a call of all ranks. It is stopped." in f["text"]
         for f in faults
     )
     (late,) = processes.ask(4, do="sum", count=1000)[3:]
@@ -277,8 +278,7 @@ def test_a_killed_rank_is_named_at_once(processes: Ranks, name: str, killed: int
     start_s = time.monotonic()
     processes.children[killed].send_signal(signal.SIGKILL)
     faults = processes.answers(others)
-    assert time.monotonic() - start_s < 2.0
+    assert time.monotonic() - start_s < TIMEOUT_S / 4
     assert [fault["rank"] for fault in faults] == [killed] * (size - 1)
     assert all("has ended: it was killed or failed" in fault["text"] for fault in faults)
-    assert unix_sockets() == 0
-    assert not list(Path("/dev/shm").glob("*dovetail*"))
+    assert not is_listed(name), "what they met at is gone"
