@@ -221,11 +221,10 @@ def test_ranks_of_other_settings_are_refused(name: str) -> None:
 
 
 def test_two_launches_under_one_name_are_refused(name: str) -> None:
-    with (
-        meeting._listening(place(name, 0, 2)),
-        pytest.raises(RankError, match="it is in use: another group meets under it"),
-    ):
-        meeting.meet(place(name, 0, 2))
+    with meeting._listening(place(name, 0, 2)):
+        assert is_listed(name) == Path("/proc/net/unix").exists()
+        with pytest.raises(RankError, match="it is in use: another group meets under it"):
+            meeting.meet(place(name, 0, 2))
     errors = meet_in_threads(place(name, 0, 3), place(name, 1, 3), place(name, 1, 3))
     assert len(errors) == 3
     assert {str(error) for error in errors} == {"two processes say that they are rank 1"}

@@ -170,7 +170,7 @@ class SharedMemoryRanks:
         if x.dim() == 0 or x.shape[0] != self.size:
             raise ValueError(f"x is {list(x.shape)}: its first size must be {self.size}, the ranks")
         flat = _flat(x)
-        out = torch.empty(x.shape[1:], dtype=x.dtype)
+        out = torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
         self._call("reduce_scatter", flat, out, out.numel(), _dtype_code(x))
         return out
 
@@ -181,7 +181,7 @@ class SharedMemoryRanks:
         """
         flat, shape = _flat(x), (self.size, *x.shape)
         if out is None:
-            out = torch.empty(shape, dtype=x.dtype)
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
         elif out.shape != shape or out.dtype != x.dtype or not out.is_contiguous():
             raise ValueError(f"out must be {list(shape)} of {x.dtype} without gaps")
         self._call("all_gather", flat, out, flat.nbytes, 0)
@@ -208,9 +208,10 @@ class SharedMemoryRanks:
             p.dim() == 0 or p.shape[1:] != first.shape[1:] or p.dtype != first.dtype for p in flats
         ):
             raise ValueError("the pieces must have one dtype and, but for the first, one size")
-        lengths = self.all_gather(torch.tensor([p.shape[0] for p in flats])).tolist()
+        own = torch.tensor([p.shape[0] for p in flats], device=first.device)
+        lengths = self.all_gather(own).tolist()
         received = [
-            torch.empty((lengths[rank][self.rank], *first.shape[1:]), dtype=first.dtype)
+            first.new_empty((lengths[rank][self.rank], *first.shape[1:]))
             for rank in range(self.size)
         ]
         row_bytes = math.prod(first.shape[1:]) * first.itemsize
