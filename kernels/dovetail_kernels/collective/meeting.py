@@ -104,15 +104,17 @@ def _listening(place: Place) -> Iterator[socket.socket]:
 
 def _new_memory(num_bytes: int) -> int:
     """Return a descriptor of memory without a name. Raises: OSError when there is not enough."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("dovetail-ranks", os.MFD_CLOEXEC)
+    make = getattr(os, "memfd_create", None)  # on Linux, and not in every build of Python there
+    if make is not None:
+        descriptor = make("dovetail-ranks")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     try:
         os.ftruncate(descriptor, num_bytes)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, num_bytes)  # fails now instead of killing us later
+        reserve = getattr(os, "posix_fallocate", None)
+        if reserve is not None:
+            reserve(descriptor, 0, num_bytes)  # fails now instead of killing us later
     except OSError:
         os.close(descriptor)
         raise

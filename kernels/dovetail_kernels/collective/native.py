@@ -9,7 +9,6 @@ import ctypes
 import math
 import mmap
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -146,13 +145,14 @@ class SharedMemoryRanks:
 
     def _watch(self, pids: Sequence[int]) -> None:
         """Hold on to the other processes, so that their end is seen though ids are reused."""
-        if sys.platform != "linux":
+        pidfd_open = getattr(os, "pidfd_open", None)  # Linux 5.3, Python built there or later
+        if pidfd_open is None:
             return
         for rank, pid in enumerate(pids):
             if pid == os.getpid():
                 continue
             try:
-                self._state.pidfds[rank] = os.pidfd_open(pid)
+                self._state.pidfds[rank] = pidfd_open(pid)
             except ProcessLookupError as error:
                 self.close()
                 raise RankError(f"rank {rank} (process {pid}) has ended", rank) from error
