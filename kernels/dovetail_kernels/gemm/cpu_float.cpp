@@ -5,6 +5,7 @@
 // panel, it becomes float once, into the first-level cache. Both ways give the same bits.
 // Work: M*N*K multiply-adds; bytes: the packed weight once for every kBlockRows rows.
 
+#include "gemm/bfloat16_weights.h"
 #include "gemm/float_weights.h"
 
 using namespace dt;
@@ -12,16 +13,25 @@ using namespace dt::DT_ISA;
 
 namespace {
 
-constexpr int64_t kDepth = kBeside == 1 ? 128 : 64;  // inputs of a panel that few tiles multiply at once
+constexpr int64_t kDepth = 128;  // inputs of a panel that few tiles multiply at once
+constexpr int64_t kTileDepth = kBeside == 1 ? 128 : 64;  // the same of one tile
 constexpr int64_t kWideDepth = kBeside == 1 ? 128 : 256;  // the same of many, and of those held as floats
 constexpr int64_t kWide = (kWideDepth + 16) * kPanel;  // floats of a panel's piece, and of a raw load more
 #if defined(__AVX512F__)
 constexpr int64_t kExpandTiles = 3;  // from so many tiles on, a panel of 16 bits is made float once
 constexpr int64_t kStreamRows = 8;   // up to so many rows, a panel is read as one stream
 #elif defined(__AVX2__)
-constexpr int64_t kExpandTiles = 4, kStreamRows = 0;
+constexpr int64_t kExpandTiles = 5, kStreamRows = 0;
 #else
 constexpr int64_t kExpandTiles = 2, kStreamRows = 0;
+#endif
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr bool kHasStrips = true;  // of two to four vectors, by the number of rows
+constexpr int kRawsAtOnce = 2;
+#else
+constexpr bool kHasStrips = false;
+constexpr int kRawsAtOnce = 1;
 #endif
 
 // How each format's panel is laid out and read. `step` inputs lie together: raw() loads them, and
@@ -40,12 +50,11 @@ struct Float32 {
   DT_INLINE Float32(const GemmArgs& args, int64_t panel)
       : at(static_cast<const float*>(args.weight) + panel * args.in_size * kPanel) {}
   DT_INLINE Float32 next(const GemmArgs&, int64_t, int) const { return *this; }
-  struct Raw { Vec w[2]; };
-  DT_INLINE Raw raw(int64_t k) const {
-    return {{load(at + k * kPanel), load(at + k * kPanel + kLanes)}};
-  }
+  using Raw = const float*;
+  DT_INLINE Raw raw(int64_t k) const { return at + k * kPanel; }
+  DT_INLINE Raw after(Raw raw) const { return raw + kPanel; }
   DT_INLINE Scale scale(int64_t) const { return {}; }
-  template <int s> DT_INLINE Vec get(const Raw& raw, const Scale&, int j) const { return raw.w[j]; }
+  template <int s> DT_INLINE Vec get(Raw raw, const Scale&, int j) const { return load(raw + j * kLanes); }
 };
 
 // Floats of 16 bits, T holding the inputs that lie together; panels are interleaved.
@@ -64,35 +73,41 @@ struct Halves {
     at = static_cast<const T*>(args.weight) + lies.first * kPanel;
     stride = lies.stride * kPanel / step;
   }
-  DT_INLINE const T* unit(int64_t k) const { return at + k * stride; }
+  using Raw = const T*;
+  DT_INLINE Raw raw(int64_t k) const { return at + k * stride; }
+  DT_INLINE Raw after(Raw raw) const { return raw + stride * step; }
   DT_INLINE Scale scale(int64_t) const { return {}; }
 };
 
 struct Float16 : Halves<f16, 1> {
   using Halves::Halves;
   DT_INLINE Float16 next(const GemmArgs&, int64_t, int p) const { return {at + p * kPanel, stride}; }
-  using Raw = Float32::Raw;
-  DT_INLINE Raw raw(int64_t k) const { return {{load_f16(unit(k)), load_f16(unit(k) + kLanes)}}; }
-  template <int s> DT_INLINE Vec get(const Raw& raw, const Scale&, int j) const { return raw.w[j]; }
+  template <int s> DT_INLINE Vec get(Raw raw, const Scale&, int j) const { return load_f16(raw + j * kLanes); }
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// An input's columns lie as bfloat16_weights.h says.
+struct Bfloat16 : Halves<bf16, 1> {
+  using Halves::Halves;
+  DT_INLINE Bfloat16 next(const GemmArgs&, int64_t, int p) const { return {at + p * kPanel, stride}; }
+  template <int s> DT_INLINE Vec get(Raw raw, const Scale&, int j) const {
+    const bf16* from = raw + j / 2 * kPanel;
+    return j % 2 ? unpack_bf16<1>(from) : unpack_bf16<0>(from);
+  }
+};
+#else
 // Two inputs share a 32-bit lane, the even one in its lower half; an odd last input has a zero
 // beside it.
 struct Bfloat16 : Halves<uint32_t, 2> {
   using Halves::Halves;
   DT_INLINE Bfloat16 next(const GemmArgs&, int64_t, int p) const { return {at + p * kPanel, stride}; }
-  struct Raw { const uint32_t* pairs; };
-  DT_INLINE Raw raw(int64_t k) const { return {unit(k)}; }
-  template <int s> DT_INLINE Vec get(const Raw& raw, const Scale&, int j) const {
-    const uint32_t* from = raw.pairs + j * kLanes;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    asm volatile("" : "+r"(from));  // load pairs twice: registers are for the sums
-#endif
-    const IVec pairs = iload(from);
+  template <int s> DT_INLINE Vec get(Raw raw, const Scale&, int j) const {
+    const IVec pairs = iload(raw + j * kLanes);
     if constexpr (s == 0) return as_float(shift_left<16>(pairs));
     return as_float(iand(pairs, iset1(static_cast<int32_t>(0xffff0000))));
   }
 };
+#endif
 
 // Values in groups: a weight is value * scale + what is added, rounded once. Groups are multiples of
 // `step` inputs.
@@ -116,73 +131,98 @@ struct Scaled {
   }
 };
 
-// A weight that prefetches what is read next while it is multiplied; a unit is an input.
-template <class Weight>
-struct Prefetching : Weight {
-  Prefetch prefetch;
-  DT_INLINE Prefetching(const Weight& weight, Prefetch prefetch) : Weight(weight), prefetch(prefetch) {}
-  DT_INLINE typename Weight::Raw raw(int64_t k) const {
-    prefetch.unit(k);
-    return Weight::raw(k);
-  }
-};
-
-// sums[j] += x w[j]. On AVX2 a tile has all sixteen registers: any order but this makes the compiler keep
-// sums in memory.
-DT_INLINE void add_row(const float* x, Vec w0, Vec w1, Vec (&sums)[2]) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  Vec all;
-  asm volatile(
-      "vbroadcastss %[x], %[all]\n\t"
-      "vfmadd231ps %[all], %[w0], %[s0]\n\t"
-      "vfmadd231ps %[all], %[w1], %[s1]"
-      : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [all] "=&x"(all)
-      : [w0] "x"(w0), [w1] "x"(w1), [x] "m"(*x));
-#else
-  const Vec all = set1(*x);
-  sums[0] = fma(all, w0, sums[0]);
-  sums[1] = fma(all, w1, sums[1]);
-#endif
-}
-
-// Adds the products of inputs s .. of one raw load; a holds their activations, R apart.
-template <int R, class Weight, int s = 0>
-DT_INLINE void add_products(const float* a, const Weight& weight, const typename Weight::Raw& raw,
-                            const typename Weight::Scale& scale, Vec (&sums)[R][2]) {
-  const Vec w0 = weight.template get<s>(raw, scale, 0), w1 = weight.template get<s>(raw, scale, 1);
-  if constexpr (R == 1) {  // several panels share the row's input
-    const Vec x = set1(*a);
-    sums[0][0] = fma(x, w0, sums[0][0]);
-    sums[0][1] = fma(x, w1, sums[0][1]);
-  } else {
-    repeat<R>([&](auto i) __attribute__((always_inline)) { add_row(a + i.value, w0, w1, sums[i.value]); });
-  }
-  if constexpr (s + 1 < Weight::step)
-    add_products<R, Weight, s + 1>(a + R, weight, raw, scale, sums);
-}
-
-// c[R, kPanel] (+)= a[k, R]^T w[k, kPanel] over `inputs` inputs from k0 on; a starts at k0.
-template <int R, class Weight>
-DT_INLINE void tile(const float* a, const Weight& weight, int64_t k0, int64_t inputs, float* c,
-                    bool adds) {
-  constexpr int step = Weight::step;
-  Vec sums[R][2];
+// sums[i][j] += a[i] w[j].
+template <int R, int V>
+DT_INLINE void add_rows(const float* a, const Vec (&w)[V], Vec (&sums)[R][V]) {
   repeat<R>([&](auto i) __attribute__((always_inline)) {
-    const float* from = c + i.value * kPanel;
-    sums[i.value][0] = adds ? load(from) : zero();
-    sums[i.value][1] = adds ? load(from + kLanes) : zero();
+    const Vec x = set1(a[i.value]);
+    repeat<V>([&](auto j) __attribute__((always_inline)) {
+      sums[i.value][j.value] = fma(x, w[j.value], sums[i.value][j.value]);
+    });
+  });
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// A tile has all sixteen registers; of anything but one statement the compiler keeps sums in memory.
+#define DT_ROW2(row, s0, s1)                                                                        \
+  "vbroadcastss 4*" #row "(%[a]), %[x]\n\tvfmadd231ps %[w0], %[x], %" #s0 "\n\tvfmadd231ps %[w1], %[x], %" #s1 "\n\t"
+#define DT_ROW3(row, s0, s1, s2) DT_ROW2(row, s0, s1) "vfmadd231ps %[w2], %[x], %" #s2 "\n\t"
+#define DT_SUMS2(row) "+x"(sums[row][0]), "+x"(sums[row][1])
+#define DT_SUMS3(row) DT_SUMS2(row), "+x"(sums[row][2])
+#define DT_INPUTS(rows)                                                                             \
+  [a] "r"(a), "m"(*reinterpret_cast<const float(*)[rows]>(a)), [w0] "x"(w[0]), [w1] "x"(w[1])
+
+#define DT_ADD_ROWS(R, V, text, outputs, inputs)                                                    \
+  template <> DT_INLINE void add_rows<R, V>(const float* a, const Vec (&w)[V], Vec (&sums)[R][V]) { \
+    Vec x;                                                                                          \
+    asm volatile(text : outputs, [x] "=&x"(x) : inputs);                                            \
+  }
+#define DT_AND ,
+DT_ADD_ROWS(4, 2, DT_ROW2(0, 0, 1) DT_ROW2(1, 2, 3) DT_ROW2(2, 4, 5) DT_ROW2(3, 6, 7),
+            DT_SUMS2(0) DT_AND DT_SUMS2(1) DT_AND DT_SUMS2(2) DT_AND DT_SUMS2(3), DT_INPUTS(4))
+DT_ADD_ROWS(5, 2, DT_ROW2(0, 0, 1) DT_ROW2(1, 2, 3) DT_ROW2(2, 4, 5) DT_ROW2(3, 6, 7) DT_ROW2(4, 8, 9),
+            DT_SUMS2(0) DT_AND DT_SUMS2(1) DT_AND DT_SUMS2(2) DT_AND DT_SUMS2(3) DT_AND DT_SUMS2(4), DT_INPUTS(5))
+DT_ADD_ROWS(6, 2, DT_ROW2(0, 0, 1) DT_ROW2(1, 2, 3) DT_ROW2(2, 4, 5) DT_ROW2(3, 6, 7) DT_ROW2(4, 8, 9) DT_ROW2(5, 10, 11),
+            DT_SUMS2(0) DT_AND DT_SUMS2(1) DT_AND DT_SUMS2(2) DT_AND DT_SUMS2(3) DT_AND DT_SUMS2(4) DT_AND DT_SUMS2(5), DT_INPUTS(6))
+DT_ADD_ROWS(3, 3, DT_ROW3(0, 0, 1, 2) DT_ROW3(1, 3, 4, 5) DT_ROW3(2, 6, 7, 8),
+            DT_SUMS3(0) DT_AND DT_SUMS3(1) DT_AND DT_SUMS3(2), DT_INPUTS(3) DT_AND [w2] "x"(w[2]))
+DT_ADD_ROWS(4, 3, DT_ROW3(0, 0, 1, 2) DT_ROW3(1, 3, 4, 5) DT_ROW3(2, 6, 7, 8) DT_ROW3(3, 9, 10, 11),
+            DT_SUMS3(0) DT_AND DT_SUMS3(1) DT_AND DT_SUMS3(2) DT_AND DT_SUMS3(3), DT_INPUTS(4) DT_AND [w2] "x"(w[2]))
+#endif
+
+// Adds the products of inputs s .. of one raw load and vectors `first` .. of it; a holds their activations,
+// R apart.
+template <int R, int V, int first, class Weight, int s = 0>
+DT_INLINE void add_products(const float* a, const Weight& weight, const typename Weight::Raw& raw,
+                            const typename Weight::Scale& scale, Vec (&sums)[R][V]) {
+  Vec w[V];
+  repeat<V>([&](auto j) __attribute__((always_inline)) {
+    w[j.value] = weight.template get<s>(raw, scale, first + j.value);
+  });
+  add_rows<R, V>(a, w, sums);
+  if constexpr (s + 1 < Weight::step)
+    add_products<R, V, first, Weight, s + 1>(a + R, weight, raw, scale, sums);
+}
+
+// The sums of a row and a vector of the panels that a block multiplies at once.
+DT_INLINE float* sums_at(float* c, int row, int vector) {
+  return c + vector / 2 * kBlockRows * kPanel + row * kPanel + vector % 2 * kLanes;
+}
+
+// R rows by V vectors of columns, from `first` on, of panels that lie side by side: (+)= a[k, R]^T w[k, V]
+// over `inputs` inputs from k0 on; a starts at k0.
+template <int R, int V, int first, class Weight>
+DT_INLINE void tile(const float* a, const Weight& weight, const Prefetch& prefetch, int64_t k0, int64_t inputs,
+                    float* c, bool adds) {
+  constexpr int step = Weight::step, some = step * kRawsAtOnce;
+  Vec sums[R][V];
+  repeat<R>([&](auto i) __attribute__((always_inline)) {
+    repeat<V>([&](auto j) __attribute__((always_inline)) {
+      sums[i.value][j.value] = adds ? load(sums_at(c, i.value, first + j.value)) : zero();
+    });
   });
   int64_t k = 0;
-  for (; k + step <= inputs; k += step, a += R * step)
-    add_products<R, Weight>(a, weight, weight.raw(k0 + k), {}, sums);
+  auto raw = weight.raw(k0);
+  for (; k + some <= inputs; k += some) {
+    repeat<kRawsAtOnce>([&](auto r) __attribute__((always_inline)) {
+      prefetch.unit(k + r.value * step);
+      add_products<R, V, first, Weight>(a, weight, raw, {}, sums);
+      a += R * step;
+      raw = weight.after(raw);
+    });
+  }
+  if constexpr (kRawsAtOnce > 1)
+    for (; k + step <= inputs; k += step, a += R * step, raw = weight.after(raw))
+      add_products<R, V, first, Weight>(a, weight, raw, {}, sums);
   if (step > 1 && k < inputs) {  // the last inputs of a raw load, zeros beside them
     float padded[R * step] = {};
     for (int64_t i = 0; i < (inputs - k) * R; ++i) padded[i] = a[i];
-    add_products<R, Weight>(padded, weight, weight.raw(k0 + k), {}, sums);
+    add_products<R, V, first, Weight>(padded, weight, raw, {}, sums);
   }
   repeat<R>([&](auto i) __attribute__((always_inline)) {
-    store(c + i.value * kPanel, sums[i.value][0]);
-    store(c + i.value * kPanel + kLanes, sums[i.value][1]);
+    repeat<V>([&](auto j) __attribute__((always_inline)) {
+      store(sums_at(c, i.value, first + j.value), sums[i.value][j.value]);
+    });
   });
 }
 
@@ -201,8 +241,13 @@ DT_INLINE void row(const GemmArgs& args, const float* x, int64_t panel, float* c
     const auto add_at = [&](const float* from) __attribute__((always_inline)) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p)
-        add_products<1, Weight>(from, weights.at[p], weights.at[p].raw(k), scales[p], sums[p]);
+        add_products<1, 2, 0, Weight>(from, weights.at[p], weights.at[p].raw(k), scales[p], sums[p]);
     };
+    for (; k + 2 * step <= stop; k += step) {  // two raw loads a turn: the loop's own work is half
+      add_at(x + k);
+      k += step;
+      add_at(x + k);
+    }
     for (; k + step <= stop; k += step) add_at(x + k);
     if (step > 1 && k < stop) {
       float padded[step] = {};
@@ -251,58 +296,86 @@ void pack_rows(const GemmArgs& args, int64_t row0, const Tiling& tiling, float* 
   });
 }
 
-// A piece of a panel for all tiles: c[rows, kPanel] (+)= the products of inputs [k0, k0 + inputs), which
-// are those from `from` on in of_tile(t), the weight as tile t reads it.
-template <class OfTile>
-__attribute__((noinline)) void piece_of_tiles(const GemmArgs& args, const Tiling& tiling, const float* a,
-                                              const OfTile& of_tile, int64_t from, int64_t k0,
-                                              int64_t inputs, float* c) {
-  for (int64_t t = 0; t < tiling.count; ++t) {
-    const int64_t first = tiling.first_row(t);
-    with_rows(tiling.rows(t), [&](auto rows) {
-      tile<rows.value>(a + first * args.in_size + k0 * rows.value, of_tile(t), from, inputs,
-                       c + first * kPanel, k0 > 0);
+// What is multiplied at once: a piece of panels, inputs [k0, k0 + inputs) of all rows. `next` is the piece
+// after it; every tile over this one prefetches so much of that, so that memory is not idle meanwhile.
+struct Piece {
+  const Tiling& tiling;
+  const float* a;
+  int64_t in_size, k0, inputs;
+  Prefetch next;
+};
+
+// V vectors of columns from `first` on for all tiles. The piece is that from input `from` on of the weight.
+template <int V, int first, class Weight>
+__attribute__((noinline)) void strip_of_tiles(const Piece& piece, const Weight& weight, int64_t from, float* c,
+                                              int64_t pass) {
+  const Tiling& tiling = piece.tiling;
+  constexpr int most = V == 2 ? kTileRows : 4;
+  const auto tiles = [&](int64_t t, int64_t end) __attribute__((always_inline)) {
+    if (t == end) return;
+    with_rows<most>(tiling.rows(t), [&](auto rows) __attribute__((always_inline)) {
+      constexpr int R = rows.value;
+      const float* a = piece.a + tiling.first_row(t) * piece.in_size + piece.k0 * R;
+      float* to = c + tiling.first_row(t) * kPanel;
+      Prefetch share{piece.next.next + (pass + t) * piece.inputs * piece.next.bytes, piece.next.bytes};
+      for (; t < end; ++t, a += R * piece.in_size, to += R * kPanel, share.next += piece.inputs * share.bytes)
+        tile<R, V, first>(a, weight, share, from, piece.inputs, to, piece.k0 > 0);
     });
+  };
+  tiles(0, tiling.num_large);
+  tiles(tiling.num_large, tiling.count);
+}
+
+// Vectors of columns of a tile: with fewer rows more, so that there are enough sums to hide the latency of a
+// multiply-add. P panels side by side have 2 P.
+template <int P, class Body>
+DT_INLINE void with_width(int rows, const Body& body) {
+  if constexpr (kHasStrips && P == 4) {
+    if (rows == 3 || rows == 4) return body(Constant<3>{});
   }
+  body(Constant<2>{});
+}
+
+// The strips of V vectors that P panels are cut into; the last one may be narrower.
+template <int P, int V, int first = 0, class Body>
+DT_INLINE void each_strip(const Body& body) {
+  constexpr int width = first + V <= 2 * P ? V : 2 * P - first;
+  body(Constant<first>{}, Constant<width>{}, first / V);
+  if constexpr (first + width < 2 * P) each_strip<P, V, first + width>(body);
 }
 
 // P panels for all tiles, some inputs at a time: made float once, or as they are where they are floats
-// or serve few tiles. Each tile prefetches its part of the next piece, so that memory is not idle
-// meanwhile; one panel for few rows is a stream, which the processor sees by itself.
+// or serve few tiles.
 template <int P, class Weight>
 DT_INLINE void panels_of_tiles(const GemmArgs& args, int64_t row0, const Tiling& tiling, const float* a,
                                int64_t panel) {
   auto* wide = static_cast<float*>(scratch(1, kWide * sizeof(float)));
   auto* c = static_cast<float*>(scratch(2, P * kBlockRows * kPanel * sizeof(float)));
   const bool has_few = !Weight::is_scaled && tiling.count < kExpandTiles;
-  const bool is_direct = Weight::is_direct || has_few;
   const bool is_stream = has_few && tiling.count == 1 && tiling.rows(0) <= kStreamRows;
-  const int64_t depth = is_stream ? args.in_size : has_few ? kDepth : kWideDepth;
-  const int64_t bytes = Weight::panel_bytes(args) / args.in_size;  // of an input
+  const int64_t depth = is_stream ? args.in_size : !has_few ? kWideDepth : tiling.count > 1 ? kDepth : kTileDepth;
+  const int64_t bytes = Weight::panel_bytes(args) / args.in_size * P;  // of an input
   const char* next = static_cast<const char*>(args.weight) + panel * Weight::panel_bytes(args);
   for (int64_t k0 = 0; k0 < args.in_size; k0 += depth) {
     const int64_t inputs = args.in_size - k0 < depth ? args.in_size - k0 : depth;
-    next += inputs * bytes * P;
-    for (int p = 0; p < P; ++p) {
-      float* to = c + p * kBlockRows * kPanel;
-      const Prefetch share{next + p * inputs * bytes, bytes};
-      if constexpr (!Weight::is_scaled) {
-        if (is_direct) {
-          const Weight weight(args, panel + p);
-          const auto of_tile = [&](int64_t t) __attribute__((always_inline)) {
-            return Prefetching<Weight>(weight, share.part(inputs, t, tiling.count).from(-k0));
-          };
-          const auto as_it_is = [&](int64_t) __attribute__((always_inline)) { return weight; };
-          if (is_stream) piece_of_tiles(args, tiling, a, as_it_is, k0, k0, inputs, to);
-          else piece_of_tiles(args, tiling, a, of_tile, k0, k0, inputs, to);
-          continue;
-        }
+    next += inputs * bytes;
+    Piece piece{tiling, a, args.in_size, k0, inputs, {next, 0}};
+    if constexpr (!Weight::is_scaled) {
+      if (Weight::is_direct || has_few) {
+        with_width<P>(tiling.rows(0), [&](auto width) {
+          if (!is_stream) piece.next.bytes = divide_up(bytes, tiling.count * divide_up(2 * P, width.value));
+          const Weight weight(args, panel);
+          each_strip<P, width.value>([&](auto first, auto vectors, int64_t strip) {
+            strip_of_tiles<vectors.value, first.value>(piece, weight, k0, c, strip * tiling.count);
+          });
+        });
+        continue;
       }
+    }
+    piece.next.bytes = divide_up(bytes, tiling.count * P);
+    for (int p = 0; p < P; ++p) {
       widen<Weight>(args, panel + p, k0, k0 + inputs, wide);
-      const auto of_tile = [&](int64_t t) __attribute__((always_inline)) {
-        return Prefetching<Float32>(Float32(wide), share.part(inputs, t, tiling.count));
-      };
-      piece_of_tiles(args, tiling, a, of_tile, 0, k0, inputs, to);
+      strip_of_tiles<2, 0>(piece, Float32(wide), 0, c + p * kBlockRows * kPanel, p * tiling.count);
     }
   }
   for (int64_t t = 0; t < tiling.count; ++t)

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "gemm/bfloat16_weights.h"
 #include "gemm/planes.h"
 
 using namespace dt;
@@ -13,9 +14,11 @@ namespace {
 // Where input k of a panel's column lies, in elements of the format (nibbles for 4 bits).
 struct Place {
   int64_t step;        // inputs that lie together in one 32-bit lane
+  bool is_bfloat16 = false;
   int64_t stride = 1;  // of panels that are interleaved
   DT_INLINE int64_t operator()(int64_t k, int column) const {
-    return (k / step * stride * kPanel + column) * step + k % step;
+    const int at = is_bfloat16 ? bfloat16_place(column) : column;
+    return (k / step * stride * kPanel + at) * step + k % step;
   }
 };
 
@@ -25,7 +28,7 @@ DT_INLINE bool is_interleaved(int32_t format) {
 
 DT_INLINE int64_t step_of(int32_t format) {
   switch (format) {
-    case kBfloat16:
+    case kBfloat16: return kBfloat16Step;
     case kBfloat16Bfloat16: return 2;
     case kInt8:
     case kInt8Int8: return kInt8Step;
@@ -45,7 +48,7 @@ DT_INLINE int64_t padded_inputs(int32_t format, int64_t in_size) {
 template <class T>
 void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
   const int64_t step = step_of(args.format), padded = padded_inputs(args.format, args.in_size);
-  Place place{step};
+  Place place{step, args.format == kBfloat16};
   if (is_interleaved(args.format)) {
     const Interleaved lies(panel, num_panels(args.out_size, args.is_gated), padded / step);
     to += lies.first * kPanel * step;
@@ -152,7 +155,7 @@ DT_KERNEL(gemm_rows, RowsArgs) {
     const int64_t panel = args.index[i] / kPanel;
     const int column = static_cast<int>(args.index[i] % kPanel);
     const uint8_t* at = static_cast<const uint8_t*>(args.weight) + panel * bytes;
-    Place place{step};
+    Place place{step, args.format == kBfloat16};
     if (is_interleaved(args.format)) {
       const Interleaved lies(panel, num_panels(args.out_size, false), units);
       at = static_cast<const uint8_t*>(args.weight) + lies.first * (bytes / units);
