@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -101,7 +100,8 @@ class _Body:
         started_s = loop.time()
         left_s = BODY_LIMIT_S + self.num_bytes / LEAST_BYTES_PER_S - self._waited_s
         try:
-            message: Any = await asyncio.wait_for(self._receive(), max(left_s, 0.0))
+            async with asyncio.timeout(max(left_s, 0.0)):
+                message = await self._receive()
         except TimeoutError:
             self.is_too_slow = True
             raise _BodyRefused from None
